@@ -15,11 +15,10 @@ from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, 
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 
-__all__ = ["ONE", "Algebra", "Monomial", "Poly", "Range", "as_constant", "constant", "plus"]
+__all__ = ["ONE", "Algebra", "Monomial", "Poly", "as_constant", "constant", "plus"]
 
 Monomial = tuple[Expr, ...]
 Poly = PolyOver[Expr]
-Range = Interval
 
 
 class Algebra:
@@ -31,7 +30,7 @@ class Algebra:
 
     def __init__(self) -> None:
         self.env: dict[Var, Poly] = {}
-        self.ranges: dict[Var, Range] = {}
+        self.ranges: dict[Var, Interval] = {}
         self._order: dict[Expr, int] = {}
         self._static: dict[Expr, Poly] = {}
         self._free: dict[Expr, frozenset[Var]] = {}
@@ -216,11 +215,11 @@ class Algebra:
             return const(offset)
         return add(total, const(offset)) if offset >= 0 else sub(total, const(-offset))
 
-    def bounds(self, p: Poly) -> Range:
+    def bounds(self, p: Poly) -> Interval:
         """Return inclusive bounds of `p` from the ranges of its atoms."""
         return P.bounds(p, self.atom_range)
 
-    def atom_range(self, a: Expr) -> Range:
+    def atom_range(self, a: Expr) -> Interval:
         """Return inclusive bounds of an atom."""
         if isinstance(a, Var):
             known = self.env.get(a)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relax_tune.ir.codegen.lower.affine import Algebra, Range
+from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.core.expr import TRUE, Load, Op, Var, as_int, free_vars
+from relax_tune.ir.core.intervals import Interval
 from relax_tune.ir.core.stmt import Block, For, If, Let, LoopMarks, Stmt, lower_block, walk, when
 
 COMBINING_KINDS = ("serial", "unrolled", "vectorized")
@@ -43,7 +44,7 @@ def is_tree_reduction(s: For, b: Block) -> bool:
 def note_ranges(algebra: Algebra, s: Stmt) -> None:
     """Record for every bound variable the hull of its values."""
 
-    def note(var: Var, found: Range) -> None:
+    def note(var: Var, found: Interval) -> None:
         old = algebra.ranges.get(var)
         if old is not None:
             low = None if old[0] is None or found[0] is None else min(old[0], found[0])

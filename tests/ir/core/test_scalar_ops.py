@@ -37,7 +37,7 @@ def expected(o: ScalarOp, point: tuple[int, ...]) -> int:
 
 
 def test_runtime_opcodes_equal_the_host_operations() -> None:
-    computed = set(scalars.Op) - {scalars.Op.CONST, scalars.Op.SYMBOL}
+    computed = set(scalars.Opcode) - {scalars.Opcode.CONST, scalars.Opcode.SYMBOL}
     assert {o.name.upper(): o.arity for o in ON_HOST} == {x.name: scalars.ARITY[x] for x in computed}
     assert set(plan_c._TEXT) == computed and computed < set(scalars._TEXT)
 
@@ -45,7 +45,7 @@ def test_runtime_opcodes_equal_the_host_operations() -> None:
 @pytest.mark.parametrize("o", ON_HOST, ids=lambda o: o.name)
 def test_runtime_evaluation_equals_the_table(o: ScalarOp) -> None:
     builder = scalars.ScalarBuilder()
-    slot = builder.op(scalars.Op[o.name.upper()], *(builder.symbol(i) for i in range(o.arity)))
+    slot = builder.op(scalars.Opcode[o.name.upper()], *(builder.symbol(i) for i in range(o.arity)))
     run = scalars.compile_scalars(builder.code, o.arity)
     for point in points(o):
         assert run(point)[slot] == expected(o, point), point
