@@ -1,4 +1,4 @@
-"""The build: records to plans, plans and a lowered module to one `Program` (DESIGN 10).
+"""The build: records to plans, plans and a lowered module to one `Program`.
 
 A pure function of the module, the set of records, the policy and the target: no clock, no randomness, nothing measured.
 """

@@ -22,26 +22,30 @@ from relax_tune.tuner.measure.cluster_processes import serve_worker
 from relax_tune.tuner.measure.cluster_tls import check_files, check_scheduler
 from relax_tune.tuner.settings import load_settings
 
+SchedulerArgument = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tcp://127.0.0.1:8786 or tls://HOST:8786.")
+]
+DeviceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEVICE",
+        autocompletion=among("c", "opencl", "cuda"),
+        help="A device to lend: c, opencl, opencl:PART or cuda:NUMBER. May be repeated; at least one. [default: none]",
+    ),
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="The address to listen on, such as 10.0.0.7. [default: Dask's choice]"),
+]
+
 
 def worker(
-    scheduler: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tcp://127.0.0.1:8786 or tls://HOST:8786.")
-    ],
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DEVICE",
-            autocompletion=among("c", "opencl", "cuda"),
-            help="A device to lend: c, opencl, opencl:PART or cuda:NUMBER. May be repeated; at least one. [default: none]",
-        ),
-    ] = None,
+    scheduler: SchedulerArgument,
+    device: DeviceOption = None,
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="The address to listen on, such as 10.0.0.7. [default: Dask's choice]"),
-    ] = None,
+    host: HostOption = None,
 ) -> None:
     """Lend this machine's devices to the jobs of a Dask scheduler.
 

@@ -30,35 +30,41 @@ UNMEASURED = 0.1
 """The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
 
 
+SubjectArgument = Annotated[
+    str, typer.Argument(metavar="ARTIFACT|MODEL", help="An .rta file, or a model whose plans `tune` has stored.")
+]
+COption = Annotated[
+    Path | None,
+    typer.Option(
+        "--c",
+        metavar="FILE.c",
+        help="Write all plans of an artifact there as C: for each of its programs one function without branches, from the values of "
+        "its symbols to the variant of every call. [default: nowhere]",
+    ),
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help=f"Predict, from the times on record, what the current plans lose at the shapes that are served; says what to tune again "
+        f"from {ALLOWED:.0%} of the model's time on.",
+    ),
+]
+RestoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--restore", metavar="SET", help="Make earlier plans the current ones again. [default: change nothing]"
+    ),
+]
+
+
 @with_settings("plan")
 def plan(
-    subject: Annotated[
-        str, typer.Argument(metavar="ARTIFACT|MODEL", help="An .rta file, or a model whose plans `tune` has stored.")
-    ],
+    subject: SubjectArgument,
     *,
-    c: Annotated[
-        Path | None,
-        typer.Option(
-            "--c",
-            metavar="FILE.c",
-            help="Write all plans of an artifact there as C: for each of its programs one function without branches, from the values of "
-            "its symbols to the variant of every call. [default: nowhere]",
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help=f"Predict, from the times on record, what the current plans lose at the shapes that are served; says what to tune again "
-            f"from {ALLOWED:.0%} of the model's time on.",
-        ),
-    ] = False,
-    restore: Annotated[
-        str | None,
-        typer.Option(
-            "--restore", metavar="SET", help="Make earlier plans the current ones again. [default: change nothing]"
-        ),
-    ] = None,
+    c: COption = None,
+    check: CheckOption = False,
+    restore: RestoreOption = None,
     settings: SettingFlags,
     bound: Bounds = None,
     json: Json = False,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from rich.console import Console
 
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import find_model
@@ -34,38 +35,45 @@ from relax_tune.tuner.cli.report.console import make_console, say
 TOKENS = 32
 
 
+ArtifactArgument = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")]
+TextOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="To embed, or to go on with. May be repeated. [default: none, then --inputs]"),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="With --text: the folder with tokenizer.json. [default: none]"),
+]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.npz", help="Arrays by parameter name, as numpy.savez. [default: none, then --text]"),
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
+]
+TokensOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
+]
+RecordShapesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--record-shapes",
+        metavar="FILE.json",
+        help="Count there how often each symbol had which value, on top of what the file counts already. [default: nowhere]",
+    ),
+]
+
+
 def run(
-    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")],
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT", help="To embed, or to go on with. May be repeated. [default: none, then --inputs]"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="With --text: the folder with tokenizer.json. [default: none]"),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npz", help="Arrays by parameter name, as numpy.savez. [default: none, then --text]"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
-    ] = None,
+    artifact: ArtifactArgument,
+    text: TextOption = None,
+    model: ModelOption = None,
+    inputs: InputsOption = None,
+    out: OutOption = None,
     function: Function = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
-    ] = None,
-    record_shapes: Annotated[
-        Path | None,
-        typer.Option(
-            "--record-shapes",
-            metavar="FILE.json",
-            help="Count there how often each symbol had which value, on top of what the file counts already. [default: nowhere]",
-        ),
-    ] = None,
+    tokens: TokensOption = None,
+    record_shapes: RecordShapesOption = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -84,44 +92,28 @@ def run(
         if tokens is not None:
             raise UserError("--tokens goes with --text; --inputs calls a function once")
         with open_model(loaded, device, shapes) as opened:
-            results = opened.run(given, function)
-        named: dict[str, NDArray[Any]] = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
-        for name, array in named.items():
-            say(console, f"{name}: {array.dtype} {array.shape}")
-        document: dict[str, Any] = {
-            "outputs": {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}
-        }
+            document, named = _call_once(opened, given, function, console)
     else:
         assert text is not None
         if model is None:
             raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
         if function is not None:
             raise UserError("--function goes with --inputs; --text runs what the artifact is for")
-        folder = find_model(model)
-        if {PREFILL, DECODE} <= set(loaded.functions):
-            tokenizer = open_tokenizer(folder)
-            with open_model(loaded, device, shapes) as opened:
-                made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
-            named = {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
-            for given_text, (_, added) in zip(text, made, strict=True):
-                say(console, f"{given_text}{added}")
-            document = {
-                "texts": text,
-                "added": [added for _, added in made],
-                "tokens": [i[0].tolist() for i, _ in made],
-            }
-        elif tokens is not None:
+        folder, decodes = find_model(model), {PREFILL, DECODE} <= set(loaded.functions)
+        if tokens is not None and not decodes:
             raise UserError(
                 f"--tokens wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
             )
+        tokenizer = open_tokenizer(folder)
+        if decodes:
+            with open_model(loaded, device, shapes) as opened:
+                made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
+            document, named = _show_completions(text, made, console)
         else:
-            read = tokenize(open_tokenizer(folder), text, upper(loaded, 1))
+            read = tokenize(tokenizer, text, upper(loaded, 1))
             with open_model(loaded, device, shapes) as opened:
                 embeddings = embed(opened, read, upper(loaded, 0))
-            similarity = cosine(embeddings)
-            named = {"embeddings": embeddings}
-            console.print(similarity_table(text, similarity))
-            document = {"texts": text, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+            document, named = _show_embeddings(text, embeddings, console)
     if record_shapes is not None and shapes is not None:
         shapes.save(record_shapes)
         document["shapes"] = str(record_shapes)
@@ -131,6 +123,37 @@ def run(
         document["out"] = str(out)
     if json:
         print_json(document)
+
+
+def _call_once(
+    opened: Model, given: Mapping[str, NDArray[Any]], function: str | None, console: Console
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Call a function on arrays; return the document of its results and the arrays by name."""
+    results = opened.run(given, function)
+    named = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
+    for name, array in named.items():
+        say(console, f"{name}: {array.dtype} {array.shape}")
+    return {"outputs": {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}}, named
+
+
+def _show_completions(
+    texts: Sequence[str], made: Sequence[tuple[NDArray[Any], str]], console: Console
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Print completed texts; return their document and the tokens by name."""
+    for text, (_, added) in zip(texts, made, strict=True):
+        say(console, f"{text}{added}")
+    document = {"texts": texts, "added": [added for _, added in made], "tokens": [i[0].tolist() for i, _ in made]}
+    return document, {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
+
+
+def _show_embeddings(
+    texts: Sequence[str], embeddings: NDArray[Any], console: Console
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Print the cosine similarities of texts; return their document and the embeddings by name."""
+    similarity = cosine(embeddings)
+    console.print(similarity_table(texts, similarity))
+    document = {"texts": texts, "shape": list(embeddings.shape), "cosine": similarity.tolist()}
+    return document, {"embeddings": embeddings}
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:

@@ -38,49 +38,56 @@ OVERVIEW = ("text", "sketches", "times", "dispatch", "trace")
 ALL = "all"
 
 
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|TASK",
+        help="A model, as `tune` takes it; or a task on record: its name, or the start of its key.",
+    ),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Show this task of MODEL: its name, or the start of its key. [default: the whole model]",
+    ),
+]
+AfterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PASS",
+        autocompletion=among(*stage_names()),
+        help=f"The program of MODEL after this pass: {', '.join(stage_names())}. [default: {IMPORTED}]",
+    ),
+]
+WhatOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SECTION",
+        autocompletion=among(*OF_MODEL, *SECTIONS, ALL),
+        help=f"May be repeated. Of a model: {', '.join(OF_MODEL)}. Of a task: {', '.join(SECTIONS)}. Or {ALL}. "
+        f"[default: both of a model; {', '.join(OVERVIEW)} of a task; {ALL} with --json]",
+    ),
+]
+OfOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VARIANT",
+        autocompletion=among(BEST, GENERIC, LIBRARY),
+        help=f"Whose trace, loops and source to show of a task: {BEST}, {GENERIC}, {LIBRARY}, a sketch's name or the "
+        f"start of a variant's key. [default: {BEST}, or {GENERIC} when nothing tuned is on record]",
+    ),
+]
+
+
 @with_settings("show")
 def show(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|TASK",
-            help="A model, as `tune` takes it; or a task on record: its name, or the start of its key.",
-        ),
-    ],
+    subject: SubjectArgument,
     *,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Show this task of MODEL: its name, or the start of its key. [default: the whole model]",
-        ),
-    ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PASS",
-            autocompletion=among(*stage_names()),
-            help=f"The program of MODEL after this pass: {', '.join(stage_names())}. [default: {IMPORTED}]",
-        ),
-    ] = None,
-    what: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECTION",
-            autocompletion=among(*OF_MODEL, *SECTIONS, ALL),
-            help=f"May be repeated. Of a model: {', '.join(OF_MODEL)}. Of a task: {', '.join(SECTIONS)}. Or {ALL}. "
-            f"[default: both of a model; {', '.join(OVERVIEW)} of a task; {ALL} with --json]",
-        ),
-    ] = None,
-    of: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIANT",
-            autocompletion=among(BEST, GENERIC, LIBRARY),
-            help=f"Whose trace, loops and source to show of a task: {BEST}, {GENERIC}, {LIBRARY}, a sketch's name or the "
-            f"start of a variant's key. [default: {BEST}, or {GENERIC} when nothing tuned is on record]",
-        ),
-    ] = None,
+    task: TaskOption = None,
+    after: AfterOption = None,
+    what: WhatOption = None,
+    of: OfOption = None,
     settings: SettingFlags,
     bound: Bounds = None,
     verify: Verify = False,
