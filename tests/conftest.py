@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
+NOT_FAST = frozenset(
+    ["ccompiler", "clblast", "cuda", "minilm", "nvrtc", "onednn", "opencl", "postgres", "process", "slow", "torch"]
+)
 
 # Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -16,6 +22,36 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/* with what the code gives now")
+    parser.addoption(
+        "--fast", action="store_true", help="only tests without devices and processes, with few examples per property"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # modules read it when they are imported: `tests.support.effort`
+    if config.getoption("--fast"):
+        os.environ["RELAX_TUNE_FAST_TESTS"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of the fast lane what needs a device, a compiler, a process or time."""
+    if not config.getoption("--fast"):
+        return
+    out = [item for item in items if NOT_FAST & {mark.name for mark in item.iter_markers()}]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in set(out)]
+
+
+@pytest.fixture(autouse=True)
+def no_process_in_the_fast_lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of the fast lane that starts a process fails, and says which marker it lacks."""
+    if request.config.getoption("--fast"):
+
+        def refuse(*arguments: Any, **named: Any) -> NoReturn:
+            pytest.fail("this test starts a process: mark it `process`, so that the fast lane leaves it out")
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+        monkeypatch.setattr(os, "fork", refuse)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.programs import (
     agree,
     checked,
@@ -357,7 +358,7 @@ def levels() -> IRModule:
     return checked(g.finish((g.call(Exp(), flat), g.call(Concat(0), flat, flat))))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.permutations(PASSES))
 def test_19_passes_in_any_order(order: list[Pass]) -> None:
     def gemm(inputs: Sequence[Any], outputs: Sequence[Any], _: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.acceptance.built import executed, job_of, rand
 from tests.acceptance.test_memory import chain
 from tests.runtime.model.whole_models import chosen
+from tests.support.effort import examples
 from tests.support.programs import agree, checked, compiled, never, ones, opened, read, refuse, run, same
 from tests.support.tuner_models import QUICK, job_dispatching
 
@@ -341,7 +342,7 @@ def programs(draw: st.DrawFn) -> IRModule:
     return g.finish((pool[-1], pool[draw(st.integers(0, len(pool) - 1))]))
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(programs(), st.booleans())
 def test_marking_changes_no_result(device: Device, module: IRModule, fused: bool) -> None:
     job = Job(module, device.info, MemoryStore(), QUICK) if fused else job_of(module, device)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import RNG, kernels, program_of, rand
+from tests.support.effort import examples
 from tests.support.programs import agree, checked, compiled, read, same, tensor
 from tests.support.tuner_models import QUICK
 
@@ -261,7 +262,7 @@ MIXED: Mapping[str, tuple[Callable[[], IRModule], Callable[[int], list[Any]]]] =
 }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(sorted(MIXED)), st.permutations(ORDERED), st.lists(st.sampled_from(ORDERED), max_size=3))
 def test_19_passes_in_any_order_give_the_same(name: str, order: list[Pass], again: list[Pass]) -> None:
     make, arguments = MIXED[name]

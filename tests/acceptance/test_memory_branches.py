@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import UNFUSED, executed, job_of
+from tests.support.effort import examples
 from tests.support.programs import agree, checked, ones, opened, run, same
 from tests.support.random_graphs import Made, graphs
 
@@ -142,7 +143,7 @@ class Replay:
         return frozenset(found)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     graphs(),
     st.lists(st.booleans(), max_size=6),
@@ -300,7 +301,7 @@ def programs(draw: Any) -> IRModule:
     return g.finish(results)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(programs(), st.booleans())
 def test_23_planned_results_are_the_unplanned_ones(module: IRModule, fused: bool) -> None:
     with opened("c") as device:

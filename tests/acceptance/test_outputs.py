@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import rand
 from tests.runtime.model.whole_models import Whole, built
+from tests.support.effort import examples
 from tests.support.programs import agree, checked, compiled, ones, opened, run, same
 from tests.support.tuner_models import QUICK
 
@@ -284,7 +285,7 @@ def programs(draw: st.DrawFn) -> IRModule:
     return g.finish((g.emit(TupleValue(tuple(picked[:2]))), *picked[2:], pool[-1]))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(programs(), st.integers(0, 20))
 def test_random_programs_are_what_the_interpreter_gives(device: Device, module: IRModule, n: int) -> None:
     x, y = rand(n, 12), rand(n, 12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.programs import compiled, fields, run, same
 from tests.support.random_graphs import SIZES, SLOW, Made, graphs
 
@@ -42,7 +43,7 @@ def outcome(call: Any) -> Any:
         return error
 
 
-@settings(SLOW, max_examples=12, database=None)
+@settings(SLOW, max_examples=examples(12), database=None)
 @given(graphs(steps=5, rich=False), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
 def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int
@@ -69,7 +70,7 @@ def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
                 same(found, wanted[0] if isinstance(wanted, tuple) and len(wanted) == 1 else wanted, where)
 
 
-@settings(SLOW, max_examples=15, database=None)
+@settings(SLOW, max_examples=examples(15), database=None)
 @given(graphs(steps=10), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
 def test_so_do_those_that_branch_call_and_depend_on_data(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int

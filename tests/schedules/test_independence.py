@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.schedules.traces.random_steps import TUNABLES
 from tests.support import schedule_functions as make
+from tests.support.effort import examples
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import TRUE, Expr, Tunable, format_expr, maximum
@@ -151,7 +152,7 @@ def blurred(func: PrimFunc, block: str, rng: random.Random) -> PrimFunc:
     return with_body(func, replace_node(func.body, node, replace(node, bindings=bindings, predicate=TRUE)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(["1-d", "2-d", "4-d", "turned", "product"]))
 def test_marked_loops_write_different_elements(rng: random.Random, function: str) -> None:
     build, block = FUNCTIONS[function]

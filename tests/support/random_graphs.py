@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.dtype import bool_, f32, i64
@@ -37,13 +38,13 @@ from relax_tune.ir.text.printer import print_text
 Draw = Callable[..., Any]
 SLOW = settings(
     phases=[Phase.generate],
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 """Of whole programs: shrinking one takes longer than reading it."""
-ALWAYS_THESE = settings(SLOW, max_examples=20, database=None, derandomize=True)
+ALWAYS_THESE = settings(SLOW, max_examples=examples(20), database=None, derandomize=True)
 """Where a test counts on how many of them."""
 SIZES = st.fixed_dictionaries({"n": st.integers(0, 6), "m": st.integers(0, 6)})
 """Values of the symbols of a program."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.tuner.cli.cli_model import HIDDEN, WORDS, make_bert
 from tests.wrong_input.tiny_model import generic_program, tiny_bert
 from typer.testing import CliRunner
@@ -211,7 +212,7 @@ def test_mistakes_of_build(unchanged: Path, arguments: tuple[str, ...], says: st
 # -- anything at all in an .npz ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 255)), min_size=1, max_size=5),
     stored=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.effort import examples
 from tests.tuner.cli.cli_model import WORDS
 from tests.wrong_input.tiny_model import generic_program, paragraph, tiny_bert
 
@@ -255,7 +256,7 @@ CALLS = st.one_of(ANYTHING, st.lists(ANYTHING, max_size=3), st.dictionaries(NAME
 
 
 @pytest.mark.ccompiler
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(inputs=CALLS)
 def test_no_argument_gives_anything_but_a_result_or_a_refusal(inputs: Any) -> None:
     executor = _shared_model()

@@ -14,6 +14,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.tuner.cli.cli_model import HIDDEN, POSITIONS, WORDS, make_bert
 from tests.wrong_input.tiny_model import paragraph
 
@@ -395,7 +396,7 @@ def survives(folder: Path) -> None:
         paragraph(error)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(changes=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3), removed=st.sets(FIELDS, max_size=2))
 def test_mutated_configurations(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], removed: set[str]
@@ -429,7 +430,7 @@ def mutated(data: bytes, edits: list[tuple[float, str, int]], focus: int) -> byt
     return bytes(raw)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(edits=EDITS, config=st.booleans())
 def test_mutated_files(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[float, str, int]], config: bool

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
+from tests.support.effort import examples
 
 from relax_tune.database.exchange.jsonl import export_file, export_lines, import_file, import_lines, merge
 from relax_tune.database.records import STAGES, Environment, Measurement, ShapeHistogram, Target, Workload
@@ -49,7 +50,7 @@ def test_a_round_trip_through_a_file_is_exact(store: Store, tmp_path: Path) -> N
 
 
 @given(st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_any_records_survive(data: st.DataObject) -> None:
     text = st.text(max_size=15).filter(lambda value: "\0" not in value)
     text = text.filter(lambda value: value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
@@ -178,7 +179,7 @@ def test_one_target_can_be_exported(store: Store) -> None:
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_merging_is_a_union_in_any_order(left: set[int], right: set[int]) -> None:
     def holding(ids: set[int]) -> MemoryStore:
         store = MemoryStore()

@@ -7,6 +7,7 @@ from itertools import product
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core.expr import (
@@ -155,5 +156,5 @@ def worlds(draw: st.DrawFn) -> tuple[Env, tuple[Var, ...], list[Point]]:
 
 
 SLOW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )

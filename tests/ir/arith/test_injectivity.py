@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.injectivity import injective, separates
@@ -111,7 +112,7 @@ def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
     return draw(st.permutations(indices)), ranges
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(maps())
 def test_injective_agrees_with_enumeration(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:
     indices, ranges = case

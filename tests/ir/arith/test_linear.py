@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
@@ -77,7 +78,7 @@ def test_is_dense() -> None:
     assert not is_dense(i // 2, {i: n})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-6, 12), st.integers(1, 4)), min_size=1, max_size=3),
     st.integers(-5, 5),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.arith.arith_worlds import SLOW, conditions, evaluate, worlds
+from tests.support.effort import examples
 
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.arith.bounds import Env
@@ -31,7 +32,7 @@ def z3() -> Z3:
 
 
 @pytest.mark.solver
-@settings(SLOW, max_examples=25)
+@settings(SLOW, max_examples=examples(25))
 @given(data=st.data())
 def test_solver_never_wrong(data: st.DataObject, z3: Z3) -> None:
     env, variables, points = data.draw(worlds())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of, opened
+from tests.support.effort import examples
 
 from relax_tune.ir.codegen.lower.narrow_ints import fits, interval
 from relax_tune.ir.core.dtype import DType, f32, i8, i32, u8
@@ -97,7 +98,7 @@ def made(draw: st.DrawFn, x: Expr, depth: int) -> Expr:
     return {"add": add, "sub": sub, "mul": mul, "div": floordiv, "mod": floormod, "least": minimum}[kind](e, c)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_values_stay_inside_their_bounds(data: st.DataObject) -> None:
     b = TensorBuilder("bounds")

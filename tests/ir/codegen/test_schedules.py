@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.codegen import codegen_cases as make
 from tests.ir.codegen.codegen_runner import Compiled, opened
+from tests.support.effort import examples
 
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Expr, and_, call, cast, const, div, floormod, lt, maximum, minimum, not_, select
@@ -87,7 +88,7 @@ def _check_softmax(run: Compiled, tile: int) -> None:
 KINDS = st.sampled_from(["serial", "unrolled", "vectorized"])
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 40)),
     kinds=st.tuples(KINDS, KINDS),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import zoo
+from tests.support.effort import examples
 
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.core.buffer import Buffer
@@ -36,7 +37,7 @@ def test_interp_zoo_equals_numpy(case: zoo.Case, dims: Mapping[str, int], lower:
         np.testing.assert_array_equal(got, alone)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 17), st.sampled_from((1, 2, 4)), st.sampled_from((4, 8, 16)))
 def test_interp_sketch_same_for_all_tunables(n: int, m: int, t0: int, t1: int) -> None:
     tunables = Tunable("T0", (1, 2, 4)), Tunable("T1", (4, 8, 16))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
@@ -135,7 +136,7 @@ def test_slices() -> None:
     assert same(within, n)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 12), st.integers(0, 12))
 def test_slice_sizes_are_pythons(size: int, begin: int, end: int) -> None:
     b, e = Var("b"), Var("e")
@@ -145,7 +146,7 @@ def test_slice_sizes_are_pythons(size: int, begin: int, end: int) -> None:
     assert got == len(np.arange(size)[begin:end])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 12), st.integers(-1, 12), st.integers(1, 4), st.booleans())
 def test_slices_with_steps_are_pythons(size: int, begin: int, end: int, step: int, back: bool) -> None:
     b, e = Var("b"), Var("e")

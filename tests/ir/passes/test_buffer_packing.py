@@ -6,6 +6,7 @@ from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, floordiv, maximum, substitute
@@ -33,7 +34,7 @@ def at(e: Expr, x: int, y: int) -> int:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.sampled_from(SIZES)), max_size=14), st.booleans())
 def test_packing_separates_overlapping_lifetimes(lives: list[tuple[int, int, Expr]], bounded: bool) -> None:
     env = Env({n: (1, 512), m: (1, 16)}) if bounded else Env()

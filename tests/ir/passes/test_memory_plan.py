@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.expr import Var, as_int, const, free_vars, substitute
@@ -111,7 +112,7 @@ def programs(draw: st.DrawFn) -> IRModule:
     return g.finish(pool[-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(programs(), st.booleans())
 def test_live_values_never_share_memory(module: IRModule, fused: bool) -> None:
     module = lower(module).module if fused else module

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.random_graphs import ALWAYS_THESE, Made, graphs
 
 from relax_tune.errors import DeduceError, UserError
@@ -237,7 +238,7 @@ def straight() -> IRModule:
 def test_random_programs_keep_their_meaning() -> None:
     fired = []
 
-    @settings(ALWAYS_THESE, max_examples=40)
+    @settings(ALWAYS_THESE, max_examples=examples(40))
     @given(
         graphs(steps=5, first=("products",)),
         st.fixed_dictionaries({"n": st.integers(0, 4), "m": st.integers(0, 4)}),

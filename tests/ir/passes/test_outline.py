@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.programs import read, same
 from tests.support.random_graphs import SIZES, SLOW, Made, graphs
 
@@ -29,7 +30,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-@settings(SLOW, max_examples=60)
+@settings(SLOW, max_examples=examples(60))
 @given(graphs(steps=12), st.lists(SIZES, min_size=2, max_size=3), st.integers(0, 9))
 def test_outlined_program_keeps_its_meaning(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
     try:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 import relax_tune as rt
 from relax_tune.errors import DeduceError, UserError
@@ -34,7 +35,7 @@ from relax_tune.ir.text.printer import print_text
 Array = np.ndarray[Any, Any]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 5), st.booleans(), st.integers(0, 1), st.integers(0, 99))
 def test_unpacking_takes_packing_back(n: int, m: int, signed: bool, axis: int, seed: int) -> None:
     low, kind = (-8, np.int8) if signed else (0, np.uint8)
@@ -44,7 +45,7 @@ def test_unpacking_takes_packing_back(n: int, m: int, signed: bool, axis: int, s
     np.testing.assert_array_equal(Unpack4(axis, const(x.shape[axis]), signed).evaluate([packed]), x)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 40), st.sampled_from((None, 1, 3, 32)), st.sampled_from((4, 8)), st.integers(0, 99))
 def test_a_number_comes_back_within_half_its_scale(n: int, group: int | None, bits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import zoo
+from tests.support.effort import examples
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.check.structural import first_difference, structural_equal
@@ -98,7 +99,7 @@ def _integer(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     return st.one_of(binary, chosen)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.recursive(LEAVES, _integer, max_leaves=12))
 def test_round_trip_of_expressions_without_folding(e: Expr) -> None:
     round_trip(wrap(e, VI, VJ))

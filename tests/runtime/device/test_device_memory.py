@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device import memory
@@ -21,7 +22,7 @@ SIZES = st.one_of(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(SIZES, max_size=12))
 def test_arrays_are_aligned_and_share_no_byte(sizes: list[int]) -> None:
     slabs = Slabs()

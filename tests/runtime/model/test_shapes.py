@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.runtime.artifact import new_artifact
@@ -28,7 +29,7 @@ def test_every_value_is_in_one_narrow_bin(value: int) -> None:
     assert bin_of(upper + 1)[0] == upper + 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(VALUES | MANY, VALUES | MANY, VALUES)
 def test_merging_counts_as_one_would_have_in_any_order(a: dict[int, int], b: dict[int, int], c: dict[int, int]) -> None:
     together: dict[int, int] = {}
@@ -47,7 +48,7 @@ def test_merging_counts_as_one_would_have_in_any_order(a: dict[int, int], b: dic
         assert whole.values == together
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(VALUES | MANY, VALUES)
 def test_a_file_says_what_was_counted(a: dict[int, int], b: dict[int, int]) -> None:
     profile = ShapeProfile("m")

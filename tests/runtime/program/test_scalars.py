@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.scalars import (
@@ -78,7 +79,7 @@ def codes(draw: st.DrawFn) -> list[int]:
     return code
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(codes(), st.lists(NUMBERS, min_size=3, max_size=3))
 def test_evaluate_is_python(code: list[int], symbols: list[int]) -> None:
     wanted = oracle(code, symbols)
@@ -91,7 +92,7 @@ def test_evaluate_is_python(code: list[int], symbols: list[int]) -> None:
         assert all(type(value) is int for value in found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(codes(), st.lists(NUMBERS, min_size=3, max_size=3))
 def test_merge_keeps_values_and_shares_instructions(code: list[int], symbols: list[int]) -> None:
     builder = ScalarBuilder()
@@ -106,7 +107,7 @@ def test_merge_keeps_values_and_shares_instructions(code: list[int], symbols: li
         assert [values[slot] for slot in mapped] == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(-3, 20), max_size=24), st.integers(0, 2))
 def test_hostile_lists_are_refused_or_evaluate(code: list[int], n_symbols: int) -> None:
     try:

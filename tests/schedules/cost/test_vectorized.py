@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, i64
@@ -90,7 +91,7 @@ def _grow(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 EXPRESSIONS = st.recursive(_LEAVES, _grow, max_leaves=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=4), st.data())
 def test_compile_numpy_agrees_with_scalars(exprs: list[Expr], data: st.DataObject) -> None:
     run, variables = compile_numpy(exprs)

@@ -16,6 +16,7 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.schedules.traces.random_steps import TUNABLES, random_step
 from tests.support import schedule_functions as make
 from tests.support import zoo
+from tests.support.effort import examples
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.errors import ScheduleError
@@ -159,7 +160,7 @@ def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: 
 FORMS = ((None, None, None), (None, 3, 2), (1, 2, None), (3, 2, 3), (TUNABLES[1], 3, TUNABLES[1]))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(FORMS),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.schedules.primitives.test_golden import CASES
 from tests.schedules.traces.test_symbolic_factors import padded, sliced
 from tests.support import schedule_functions as make
+from tests.support.effort import examples
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.function import PrimFunc
@@ -106,7 +107,7 @@ _ATOMS = st.one_of(
 _VALUES = st.one_of(_ATOMS, st.lists(_ATOMS, max_size=3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(sorted(traces())), st.randoms(use_true_random=False), st.data())
 def test_damaged_traces_are_refused_or_keep_meaning(name: str, rng: random.Random, data: st.DataObject) -> None:
     func, trace = traces()[name]
@@ -126,7 +127,7 @@ def test_damaged_traces_are_refused_or_keep_meaning(name: str, rng: random.Rando
         simplify_func(replay(Trace.from_json(json.dumps(damaged)), func).func)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(sorted(traces())),
     st.integers(0, 10_000),

@@ -13,6 +13,7 @@ from tests.schedules.primitives.test_golden import CASES, Case, T
 from tests.schedules.traces.random_steps import TUNABLES, random_step
 from tests.support import schedule_functions as make
 from tests.support import zoo
+from tests.support.effort import examples
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.errors import ScheduleError
@@ -100,7 +101,7 @@ def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
             assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in (T, *TUNABLES)})
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False), st.integers(0, 17), st.integers(1, 14))
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
@@ -110,7 +111,7 @@ def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: i
         assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in TUNABLES})
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False), st.integers(0, 17))
 def test_traces_replay_from_json(rng: random.Random, number: int) -> None:
     func = functions()[number % len(functions())]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.console import Console
+from tests.support.effort import examples
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.program import BufferSpec, Program, Symbol
@@ -34,7 +35,7 @@ def program(*symbols: Symbol) -> Program:
 
 
 @given(values=st.dictionaries(NAMES, st.integers(0, 10**6), min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_shapes_are_read_back(values: dict[str, int]) -> None:
     assert parse_shape(",".join(f"{k}={v}" for k, v in values.items())) == values
     assert parse_shape(", ".join(f"{k}={v}" for k, v in values.items())) == values

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.support.effort import examples
 from tests.tuner.cli.cli_model import LAYERS, make_bert
 
 from relax_tune.database.memory_store import MemoryStore
@@ -141,7 +142,7 @@ TESTS = st.tuples(
 POINTS = st.tuples(st.integers(0, 120), st.integers(0, 120))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(tests=st.lists(TESTS, min_size=1, max_size=5), point=POINTS)
 def test_dispatch_ranges_agree_with_guards(tests: list[tuple[GuardTest, bool]], point: tuple[int, int]) -> None:
     entries = (PlanEntry(tuple(tests), "x"), PlanEntry((), "y"))

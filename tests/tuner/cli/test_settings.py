@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.settings import EFFORTS, OPTIONS, Settings, describe, load_settings, merge_settings
@@ -29,7 +30,7 @@ SOURCES: dict[str, st.SearchStrategy[Any]] = {
 SOME = st.fixed_dictionaries({}, optional=SOURCES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(flags=SOME, environment=SOME, file=SOME)
 def test_flags_win_over_the_environment_over_the_file_over_defaults(
     tmp_path_factory: pytest.TempPathFactory, flags: dict[str, Any], environment: dict[str, Any], file: dict[str, Any]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.program import BufferSpec, CallSite, CallVariant, Fill, Program, Symbol
@@ -51,7 +52,7 @@ def requests(draw: st.DrawFn) -> list[MeasureRequest]:
     return made
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(requests())
 def test_batch_codec_round_trips(batch: list[MeasureRequest]) -> None:
     again = decode_batch(encode_batch(batch))
@@ -126,7 +127,7 @@ bad = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(good | bad, unique_by=lambda result: result.id, max_size=5))
 def test_result_codec_round_trips(results: list[MeasureResult]) -> None:
     assert decode_results(encode_results(results)) == results
@@ -184,7 +185,7 @@ def test_messages_with_impossible_values_are_refused() -> None:
         MeasureRequest("a", "{}", (), (), deadline_secs=0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.text(max_size=5), dtypes, st.lists(st.integers(0, 5), max_size=3), st.integers(0, 2**63))
 def test_random_arrays_depend_on_name_and_seed_alone(name: str, dtype: str, shape: list[int], seed: int) -> None:
     for fill in (Fill(), Fill("integers", 0, 7), Fill("normal", high=0.1)):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.scalars import Opcode, ScalarBuilder, evaluate
@@ -50,7 +51,7 @@ def leaves(plan: DispatchPlan) -> int:
     return len(plan.entries)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(problems())
 def test_one_symbol_is_solved_as_well_as_brute_force(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
@@ -84,7 +85,7 @@ def _best(times: Times, anchor: int) -> float:
     return min(x for row in times.values() if (x := row[anchor]) is not None)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(dims=2, most=4))
 def test_two_symbols_are_solved_as_well_as_every_tree(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
@@ -94,7 +95,7 @@ def test_two_symbols_are_solved_as_well_as_every_tree(problem: tuple[Times, Doma
     assert found + LEAF_COST * (leaves(plan) - 1) <= brute(times, domain, frozenset(range(len(domain.points)))) + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problems(dims=2), st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), max_size=5))
 def test_every_point_gets_a_variant(problem: tuple[Times, Domain], far: list[Point]) -> None:
     times, domain = problem
@@ -106,7 +107,7 @@ def test_every_point_gets_a_variant(problem: tuple[Times, Domain], far: list[Poi
         assert times[plan.choose(point)][a] is not None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(problems(dims=2), st.randoms())
 def test_the_order_of_variants_leaves_no_mark(problem: tuple[Times, Domain], random: object) -> None:
     times, domain = problem
@@ -218,7 +219,7 @@ def surfaces(draw: st.DrawFn, dims: int) -> tuple[Times, Domain]:
     return times, domain_of(points, [float(w) for w in rng.uniform(0.1, 1, len(points))])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 2).flatmap(surfaces), st.sampled_from([(), (2, 8)]), st.integers(1, 4))
 def test_many_shapes_are_never_served_worse_than_by_one_variant(
     problem: tuple[Times, Domain], steps: tuple[int, ...], workers: int
@@ -232,7 +233,7 @@ def test_many_shapes_are_never_served_worse_than_by_one_variant(
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 2).flatmap(surfaces))
 def test_remainders_only_add_choices_and_prices_only_remove_leaves(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
@@ -269,7 +270,7 @@ def brute_intervals(times: Times, domain: Domain) -> float:
     return best[-1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(surfaces(1))
 def test_intervals_of_many_shapes_are_optimal(problem: tuple[Times, Domain]) -> None:
     times, domain = problem
@@ -317,7 +318,7 @@ TESTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(TESTS, st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
 def test_guards_mean_the_same_in_a_program(test: GuardTest, point: Point) -> None:
     builder = ScalarBuilder()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 import relax_tune as rt
 from relax_tune.errors import UserError
@@ -61,7 +62,7 @@ def by_python(code: CodeType, row: dict[str, Any]) -> bool:
 
 
 @given(conditions)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_constraint_mask_agrees_with_python(text: str) -> None:
     rows = [dict(zip(NAMES, values)) for values in itertools.product(*(VALUES[n] for n in NAMES))]
     columns = {n: np.array([row[n] for row in rows]) for n in NAMES}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.tuner.search.search_fixtures import flat, tiles, wide
 
 from relax_tune.errors import ScheduleError, UserError
@@ -25,7 +26,7 @@ def even(rows: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(parameters, min_size=1, max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_listing_sampling_and_codes_agree(boxes: list[tuple[Parameter, ...]], constrained: bool, seed: int) -> None:
     space = ParameterSpace([SketchSpace(f"s{i}", ps, even if constrained else None) for i, ps in enumerate(boxes)])
     wanted = sorted(

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Expr, Var, const
@@ -22,7 +23,7 @@ def check(domain: Domain) -> None:
     assert math.isclose(sum(domain.weights), 1.0, rel_tol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(bounds, st.integers(2, 9))
 def test_one_symbol_has_both_ends_and_log_spacing(span: Range, count: int) -> None:
     n = Var("n")
@@ -43,7 +44,7 @@ def test_six_anchors_of_a_wide_range_are_about_evenly_spaced() -> None:
     assert max(gaps) <= 2.1 * min(gaps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(bounds, bounds, st.integers(2, 7))
 def test_two_symbols_have_both_corners(b: Range, n: Range, count: int) -> None:
     vb, vn = Var("b"), Var("n")
@@ -54,7 +55,7 @@ def test_two_symbols_have_both_corners(b: Range, n: Range, count: int) -> None:
     assert len(domain.points) <= max(count, 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(bounds, bounds)
 def test_a_product_is_one_dimension_with_both_ends(b: Range, n: Range) -> None:
     vb, vn = Var("b"), Var("n")
@@ -87,7 +88,7 @@ def test_symbol_without_bounds_error_names_the_declaration() -> None:
 COUNTS = st.dictionaries(st.integers(1, 700), st.integers(1, 1000), min_size=1, max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(bounds, COUNTS | st.just({0: 1}), st.integers(4, 9))
 def test_anchors_of_recorded_values_include_modes_and_ends(span: Range, counts: dict[int, int], count: int) -> None:
     n = Var("n")
@@ -107,7 +108,7 @@ def test_anchors_of_recorded_values_include_modes_and_ends(span: Range, counts: 
         assert (mode,) in domain.points
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(COUNTS, st.floats(1e-6, 1e3))
 def test_recorded_calls_are_weighted_by_time(counts: dict[int, int], unit: float) -> None:
     n = Var("n")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tests.support.effort import examples
 from tests.support.tiny_decoders import LLAMA3, MODELS, MORE, SHAPES, VOCABULARY, ids, parts, write
 
 from relax_tune.database.memory_store import MemoryStore
@@ -303,7 +304,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(name=st.sampled_from(MODELS), data=st.data())
 def test_mutated_configurations(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
     """A changed configuration still is a model, or is refused."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.frontend.onnx.onnx_models import model, onnx
+from tests.support.effort import examples
 
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
 from relax_tune.ir.core.graph import Function
@@ -118,7 +119,7 @@ def test_every_truncation_is_an_error() -> None:
             load_onnx(whole[:cut])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_altered_bytes_never_end_in_anything_but_our_errors(data: st.DataObject) -> None:
     whole = bytearray(model(DENSE).SerializeToString())

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.frontend.onnx.onnx_models import check, model, onnx
+from tests.support.effort import examples
 from typer.testing import CliRunner
 
 from relax_tune.errors import ParseError, RelaxTuneError, UserError
@@ -221,7 +222,7 @@ def test_external_data_that_is_not_there(tmp_path: Path, changes: dict[str, str]
         load_model(external(folder, **changes))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_altered_bytes_end_in_our_errors_or_a_model_that_prints(data: st.DataObject) -> None:
     whole = bytearray(model(CHAIN).SerializeToString())
