@@ -1,4 +1,5 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
+# make test-fast: tests without devices and processes. make docs: the site, into build/site.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ JOBS ?= 2
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-fast docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -20,8 +21,14 @@ demo: $(VENV)/demo.done
 	  --text "Source code is turned into instructions for a processor." \
 	  --text "The bakery on the corner sells fresh bread."
 
-test: $(VENV)/test.done lint
-	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin -n $(JOBS) --dist loadfile
+test: $(VENV)/test.done lint docs
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
+
+test-fast: $(VENV)/test.done
+	PYTHONPATH=. $(BIN)/pytest --fast -q -n $(JOBS) --dist loadfile --durations=10
+
+docs: $(VENV)/test.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: $(VENV)/test.done
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ def test_every_example_is_run() -> None:
     assert set(CASES) == {path.stem for path in EXAMPLES.glob("*.py")}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[getattr(pytest.mark, m) for m in CASES[name][2]]) for name in CASES]
 )
@@ -52,6 +53,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert re.search(wanted, done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.process
 def test_an_example_tells_how_it_is_used(tmp_path: Path) -> None:
     for name in CASES:
         shown = subprocess.run(
@@ -60,6 +62,7 @@ def test_an_example_tells_how_it_is_used(tmp_path: Path) -> None:
         assert shown.returncode == 0 and f"python examples/{name}.py" in shown.stdout
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     done = subprocess.run(

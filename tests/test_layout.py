@@ -26,6 +26,7 @@ def test_the_link_is_a_link(name: str) -> None:
     assert (link / "__init__.py").is_file()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_bare_import_is_refused(name: str) -> None:
     code = f"import sys; sys.path.insert(0, '.'); import {name}"
@@ -34,6 +35,7 @@ def test_a_bare_import_is_refused(name: str) -> None:
     assert f"ImportError: wanted the package relax_tune.{name}" in done.stderr
 
 
+@pytest.mark.process
 def test_the_arrows_between_folders() -> None:
     tool = Path(sys.executable).with_name("lint-imports")
     if not tool.exists():

@@ -147,6 +147,7 @@ def test_27_a_task_that_raises_never_aborts_the_rest(where: str, monkeypatch: py
     assert job.build().program.calls
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_27_a_wrong_reference_fails_its_task_alone_on_a_real_device(
@@ -179,6 +180,7 @@ def test_27_a_wrong_reference_fails_its_task_alone_on_a_real_device(
 # -- 28: a device that does not exist or is busy: an error that says so, within the limit ------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("spec", ["abacus", "opencl:abacus", "cuda", "", "c:0"])
 def test_28_a_device_that_does_not_exist(spec: str, tmp_path: Path) -> None:
     began = time.monotonic()
@@ -193,6 +195,7 @@ def test_28_a_device_that_does_not_exist(spec: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and not (tmp_path / "bert.rta").exists()
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_28_a_device_that_never_opens(tmp_path: Path) -> None:
@@ -213,6 +216,7 @@ def scheduler() -> Iterator[tuple[ClusterProcess, str]]:
         yield process, address
 
 
+@pytest.mark.process
 def test_28_a_scheduler_without_such_a_worker(scheduler: tuple[ClusterProcess, str]) -> None:
     began = time.monotonic()
     with pytest.raises(MeasureError, match=r"'abacus'.* within 0\.5 s"):
@@ -220,6 +224,7 @@ def test_28_a_scheduler_without_such_a_worker(scheduler: tuple[ClusterProcess, s
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.process
 def test_28_no_scheduler_at_all(scheduler: object) -> None:
     began = time.monotonic()
     with pytest.raises(MeasureError, match=r"wanted a Dask scheduler at tcp://127.0.0.1:9 within 0\.5 s"):
@@ -227,6 +232,7 @@ def test_28_no_scheduler_at_all(scheduler: object) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_28_a_device_that_another_job_holds(scheduler: tuple[ClusterProcess, str]) -> None:
@@ -243,6 +249,7 @@ def test_28_a_device_that_another_job_holds(scheduler: tuple[ClusterProcess, str
         assert time.monotonic() - began < 30
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_28_a_device_that_hangs_while_it_measures(tmp_path: Path) -> None:
@@ -312,6 +319,7 @@ def sound(row: dict[str, Any]) -> None:
     assert json.loads(row["symbols"]) == {} or row["status"] == "ok"
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_29_every_way_to_fail_on_a_real_device_is_a_row_with_stage_and_message(sql_url: str) -> None:
@@ -464,6 +472,7 @@ def test_30_every_request_of_a_job_asks_for_checks() -> None:
     assert len(sizes) >= 2 and any(size[0] % 4 and size[0] % 2 for size in sizes)
 
 
+@pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
 def test_30_a_fast_and_wrong_kernel_is_measured_as_wrong() -> None:

@@ -134,6 +134,7 @@ def test_functions_of_two_outputs_on_opencl() -> None:
                     same(program(x), run(module, x), f"{kind}, n = {n}")
 
 
+@pytest.mark.process
 def test_tuning_checks_every_output(device: Device) -> None:
     g = GraphBuilder()
     info = TensorInfo((g.symbol("n", 1, 16), const(12)), f32)

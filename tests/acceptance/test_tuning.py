@@ -195,6 +195,7 @@ print(json.dumps({"ids": sent, "measurements": work.measurements, "target": job.
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("devices", [("one", "one"), ("one", "two")], ids=["one-device", "two-devices"])
 def test_25_two_processes_tune_into_one_database(devices: tuple[str, str], sql_url: str) -> None:
     open_store(sql_url).close()

@@ -53,6 +53,7 @@ def device(folder: Path, request: pytest.FixtureRequest) -> Iterator[CUDADevice]
     opened.close()
 
 
+@pytest.mark.process
 def test_the_kernel_that_fills_caches_goes_over_every_line(device: CUDADevice) -> None:
     flush = CacheFlush(device, 70 * LINE_BYTES)  # two groups, one of them in part
     every_line_is_read(device, flush)
@@ -68,14 +69,17 @@ def turned(device: CUDADevice, barrier: str) -> bool:
     return bool((device.download(y, F32, (32,)) == row[::-1]).all())
 
 
+@pytest.mark.process
 def test_a_barrier_that_is_missing_shows(device: CUDADevice) -> None:
     assert turned(device, "__syncthreads();") and not turned(device, "")
 
 
+@pytest.mark.process
 def test_the_threads_of_a_warp_exchange_what_they_offer(device: CUDADevice) -> None:
     assert turned(device, "y[t] = __shfl_xor_sync(~0u, __shfl_xor_sync(~0u, x[t], 24), 7); return;")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("barrier", "says"),
     [
@@ -93,6 +97,7 @@ def test_a_barrier_where_threads_part_is_an_error(device: CUDADevice, barrier: s
         turned(device, barrier)
 
 
+@pytest.mark.process
 def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
     device = emulated(folder)
     handle = device.compile([KernelSource("beside", "cuda", BESIDE)])["beside"]
@@ -109,6 +114,7 @@ def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
     device.close()
 
 
+@pytest.mark.process
 def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) -> None:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder))
@@ -123,6 +129,7 @@ def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) 
         CUDADevice(1, driver)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("calls", [1, 3])
 def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one call, and of several threads. The compiler runs beside itself; loading needs a context, which is current for one thread."""
@@ -146,6 +153,7 @@ def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkey
     device.close()
 
 
+@pytest.mark.process
 def test_a_vector_beside_its_place_ends_the_process(folder: Path) -> None:
     """As a GPU refuses it."""
     source = """struct alignas(16) four { float v[4]; };
@@ -168,6 +176,7 @@ device.synchronize()
     assert ends == [0, -signal.SIGILL]
 
 
+@pytest.mark.process
 def test_a_context_that_cannot_be_made_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder), lambda: None)
@@ -185,6 +194,7 @@ def test_a_context_that_cannot_be_made_current(folder: Path, monkeypatch: pytest
     assert driver.depth == 0
 
 
+@pytest.mark.process
 def test_arrays_larger_than_the_pinned_buffers(device: CUDADevice) -> None:
     for size in (PINNED_BYTES - 1, PINNED_BYTES, 3 * PINNED_BYTES + 5):
         data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
@@ -194,6 +204,7 @@ def test_arrays_larger_than_the_pinned_buffers(device: CUDADevice) -> None:
         device.free(buffer)
 
 
+@pytest.mark.process
 def test_limits_are_checked_before_the_driver(device: CUDADevice) -> None:
     source = BESIDE.replace("float *y", "float *y, long long n")
     handle = device.compile([KernelSource("beside", "cuda", source)])["beside"]
@@ -216,6 +227,7 @@ def test_limits_are_checked_before_the_driver(device: CUDADevice) -> None:
         device.compile([KernelSource("turn", "cuda", TURN.replace("__global__", "").replace("{barrier}", ""))])
 
 
+@pytest.mark.process
 def test_launches_ask_for_shared_memory_beyond_the_static_limit(device: CUDADevice) -> None:
     source = """extern "C" __global__ void turn(const float *x, float *y) {
   extern __shared__ __align__(16) unsigned char rt_shared[]; /*shared 65536*/
@@ -233,6 +245,7 @@ def test_launches_ask_for_shared_memory_beyond_the_static_limit(device: CUDADevi
     assert (device.download(y, F32, (1024,)) == row[::-1]).all()
 
 
+@pytest.mark.process
 def test_items_do_together_what_the_loops_say(device: CUDADevice) -> None:
     names = list(TEXTS)
     runs = Compiled.together(device, "cuda", [function(name) for name in names])

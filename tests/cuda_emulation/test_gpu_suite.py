@@ -33,6 +33,7 @@ def asked(folder: Path, only: str, **environment: str) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ | environment)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="pycuda is installed")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = asked(tmp_path, "gemm")
@@ -40,6 +41,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "gpu_suite.md").exists(), "no figures without a GPU"
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_the_command_where_there_is_one(tmp_path: Path) -> None:
     """Tuned in a child process, built three ways, timed, and written."""
@@ -81,6 +83,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
     return lambda part: list(gpu_parts.PARTS[part](context))
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(
     ("part", "keys"),
@@ -99,6 +102,7 @@ def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
     assert [row["key"] for row in found] == keys and not any("absent" in row for row in found)
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_products_of_four_warps_are_verified(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_parts
@@ -117,6 +121,7 @@ def test_products_of_four_warps_are_verified(rows: Rows, monkeypatch: pytest.Mon
     assert [gpu_warpgroups.difference(func, 5, one, x * one)[:5] for x in (1, 2)] == ["", "wrong"]
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_sampled_candidates_run(rows: Rows) -> None:
     assert rows("candidates")
@@ -141,6 +146,7 @@ def test_tuning_ends_with_its_time_and_what_was_found_is_built(tmp_path: Path, m
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part", ["gemm_torch", "decoder_torch"])
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 def test_what_is_absent_is_said(rows: Rows, part: str) -> None:
@@ -164,6 +170,7 @@ def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return gpu_suite
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "state"), [("ends", "done"), ("fails", "failed: it broke"), ("hangs", "out of time after 1 s")]
 )

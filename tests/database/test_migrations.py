@@ -103,6 +103,7 @@ def test_upgrade_makes_a_database_and_opening_can_refuse_to(sql_url: str) -> Non
         assert store.targets() == []
 
 
+@pytest.mark.process
 def test_processes_may_make_a_database_at_once(sql_url: str) -> None:
     code = f"from relax_tune.database.store import open_store; open_store({sql_url!r}).close()"
     running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd="/") for _ in range(2)]

@@ -110,6 +110,7 @@ def test_read_only_reads_and_refuses_to_write(sql_url: str) -> None:
             connection.execute(text("DELETE FROM measurements"))
 
 
+@pytest.mark.process
 def test_a_read_only_file_on_disk(tmp_path: Path) -> None:
     """As a user who may not write; root may write everything, so it steps down."""
     path = tmp_path / "shared" / "records.db"

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from relax_tune.database.records import Target
 from relax_tune.database.store import open_store
+
+pytestmark = pytest.mark.process
 
 WRITER = Path(__file__).with_name("writer_process.py")
 COUNT, TASKS = 140, 12

@@ -83,6 +83,7 @@ def run_commands(folder: Path, lines: list[str]) -> None:
     assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=named)

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.process
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "policies.py"
 

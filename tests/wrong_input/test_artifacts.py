@@ -212,6 +212,7 @@ def test_a_constant_of_a_thousand_million_elements_is_not_allocated(saved: Path)
         assert peak < 100e6
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_artifact_beyond_memory_is_refused_when_opened(saved: Path) -> None:
     """In a process with little memory: 10**9 elements of packed weights, and a name its kernels do not define."""
@@ -270,6 +271,7 @@ def test_save_artifact_to_unwritable_path_is_refused(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+@pytest.mark.process
 def test_failed_artifact_save_keeps_the_old_file(saved: Path) -> None:
     """A limit on file size stands for a full disk, which cannot be had everywhere."""
     before = files(saved.parent)

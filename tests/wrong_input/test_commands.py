@@ -130,6 +130,7 @@ PROCESSES = [
 ]  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("arguments", "environment", "says"), PROCESSES)
 def test_processes(unchanged: Path, arguments: tuple[str, ...], environment: dict[str, str], says: str) -> None:
     assert says in process(*arguments, **environment)

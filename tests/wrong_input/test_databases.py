@@ -335,6 +335,7 @@ def _holding(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.process
 def test_locked_database_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made_database(tmp_path / "x.db")
     (tmp_path / "one.jsonl").write_text("\n".join(export_lines(open_store(str(path)))))

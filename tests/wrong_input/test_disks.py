@@ -116,6 +116,7 @@ def records(path: Path) -> dict[str, Measurement]:
         return {m.id: m for target in store.targets() for m in store.query(target.key)}
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_tune_on_filling_disk_keeps_records_and_resumes(tmp_path: Path, disks: list[Disk]) -> None:
     disk = disk_of(disks, tmp_path / "small", 600)
@@ -134,6 +135,7 @@ def test_tune_on_filling_disk_keeps_records_and_resumes(tmp_path: Path, disks: l
     assert after.items() > before.items(), "nothing lost, nothing measured again"
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_no_room_to_compile_in_is_no_candidates_failure(tmp_path: Path, disks: list[Disk]) -> None:
     disk = disk_of(disks, tmp_path / "small", 120)
@@ -145,6 +147,7 @@ def test_no_room_to_compile_in_is_no_candidates_failure(tmp_path: Path, disks: l
     assert tuned(tmp_path, "r.db", 8, TMPDIR=str(disk.folder)) == "" and records(path)
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_other_writes_on_full_disk_are_refused(tmp_path: Path, disks: list[Disk]) -> None:
     bert = make_bert(tmp_path / "bert")

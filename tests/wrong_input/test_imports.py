@@ -101,6 +101,7 @@ def test_import_of_foreign_file_changes_nothing(tmp_path: Path, content: bytes, 
     assert "T4" in refused(tmp_path, *t4)
 
 
+@pytest.mark.process
 def test_two_imports_into_one_database_at_once(tmp_path: Path) -> None:
     """Into a file that neither finds: both make it, nothing is lost, nothing counted twice."""
     for name, count in (("a", 40), ("b", 60)):
@@ -127,6 +128,7 @@ def test_two_imports_into_one_database_at_once(tmp_path: Path) -> None:
         assert store.count(ZEN.key) == 100 and store.count(ZEN_OLD.key) == 1
 
 
+@pytest.mark.process
 def test_an_export_to_a_device_does_not_replace_it(tmp_path: Path) -> None:
     made_database(tmp_path / "x.db", 4)
     pipe = tmp_path / "pipe"

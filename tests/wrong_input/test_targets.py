@@ -107,6 +107,7 @@ def test_unavailable_gpu_error_states_the_reason(monkeypatch: pytest.MonkeyPatch
     assert [e.spec for e in list_devices() if isinstance(e, DeviceFailure)] == ["cuda"]
 
 
+@pytest.mark.process
 @pytest.mark.opencl
 def test_no_opencl_device_at_all() -> None:
     text = other_process("opencl", OCL_ICD_VENDORS="/nonexistent", OPENCL_VENDOR_PATH="/nonexistent")
@@ -115,6 +116,7 @@ def test_no_opencl_device_at_all() -> None:
     assert "pip install 'relax-tune[opencl]'" in text
 
 
+@pytest.mark.process
 @pytest.mark.opencl
 def test_unwritable_opencl_cache_error_names_the_variable() -> None:
     text = other_process("opencl:Portable", POCL_CACHE_DIR="/proc/nothing/here")
@@ -211,6 +213,7 @@ def test_refused_source_leaves_no_file_in_the_cache(cache: Path) -> None:
     assert before == [name for name in left_in(cache) if name in before]
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.parametrize("contents", [b"", b"\x7fELF", b"text", bytes(4096)])
 def test_damaged_cached_kernels_are_made_anew(cache: Path, contents: bytes) -> None:

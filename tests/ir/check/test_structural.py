@@ -168,6 +168,7 @@ def test_modules() -> None:
     assert difference is not None and difference.path == "constants['w']"
 
 
+@pytest.mark.process
 def test_keys_do_not_depend_on_the_process() -> None:
     code = (
         "import sys; sys.path.insert(0, '.')\n"

@@ -74,6 +74,7 @@ def test_what_is_read_from_memory_stays_wide() -> None:
     assert "rt_max_i64" in bounded and "rt_min_i64" in bounded
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_a_launch_whose_integers_are_larger_runs_the_wide_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs_wide(emulated(tmp_path), "cuda", cuda, monkeypatch)
@@ -103,6 +104,7 @@ def runs_wide(device: Device, language: str, module: ModuleType, monkeypatch: py
     assert asked == [(), ("-DRT_WIDE",)]
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_the_emulation_notices_larger_integers_than_the_launch_was_told(tmp_path: Path) -> None:
     device, func = emulated(tmp_path), tiled_product()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 CHILD = Path(__file__).with_name("codegen_checked.py")
 
 

@@ -89,6 +89,7 @@ def copied_and_added_to() -> Program:
     )  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_what_cannot_be_recorded_is_launched_as_ever(tmp_path: Path) -> None:
     """As a library's call may refuse while its stream is recorded; a device that is lost says so."""
@@ -109,6 +110,7 @@ def test_what_cannot_be_recorded_is_launched_as_ever(tmp_path: Path) -> None:
         device.record([add, add, add])
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_a_binding_that_comes_again_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulated(tmp_path)

@@ -20,6 +20,8 @@ from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open
 from relax_tune.runtime.device.source import join_sources
 from relax_tune.runtime.program import KernelSource
 
+pytestmark = pytest.mark.process
+
 LIMITS = {
     *("workers", "vector_bits", "max_vector_lanes", "registers", "l1_bytes", "l2_bytes", "l3_bytes"),
     *("max_local_bytes", "max_group_size", "launch_ns"),

@@ -15,6 +15,8 @@ from tests.support.tuner_models import DEVICES, QUICK, feed_forward, feed_forwar
 from relax_tune.database.store import MemoryStore
 from relax_tune.tuner.job.job import Job
 
+pytestmark = pytest.mark.process
+
 BLOCKED = (
     *("xgboost", "optuna", "sqlalchemy", "alembic", "typer", "rich", "onnx", "torch", "distributed"),
     *("relax_tune.ir", "relax_tune.schedules", "relax_tune.tuner", "relax_tune.database"),

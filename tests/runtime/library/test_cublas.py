@@ -117,6 +117,7 @@ def check(
     assert (found[:, :, n:] == 77).all(), "what lies between rows is left alone"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", list(cublas_api.ELEMENTS))
 @pytest.mark.parametrize("turned", TURNS)
 def test_products(gpu: Emulated, kind: str, turned: tuple[bool, bool]) -> None:
@@ -136,6 +137,7 @@ def test_products(gpu: Emulated, kind: str, turned: tuple[bool, bool]) -> None:
         check(gpu, kind, sizes, turned, (), seed)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("follows", CHAINS, ids="-".join)
 def test_what_follows_a_product(gpu: Emulated, follows: tuple[str, ...]) -> None:
     for seed, (kind, sizes) in enumerate(
@@ -159,6 +161,7 @@ ADD = """extern "C" __global__ void add(float *y) { y[threadIdx.x] += 1.0f; }
 """
 
 
+@pytest.mark.process
 def test_products_take_their_turn_among_kernels_and_in_recordings(gpu: Emulated) -> None:
     add = gpu.device.compile([KernelSource("add", "cuda", ADD)])["add"]
     for library in (gpu.blas, gpu.lt):
@@ -174,6 +177,7 @@ def test_products_take_their_turn_among_kernels_and_in_recordings(gpu: Emulated)
         assert gpu.asked.products == before + 2
 
 
+@pytest.mark.process
 def test_a_device_has_one_handle_and_nothing_is_allocated_by_a_call(gpu: Emulated) -> None:
     before = gpu.asked.alive
     for library in (gpu.blas, gpu.lt):
@@ -188,6 +192,7 @@ def test_a_device_has_one_handle_and_nothing_is_allocated_by_a_call(gpu: Emulate
     assert gpu.asked.alive == before + 2, "a handle each; descriptions are given back with their launch"
 
 
+@pytest.mark.process
 def test_wrong_guards_are_refused(gpu: Emulated) -> None:
     """Rows, memory, what follows, alignment and types, each where it is wrong."""
     for library in (gpu.blas, gpu.lt):
@@ -211,6 +216,7 @@ def test_wrong_guards_are_refused(gpu: Emulated) -> None:
             library.bind(widened, gpu.device, buffers, scalars)
 
 
+@pytest.mark.process
 def test_wrong_arrays_after_a_product_are_refused(gpu: Emulated) -> None:
     buffers, scalars, routine = square(gpu, gpu.lt, "f32")
     plain, (a, b, c) = scalars[:8], buffers
@@ -236,6 +242,7 @@ def test_wrong_arrays_after_a_product_are_refused(gpu: Emulated) -> None:
         gpu.lt.bind(routine, gpu.device, [a, b, c], [*plain, 9, *[0] * 6])
 
 
+@pytest.mark.process
 def test_what_heuristics_do_not_know_is_refused_when_bound(gpu: Emulated) -> None:
     """The stand-in has no algorithm for odd rows of 16-bit floats."""
     buffers, scalars, routine = square(gpu, gpu.lt, "bf16", 7)
@@ -243,6 +250,7 @@ def test_what_heuristics_do_not_know_is_refused_when_bound(gpu: Emulated) -> Non
         gpu.lt.bind(routine, gpu.device, buffers, scalars)
 
 
+@pytest.mark.process
 def test_a_status_is_an_error(gpu: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers, scalars, routine = square(gpu, gpu.blas, "f32")
     gpu.blas.bind(routine, gpu.device, buffers, scalars)
@@ -264,6 +272,7 @@ def test_where_they_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         CuBlas(ctypes.CDLL(None))
 
 
+@pytest.mark.process
 def test_they_are_named_by_their_version(gpu: Emulated) -> None:
     for library in (gpu.blas, gpu.lt):
         assert dict(library.fingerprint()) == {"version": "13.1.2", "workspace": str(32 << 20)}

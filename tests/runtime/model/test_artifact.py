@@ -103,6 +103,7 @@ def test_another_fingerprint_warns(device: Device, small: Any, tmp_path: Path) -
         load_artifact(path).open(device).close()
 
 
+@pytest.mark.process
 def test_same_bytes(saved: Path, small: Any, tmp_path: Path) -> None:
     again = save_artifact(tmp_path / "other" / "m.rta", small.program("c"), dict(small.constants), {"note": "a test"})
     assert again.read_bytes() == saved.read_bytes()

@@ -62,6 +62,7 @@ def needed(names: list[str]) -> None:
         minilm_folder()
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_c_artifacts(names: list[str], tmp_path: Path) -> None:
     child(sanitizer(), "c", str(tmp_path), *names)
 
 
+@pytest.mark.process
 @pytest.mark.opencl
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [SMALL, BERTS], ids=["small", "berts"])
@@ -85,11 +87,13 @@ def test_no_model_is_left_out() -> None:
     assert all(m.shapes for m in MODELS.values()) and all(MODELS[n].tiny for n in SMALL + BERTS)
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_wrong_c_kernels_are_caught(tmp_path: Path) -> None:
     child(sanitizer(), "mutants-c", str(tmp_path))
 
 
+@pytest.mark.process
 @pytest.mark.opencl
 def test_wrong_opencl_kernels_are_caught(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "mutants-opencl", str(tmp_path / "log"))

@@ -12,6 +12,8 @@ import pytest
 
 from relax_tune.runtime.artifact import save_artifact
 
+pytestmark = pytest.mark.process
+
 BLOCKED = (
     *("xgboost", "optuna", "sqlalchemy", "alembic", "onnx", "torch", "typer", "rich", "scipy", "distributed"),
     *("pyopencl", "scipy_openblas32", "platformdirs", "tokenizers", "hypothesis", "pytest"),

@@ -62,6 +62,7 @@ def reachable(code: list[int], slots: list[int]) -> list[int]:
     return [number for row in rows for number in row]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("flags", [(), ("-ftrapv",)])
 def test_c_says_what_the_evaluator_says(tmp_path: Path, flags: tuple[str, ...]) -> None:
     rng = random.Random(len(flags))
@@ -85,6 +86,7 @@ def test_c_says_what_the_evaluator_says(tmp_path: Path, flags: tuple[str, ...]) 
     assert seen == {0, 1}
 
 
+@pytest.mark.process
 def test_the_plans_of_a_program(tmp_path: Path, small: Any) -> None:
     program = small.program("c")
     odd = replace(program, name="1st*/ part")

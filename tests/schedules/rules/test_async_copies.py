@@ -82,6 +82,7 @@ def test_they_arrive_in_time(tmp_path: Path, where: str) -> None:
     device.close()
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(
     ("old", "new", "backwards"),

@@ -72,6 +72,7 @@ def test_what_is_unpacked_stays_in_registers() -> None:
     assert [r.stack_bytes for r in made.kernels.values()] == [0, 0, 0]
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_candidates_compute_what_the_function_means(tmp_path: Path) -> None:
     rng = random.Random("matvec")

@@ -30,18 +30,21 @@ def child(environment: dict[str, str], mode: str, where: Path, *under: str) -> N
     assert done.returncode == 0 and f"{mode} done" in done.stdout, done.stdout[-1000:] + done.stderr[:6000]
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
 def test_samples_c_with_sanitizers_find_nothing(tmp_path: Path) -> None:
     child(sanitizer(), "c", tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.opencl
 @pytest.mark.slow
 def test_samples_opencl_under_oclgrind_find_nothing(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "opencl", tmp_path / "log")
 
 
+@pytest.mark.process
 @pytest.mark.cuda
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])

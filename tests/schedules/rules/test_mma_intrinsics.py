@@ -69,6 +69,7 @@ def test_a_warp_computes_it(tmp_path: Path, where: str) -> None:
     device.close()
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(
     ("old", "new"),
@@ -99,6 +100,7 @@ def guarded(func: PrimFunc, loop: str) -> PrimFunc:
     return replace(func, body=rewrite(func.body, narrowed))
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_loops_stay_where_no_whole_warp_comes_by(tmp_path: Path) -> None:
     device = emulated(tmp_path)

@@ -114,6 +114,7 @@ def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
     device.close()
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_copies_that_arrive_as_late_as_they_may_are_there(tmp_path: Path) -> None:
     streams = [(case, "matmul.stream") for case, names in AHEAD.items() if "matmul.stream" in names]

@@ -130,17 +130,20 @@ def changed(kernel: GeneratedKernel, old: str, new: str, name: str = "") -> Kern
     return KernelSource(name or kernel.name, "cuda", source.replace(f"{kernel.name}(", f"{name or kernel.name}("))
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(("case", "backwards"), [("NN, bias", False), ("TN", True), ("int8", False)])
 def test_they_compute_what_the_function_means(case: str, backwards: bool, tmp_path: Path) -> None:
     assert not wrong(case, tmp_path, backwards)
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_so_does_each_item_for_itself(tmp_path: Path) -> None:
     assert not wrong("batched NN", tmp_path, change=(CONDITION, "0"))
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.filterwarnings("ignore:All-NaN")
 @pytest.mark.parametrize(

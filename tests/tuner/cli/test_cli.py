@@ -95,6 +95,7 @@ def test_version() -> None:
     assert ok("--version").strip() == f"relax-tune {version('relax-tune')}"
 
 
+@pytest.mark.process
 def test_help_and_version_import_nothing_heavy() -> None:
     script = (
         "import sys\nfrom relax_tune.tuner.cli.app import app\n"

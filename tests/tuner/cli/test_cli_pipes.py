@@ -57,6 +57,7 @@ def _quoted(part: str) -> str:
     return "'" + part.replace("'", "'\\''") + "'"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("more", ["", "--json"])
 def test_closed_pipe_ends_the_program_quietly(place: Path, more: str) -> None:
     # `head` leaves long before a table or a document of this size has passed through the pipe's buffer
@@ -65,12 +66,14 @@ def test_closed_pipe_ends_the_program_quietly(place: Path, more: str) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_help_and_errors_into_a_closed_pipe(place: Path) -> None:
     for line in ("RT --help | true", "RT db top --db none.db 2>&1 | true"):
         done = shell(place, line)
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
 
 
+@pytest.mark.process
 def test_closed_standard_streams(place: Path) -> None:
     done = shell(place, f"RT {' '.join(TOP)} >&-")
     assert (done.returncode, done.stderr) == (0, "")
@@ -81,6 +84,7 @@ def test_closed_standard_streams(place: Path) -> None:
     assert "nothing wrong" in shell(place, "RT db check --db r.db").stdout
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("more", ["", "--json"])
 def test_a_full_disk_behind_the_output_is_one_sentence(place: Path, more: str) -> None:
@@ -89,6 +93,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence(place: Path, more: str) -
     assert done.stderr.startswith("error: the output could not be written") and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "40"}])
 def test_tables_in_a_pipe_are_plain_and_whole(place: Path, variables: dict[str, str]) -> None:
     done = shell(place, f"RT {' '.join(TOP)}", **variables)
@@ -97,11 +102,13 @@ def test_tables_in_a_pipe_are_plain_and_whole(place: Path, variables: dict[str, 
     assert len(rows) == 2 * 119 and all("tuned" in row and "(t=" in row for row in rows)
 
 
+@pytest.mark.process
 def test_output_in_ascii_is_still_output(place: Path) -> None:
     done = shell(place, f"RT {' '.join(TOP)}", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and done.stderr == "" and done.stdout.isascii() and "tuned" in done.stdout
 
 
+@pytest.mark.process
 def test_a_terminal_gets_bold_headings_and_no_colours(place: Path) -> None:
     for variables, bold in (({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)):
         ours, theirs = pty.openpty()

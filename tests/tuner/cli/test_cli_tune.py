@@ -71,6 +71,7 @@ def _tune(*more: str) -> tuple[str, ...]:
     return ("tune", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", "--trials", "2", *BOUNDS, *more)
 
 
+@pytest.mark.process
 def test_tune_measures_every_task_and_prints_dispatch(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, document = tuned
     assert (folder / "bert-c.rta").is_file() and document["artifact"] == "bert-c.rta"
@@ -88,6 +89,7 @@ def test_tune_measures_every_task_and_prints_dispatch(tuned: tuple[Path, dict[st
         assert all(shape["generic"] is not None for shape in task["shapes"])
 
 
+@pytest.mark.process
 def test_the_same_command_again_measures_nothing_and_writes_the_same_bytes(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -98,6 +100,7 @@ def test_the_same_command_again_measures_nothing_and_writes_the_same_bytes(
     assert (folder / "again.rta").read_bytes() == (folder / "bert-c.rta").read_bytes()
 
 
+@pytest.mark.process
 def test_build_from_records_repeats_bytes_and_obeys_policies(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned
     for policy, kinds in (("measured", None), ("generic", {"generic"})):
@@ -112,6 +115,7 @@ def test_build_from_records_repeats_bytes_and_obeys_policies(tuned: tuple[Path, 
             assert {v.label for c in program.calls for v in c.variants} == kinds
 
 
+@pytest.mark.process
 def test_run_on_arrays_gives_the_model_s_embeddings(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned
     generator = np.random.default_rng(5)
@@ -130,6 +134,7 @@ def test_run_on_arrays_gives_the_model_s_embeddings(tuned: tuple[Path, dict[str,
     assert {name: h.values for name, h in served.items()} == {"b": {1: 2, 2: 1}, "n": {1: 1, 7: 1, 24: 1}}
 
 
+@pytest.mark.process
 def test_run_on_sentences_tokenizes_pads_and_batches(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned
     texts = [part for sentence in SENTENCES for part in ("--text", sentence)]
@@ -145,6 +150,7 @@ def test_run_on_sentences_tokenizes_pads_and_batches(tuned: tuple[Path, dict[str
     np.testing.assert_allclose(similarity, np.array(wanted) @ np.array(wanted).T, atol=1e-5)
 
 
+@pytest.mark.process
 def test_bench_times_every_artifact_at_every_shape(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned
     (folder / "copy.rta").write_bytes((folder / "bert-c.rta").read_bytes())
@@ -158,6 +164,7 @@ def test_bench_times_every_artifact_at_every_shape(tuned: tuple[Path, dict[str, 
         assert all(secs > 0 for secs in row["median_secs"].values())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -184,6 +191,7 @@ def test_wrong_inputs_are_one_paragraph(
     assert len(lines) == 1 and lines[0].startswith("error: ") and says in lines[0], done.stderr
 
 
+@pytest.mark.process
 def test_interrupted_tune_exits_130_and_keeps_records(tmp_path: Path) -> None:
     make_bert(tmp_path / "bert")
     arguments = ("tune", "bert", "--target", "c", "--db", "t.db", "--effort", "quick", "--trials", "500", *BOUNDS)

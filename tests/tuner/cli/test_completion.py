@@ -15,6 +15,8 @@ from relax_tune.tuner.cli.report.model_view import stage_names
 from relax_tune.tuner.search.registry import STRATEGIES
 from relax_tune.tuner.settings import EFFORTS, Policy
 
+pytestmark = pytest.mark.process
+
 SCRIPT = "from relax_tune.tuner.cli.start import main; main()"
 # What must not be imported to list the commands.
 HEAVY = "{'numpy', 'sqlalchemy', 'xgboost', 'optuna', 'pyopencl'}"

@@ -53,6 +53,7 @@ def test_artifact_with_library_opens_only_on_its_device(tmp_path: Path) -> None:
         np.testing.assert_array_equal(model.run([np.ones((3, 8), np.float32)])[0], np.full((3, 4), 8))
 
 
+@pytest.mark.process
 def test_running_imports_nothing_of_the_tuner() -> None:
     script = "import sys, relax_tune as rt; rt.load, rt.Model, rt.Artifact; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
@@ -69,6 +70,7 @@ def test_running_imports_nothing_of_the_tuner() -> None:
         assert heavy not in names
 
 
+@pytest.mark.process
 def test_api_missing_package_error_names_the_extra() -> None:
     script = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
@@ -82,6 +84,7 @@ def test_api_missing_package_error_names_the_extra() -> None:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("package", ["typer", "sqlalchemy"])
 def test_command_missing_package_error_names_the_extra(package: str) -> None:
     script = (

@@ -80,6 +80,7 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Tuned(f"sqlite:///{folder / 't.db'}", module, job.device, settings, path, result, built)
 
 
+@pytest.mark.process
 def test_every_task_was_tuned(tuned: Tuned) -> None:
     assert not tuned.result.problems and tuned.result.trials == 10
     with open_store(tuned.url, read_only=True) as store:
@@ -93,6 +94,7 @@ def test_every_task_was_tuned(tuned: Tuned) -> None:
         assert all(t is not None for a in plan.plan.variants for t in plan.times[a]) or len(plan.plan.entries) > 1
 
 
+@pytest.mark.process
 def test_embeddings_are_the_original_s(tuned: Tuned) -> None:
     made = reference_inputs()
     with np.load(DATA / "minilm_reference.npz") as wanted, load_artifact(tuned.artifact).open() as model:
@@ -102,6 +104,7 @@ def test_embeddings_are_the_original_s(tuned: Tuned) -> None:
             assert error <= 1e-4, (b, n, error)
 
 
+@pytest.mark.process
 def test_the_same_again_measures_nothing_and_writes_the_same_bytes(tuned: Tuned, tmp_path: Path) -> None:
     class NoRunner:
         def submit(self, batch: Any) -> Any:

@@ -97,6 +97,7 @@ job.artifact(job.build()).save(sys.argv[3])
 """
 
 
+@pytest.mark.process
 def test_another_process_with_another_hash_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     job, records = _tuned(feed_forward)
     expected = job.artifact(job.build()).save(tmp_path / "here.rta").read_bytes()

@@ -202,6 +202,7 @@ save_artifact(sys.argv[1], program("good", "c"), {"w": np.ones(4, np.float32)})
 """
 
 
+@pytest.mark.process
 def test_killed_save_leaves_no_file(tmp_path: Path) -> None:
     try:
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))

@@ -79,6 +79,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
         yield found
 
 
+@pytest.mark.process
 def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path) -> None:
     module = feed_forward(upper=128)
     with open_store(f"sqlite:///{tmp_path / 't.db'}") as store:
@@ -140,6 +141,7 @@ def spoiled(program: Program, how: str) -> Program:
     return replace(program, kernels=(*program.kernels, kernel), calls=(harmed,))
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_bad_candidates_are_recorded_and_cost_only_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "DEADLINE_SECS", 3.0)
@@ -234,6 +236,7 @@ def test_a_device_is_known_without_a_runner() -> None:
         assert device_info("c") == device.info
 
 
+@pytest.mark.process
 @pytest.mark.ccompiler
 def test_task_with_scalar_symbol_is_tuned() -> None:
     """`k` reaches the kernel as an explicit scalar; measuring gives it a value as it does to every symbol."""

@@ -37,10 +37,12 @@ def test_names_are_all_different_and_alive() -> None:
     assert all(len(name) < 200 and int(parts(name)[1]) == os.getpid() for name in names)
 
 
+@pytest.mark.process
 def test_lives_of_ended_process_is_false() -> None:
     assert lives(dead_holder()) is False
 
 
+@pytest.mark.process
 def test_lives_of_zombie_process_is_false() -> None:
     code = "from relax_tune.tuner.job.job_names import new_holder; print(new_holder(), flush=True); input()"
     with subprocess.Popen(
@@ -78,6 +80,7 @@ def test_of_other_machines_and_other_names_nothing_is_known(change: Callable[[st
     assert lives(change(new_holder())) is None
 
 
+@pytest.mark.process
 def test_lives_without_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     dead, alive = dead_holder(), new_holder()
     monkeypatch.setattr(job_names, "_machine", lambda: None)
@@ -87,6 +90,7 @@ def test_lives_without_proc_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("who", ["dead", "elsewhere", "alive"])
 def test_lease_of_dead_local_holder_is_taken(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = {"dead": dead_holder, "alive": new_holder, "elsewhere": lambda: new_holder()[:-16] + "0123456789abcdef"}[
@@ -116,6 +120,7 @@ def test_lease_of_dead_local_holder_is_taken(who: str, monkeypatch: pytest.Monke
 # -- the list of jobs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_killed_job_is_not_listed_as_running() -> None:
     dead, alive = dead_holder(), new_holder()
     assert state_of(JobRecord(dead, "{}", "running")) == "interrupted"
@@ -133,6 +138,7 @@ def test_remote_job_seen_lately_is_running() -> None:
         assert state_of(JobRecord(far, settings, "running"), now=1e6) == "interrupted"
 
 
+@pytest.mark.process
 def test_new_job_records_dead_jobs() -> None:
     store = MemoryStore()
     dead, alive = JobRecord(dead_holder(), '{"a":1}', "running"), JobRecord(new_holder(), "{}", "running")

@@ -365,6 +365,7 @@ print(json.dumps({"times": times, "measurements": result.measurements}))
 """
 
 
+@pytest.mark.process
 def test_two_processes_on_one_file_share_the_work(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 't.db'}"
     open_store(url).close()

@@ -33,6 +33,7 @@ def scheduler() -> Iterator[tuple[ClusterProcess, str]]:
         yield process, address
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.ccompiler
 @pytest.mark.slow
@@ -50,6 +51,7 @@ def test_a_lost_worker_costs_no_result(scheduler: tuple[ClusterProcess, str]) ->
             assert [result.stage for result in queued.result(LIMIT_SECS)] == [None]
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.ccompiler
 def test_request_that_loses_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
@@ -65,11 +67,13 @@ def test_request_that_loses_workers_is_given_up(scheduler: tuple[ClusterProcess,
     assert result.stage == "crash" and "1 workers lost" in result.message
 
 
+@pytest.mark.process
 def test_label_without_worker_raises_in_time(scheduler: tuple[ClusterProcess, str]) -> None:
     with pytest.raises(MeasureError, match=r"'abacus'.* within 0\.5 s"):
         DaskRunner(scheduler[1], "abacus", open_secs=0.5)
 
 
+@pytest.mark.process
 def test_label_with_missing_device_raises(scheduler: tuple[ClusterProcess, str]) -> None:
     with start_worker(scheduler[1], ["abacus"]), pytest.raises(MeasureError, match=r"wanted a device .*found .abacus."):
         DaskRunner(scheduler[1], "abacus")
@@ -80,6 +84,7 @@ def test_no_scheduler_is_an_error_within_the_limit() -> None:
         DaskRunner("tcp://127.0.0.1:9", "c", open_secs=0.5)
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.ccompiler
 def test_a_lost_scheduler_ends_futures_with_an_error() -> None:
@@ -97,6 +102,7 @@ def test_a_lost_scheduler_ends_futures_with_an_error() -> None:
     assert not said.buffer and not logging.getLogger("distributed.client").filters
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_served_worker_comes_back_and_stops_when_told(scheduler: tuple[ClusterProcess, str]) -> None:
     stop = threading.Event()
@@ -124,6 +130,7 @@ def test_loopback_needs_no_certificates(address: str) -> None:
         check_address(address, FILES)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "tcp://example.org:8786", "tls://10.0.0.1:8786"])
 def test_beyond_loopback_certificates_are_needed(address: str) -> None:
     with pytest.raises(MeasureError, match=r"certificates|TLS"):
@@ -142,6 +149,7 @@ def test_wrong_scheduler_address_is_refused(address: str) -> None:
         check_address(address, None)
 
 
+@pytest.mark.process
 def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[ClusterProcess, str]) -> None:
     psutil = pytest.importorskip("psutil")  # a dependency of Dask
     process, address = scheduler
@@ -156,6 +164,7 @@ def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[C
         start_worker(address, ["here"], host="0.0.0.0")
 
 
+@pytest.mark.process
 @needs_compiler
 @pytest.mark.ccompiler
 def test_nonsense_answer_of_worker_is_one_error(scheduler: tuple[ClusterProcess, str]) -> None:

@@ -122,6 +122,7 @@ start.main()
 """
 
 
+@pytest.mark.process
 def test_interruption_in_destructor_is_raised_again() -> None:
     """In a destructor an exception cannot be passed on: Python prints it and goes on."""
     began = time.monotonic()
@@ -130,6 +131,7 @@ def test_interruption_in_destructor_is_raised_again() -> None:
     assert done.returncode == 130 and done.stderr.splitlines() == [SENTENCE]
 
 
+@pytest.mark.process
 def test_ignored_signal_does_not_interrupt() -> None:
     """`nohup relax-tune ...`, or one in the background of a script."""
     code = (
@@ -145,6 +147,7 @@ def test_ignored_signal_does_not_interrupt() -> None:
 # -- folders of killed runners ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_scratch_folder_of_killed_owner_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))

@@ -47,12 +47,14 @@ def wait_until_gone(pid: int) -> bool:
     return not alive(pid)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("spec", ["abacus", "opencl:no such device"])
 def test_runner_of_missing_device_raises(spec: str) -> None:
     with pytest.raises(MeasureError, match=spec):
         LocalRunner(spec)
 
 
+@pytest.mark.process
 def test_runner_of_slow_device_raises(tmp_path: Path) -> None:
     # A compiler that never answers: opening the C device asks gcc for its version.
     (tmp_path / "gcc").write_text("#!/bin/sh\nsleep 600\n")
@@ -62,6 +64,7 @@ def test_runner_of_slow_device_raises(tmp_path: Path) -> None:
         LocalRunner("c", open_secs=1.5, environment=slow)
 
 
+@pytest.mark.process
 def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
     code = (
         "import sys, relax_tune.tuner.measure.child\n"
@@ -73,6 +76,7 @@ def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.process
 def test_the_child_and_its_group_end_with_the_runner() -> None:
     with LocalRunner("c") as opened:
         assert opened._process is not None
@@ -81,6 +85,7 @@ def test_the_child_and_its_group_end_with_the_runner() -> None:
     assert wait_until_gone(pid)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "hanging"])
 def test_child_of_killed_supervisor_ends(busy: bool) -> None:
     root = Path(__file__).parents[3]
@@ -100,6 +105,7 @@ def test_child_of_killed_supervisor_ends(busy: bool) -> None:
     assert wait_until_gone(pid)
 
 
+@pytest.mark.process
 def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
     kinds = ["good", "also-good"]
     future = runner.submit([request(kind, "c", id=f"{kind}{n}") for n in range(10) for kind in kinds])
@@ -108,6 +114,7 @@ def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
     assert [result.status for result in future.result(LIMIT_SECS)] == ["ok"] * 20
 
 
+@pytest.mark.process
 def test_memory_corruption_fails_only_its_candidate(runner: LocalRunner) -> None:
     # It passes its own check, then leaves shared constants changed: the next candidate must not pay for that.
     subject = program("good", "c")
@@ -123,6 +130,7 @@ def test_memory_corruption_fails_only_its_candidate(runner: LocalRunner) -> None
     assert found["good"].status == "ok"
 
 
+@pytest.mark.process
 def test_crashes_and_hangs_lose_no_request(runner: LocalRunner) -> None:
     kinds = ["crash", "good", "hang", "crash", "also-good"]
     batch = [request(kind, "c", id=f"{at}", deadline_secs=1.0) for at, kind in enumerate(kinds)]
@@ -130,6 +138,7 @@ def test_crashes_and_hangs_lose_no_request(runner: LocalRunner) -> None:
     assert stages == ["crash", None, "timeout", "crash", None]
 
 
+@pytest.mark.process
 def test_hang_between_requests_loses_no_result(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, ends = runner._attempt, [_Blame("timeout", (), "idle")]
     monkeypatch.setattr(runner, "_attempt", lambda *given: ends.pop() if ends else whole(*given))
@@ -140,6 +149,7 @@ def test_hang_between_requests_loses_no_result(runner: LocalRunner, monkeypatch:
     assert result.stage == "timeout"
 
 
+@pytest.mark.process
 def test_hanging_compiler_fails_only_its_candidate(runner: LocalRunner) -> None:
     # gcc expands this for minutes; in one unit with its neighbours it holds them up, alone only itself.
     bomb = "".join(f"#define M{at + 1} M{at} M{at} M{at} M{at}\n" for at in range(14))
@@ -187,6 +197,7 @@ def test_write_frame_to_stopped_reader_raises() -> None:
     os.close(writes)
 
 
+@pytest.mark.process
 def test_death_describes_the_exit(tmp_path: Path) -> None:
     process = DeviceProcess("c", tmp_path, 60.0, {})
     os.kill(process.pid, signal.SIGSEGV)

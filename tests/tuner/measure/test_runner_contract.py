@@ -18,6 +18,8 @@ from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_wo
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
 
+pytestmark = pytest.mark.process
+
 OpenRunner = Callable[[str], Runner]
 
 

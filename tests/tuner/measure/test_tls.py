@@ -106,6 +106,7 @@ def runner(folder: Path, scheduler: str, worker: object) -> Iterator[Runner]:
         yield found
 
 
+@pytest.mark.process
 def test_a_job_from_python_measures_over_tls(
     folder: Path, runner: object, scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_job_from_python_measures_over_tls(
     assert result.work.measurements > 0 and result.work.failures == 0 and not result.work.problems
 
 
+@pytest.mark.process
 def test_an_eavesdropper_sees_nothing_of_a_measurement(folder: Path, runner: object, scheduler: str) -> None:
     with relay(scheduler) as (address, heard), DaskRunner(address, "c", tls=files(folder, "client")) as through:
         given = request("good", "c")
@@ -133,6 +135,7 @@ def test_an_eavesdropper_sees_nothing_of_a_measurement(folder: Path, runner: obj
         assert word not in data
 
 
+@pytest.mark.process
 def test_client_without_certificate_is_refused(folder: Path, runner: DaskRunner, scheduler: str) -> None:
     (worker_address,) = runner._workers()
     assert worker_address.startswith("tls://")
@@ -157,6 +160,7 @@ def test_client_without_certificate_is_refused(folder: Path, runner: DaskRunner,
         distributed.Client(scheduler.replace("tls:", "tcp:"), timeout=1.0, set_as_default=False)
 
 
+@pytest.mark.process
 def test_a_worker_of_a_foreign_authority_is_never_given_work(folder: Path, runner: DaskRunner, scheduler: str) -> None:
     known = set(runner._workers())
     with start_worker(scheduler, ["c"], tls=files(folder, "foreign", "both")) as process:
@@ -190,6 +194,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["tune", "worker"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_unusable_certificates_are_refused(
@@ -223,6 +228,7 @@ def test_certificates_without_a_scheduler_are_refused(folder: Path, monkeypatch:
         rt.tune("bert", target="c", key="client.key")
 
 
+@pytest.mark.process
 def test_settings_carry_certificates(tmp_path: Path) -> None:
     (tmp_path / "relax-tune.toml").write_text('scheduler = "tls://head:8786"\nca = "~/ca.pem"\nkey = "a.key"\n')
     found = load_settings({"key": "b.key"}, {"RELAX_TUNE_CERTIFICATE": "b.pem"}, tmp_path)
@@ -292,6 +298,7 @@ def relay(address: str) -> Iterator[tuple[str, list[bytes]]]:
             yield f"tls://{place}", heard
 
 
+@pytest.mark.process
 def test_scheduler_without_tls_is_recognised(folder: Path) -> None:
     tls = files(folder, "client")
     process, address = start_scheduler()
@@ -302,6 +309,7 @@ def test_scheduler_without_tls_is_recognised(folder: Path) -> None:
         DaskRunner(address.replace("tcp:", "tls:"), "c", tls=tls)
 
 
+@pytest.mark.process
 def test_a_tls_scheduler_addressed_plainly_is_told_apart(scheduler: str) -> None:
     with pytest.raises(MeasureError, match=r"within 0\.5 s.*says nothing.*tls://"):
         DaskRunner(scheduler.replace("tls:", "tcp:"), "c", open_secs=0.5)
@@ -362,6 +370,7 @@ def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None
             check_files(replace(given, key=str(key)))
 
 
+@pytest.mark.process
 def test_worker_help_recipe_makes_usable_certificates(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl program")

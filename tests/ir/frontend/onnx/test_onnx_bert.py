@@ -78,6 +78,7 @@ def test_exported_bert_compiled() -> None:
         device.close()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
 def test_minilm_exported_gives_the_embeddings_of_torch_and_of_its_folder(tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ def torch_python() -> tuple[str, dict[str, str]]:
     return python, {**os.environ, "PYTHONPATH": str(DATA.parent.parent / "src")}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
 def test_transformers_exported_now(tmp_path: Path) -> None:
@@ -337,6 +338,7 @@ except ParseError as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
 def test_saved_programs_and_side_effects(tmp_path: Path) -> None:
