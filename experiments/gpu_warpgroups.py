@@ -2,7 +2,7 @@
 
 Nothing selects them (`HardwareInfo.warpgroups`), whatever is found here: kernels are made and compiled for sm_90a by hand. First the rule's
 guesses multiply matrices off all tiles, and each result is held against the reference's; then those that were right are timed at large
-sizes beside those of `tensor.tiles`, and cuBLAS.
+sizes beside those of `mma.data_parallel`, and cuBLAS.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def difference(func: PrimFunc, m: int, found: Array, wanted: Array) -> str:
 
 def checked(device: Device, func: PrimFunc, rows: Sequence[int], tiny: bool) -> Iterator[tuple[str, str]]:
     """Each guess of the rule, and what is wrong with it."""
-    for text, program in candidates(device, func, "gpu_warpgroup", tiny):
+    for text, program in candidates(device, func, "gpu_wgmma", tiny):
         problem = ""
         try:
             executor = program()
@@ -155,15 +155,15 @@ def warpgroups(context: Context) -> Iterator[Row]:
                 key = f"{_named(*form)} {k} x {n}, M = {m}"
                 if context.left() < 0:
                     raise OutOfTimeError
-                ours = timed(device, func, "gpu_warpgroup", m, bad[form], context.tiny) if context.new([key]) else None
-                tiles = timed(device, func, "gpu_tensor", m, (), context.tiny) if ours is not None else None
+                ours = timed(device, func, "gpu_wgmma", m, bad[form], context.tiny) if context.new([key]) else None
+                tiles = timed(device, func, "gpu_mma", m, (), context.tiny) if ours is not None else None
                 if ours is None or tiles is None:
                     continue
                 library = of_library(device, form[0], (m, n, k), form[1])
                 yield {
-                    "key": key, "result": difference(func, m, ours[2], tiles[2]) or "as tensor.tiles", "us": ours[0] * 1e6,
-                    "tensor.tiles, us": tiles[0] * 1e6, "cuBLAS, us": library and library * 1e6,
-                    "TFLOP/s": 2 * m * n * k / ours[0] / 1e12, "it runs": ours[1], "tensor.tiles runs": tiles[1],
+                    "key": key, "result": difference(func, m, ours[2], tiles[2]) or "as mma.data_parallel", "us": ours[0] * 1e6,
+                    "mma.data_parallel, us": tiles[0] * 1e6, "cuBLAS, us": library and library * 1e6,
+                    "TFLOP/s": 2 * m * n * k / ours[0] / 1e12, "it runs": ours[1], "mma.data_parallel runs": tiles[1],
                 }  # fmt: skip
     device.close()
 

@@ -52,8 +52,8 @@ from relax_tune.schedules.cost.occupancy import (
     registers,
     shared_bytes,
 )
-from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
-from relax_tune.schedules.rules.gpu import mma as gpu_mma
+from relax_tune.schedules.rules.gpu import mma
+from relax_tune.schedules.rules.shared import register_tiles
 from relax_tune.schedules.schedule import holds
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, instantiate
 from relax_tune.schedules.target import HardwareInfo
@@ -62,8 +62,8 @@ from relax_tune.schedules.target import HardwareInfo
 FAR, DRAWN = 2.0, 300
 FEW = 128
 # Tiles larger than rules make them.
-WIDER = ((gpu_matmul, "HEIGHTS", (1, 2, 4, 8, 16)), (gpu_matmul, "VECTORS", (1, 2, 4, 8)), (gpu_matmul, "MOST_SUMS", 256),
-         (gpu_mma, "MOST_SUMS", 512))  # fmt: skip
+WIDER = ((register_tiles, "HEIGHTS", (1, 2, 4, 8, 16)), (register_tiles, "VECTORS", (1, 2, 4, 8)), (register_tiles, "MOST_SUMS", 256),
+         (mma, "MOST_SUMS", 512))  # fmt: skip
 RESULTS = Path(__file__).resolve().parent / "results"
 # Per multiprocessor and block, from the CUDA C++ Programming Guide.
 LIMITS = {"workers": 108, "warp": 32, "max_group_size": 1024, "max_local_bytes": 163 << 10, "local_bytes_per_sm": 164 << 10,

@@ -43,6 +43,7 @@ from relax_tune.schedules.rules.gpu import convolution as gpu_convolution
 from relax_tune.schedules.rules.gpu import fallback as gpu_fallback
 from relax_tune.schedules.rules.gpu import flash_attention as gpu_flash_attention
 from relax_tune.schedules.rules.gpu import flash_attention_mma as gpu_flash_attention_mma
+from relax_tune.schedules.rules.gpu import flash_decoding as gpu_flash_decoding
 from relax_tune.schedules.rules.gpu import gemv as gpu_gemv
 from relax_tune.schedules.rules.gpu import injective as gpu_injective
 from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
@@ -70,14 +71,15 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "fallback": fallback.sketches,
 }
 GPU_RULES: Mapping[str, Rule] = {
-    "gpu_tensor": gpu_mma.sketches,
-    "gpu_warpgroup": gpu_wgmma.sketches,
+    "gpu_mma": gpu_mma.sketches,
+    "gpu_wgmma": gpu_wgmma.sketches,
     "gpu_matmul": gpu_matmul.sketches,
-    "gpu_matvec": gpu_gemv.sketches,
-    "gpu_attention_tensor": gpu_flash_attention_mma.sketches,
-    "gpu_attention": gpu_flash_attention.sketches,
+    "gpu_gemv": gpu_gemv.sketches,
+    "gpu_flash_attention_mma": gpu_flash_attention_mma.sketches,
+    "gpu_flash_attention": gpu_flash_attention.sketches,
+    "gpu_flash_decoding": gpu_flash_decoding.sketches,
     "gpu_convolution": gpu_convolution.sketches,
-    "gpu_rows": gpu_rowwise.sketches,
+    "gpu_rowwise": gpu_rowwise.sketches,
     "gpu_reductions": gpu_reductions.sketches,
     "gpu_injective": gpu_injective.sketches,
     "gpu_fallback": gpu_fallback.sketches,

@@ -19,7 +19,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 # As they are guessed, and at random.
 FUNCTIONS = {True: "attention, f16", False: "attention over a cache"}
-FORMS = ("attention.keys", "attention.splits")
+FORMS = ("flash_attention.keys", "flash_decoding")
 # A small GPU whose items exchange registers.
 MACHINE = HardwareInfo.from_limits(
     "cuda", {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 48 << 10}
@@ -29,7 +29,7 @@ SIZES = ((1, 1), (1, 31), (2, 32), (3, 33), (1, 127), (5, 67))
 
 def sketches(guessed: bool) -> tuple[PrimFunc, dict[str, Sketch]]:
     func = CASES[FUNCTIONS[guessed]][0]()
-    found = generate_sketches(func, MACHINE, {"gpu_attention": GPU_RULES["gpu_attention"]})
+    found = generate_sketches(func, MACHINE, {"gpu_flash_decoding": GPU_RULES["gpu_flash_decoding"]})
     return func, {s.name: s for s in found}
 
 

@@ -15,8 +15,6 @@ from relax_tune.ir.core.expr import Var, as_int, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.gpu.matmul import product, ways
-from relax_tune.schedules.rules.gpu.threads import limit_items
 from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.rules.shared.conv_analysis import (
     ConvolutionRoles,
@@ -27,6 +25,10 @@ from relax_tune.schedules.rules.shared.conv_analysis import (
     output_loops,
 )
 from relax_tune.schedules.rules.shared.forms import first_applicable, try_forms
+from relax_tune.schedules.rules.shared.register_tiles import tile_product
+from relax_tune.schedules.rules.shared.staging import copy_strategies
+from relax_tune.schedules.rules.shared.stream_k import Decomposition
+from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -39,8 +41,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
-    for name, split in (("tiles", False), ("split", True)):
-        some = (partial(_product, func, machine, split, way) for way in ways(machine))
+    for name, split in (("implicit_gemm", False), ("implicit_gemm_split_k", True)):
+        some = (partial(_product, func, machine, split, way) for way in copy_strategies(machine))
         yield from first_applicable(f"convolution.{name}", some)
     yield from try_forms([("convolution.direct", partial(_direct, func, machine))])
 
@@ -80,7 +82,8 @@ def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) ->
     _join_copy(s, weights, 1, len(roles.steps))
     _join_copy(s, read, others, len(roles.steps))
     _join_copy(s, read, others + 1, len(places))
-    product(s, main, machine, "split" if split else "tiles", ahead, [writer_of(s, read), writer_of(s, weights)])
+    form: Decomposition = "split_k" if split else "data_parallel"
+    tile_product(s, main, machine, form, ahead, [writer_of(s, read), writer_of(s, weights)])
     return s
 
 
@@ -120,7 +123,7 @@ def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     items, lines = s.tunable("TX", (4, 8, 16, 32, 64)), s.tunable("TY", (1, 2, 4, 8, 16, 32))
     run = s.tunable("W", (1, 2, 4))
-    limit_items(s, machine, mul(items, lines))
+    limit_threads(s, machine, mul(items, lines))
     nest, epilogue = loops_by_iter(s, main), final_block(s.func).name
     *_, column = [w.place for w in roles.windows]
     steps = [nest[v] for v in roles.steps]

@@ -15,11 +15,9 @@ from functools import partial
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, Seq, blocks
+from relax_tune.ir.core.stmt import For, Seq
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
-from relax_tune.schedules.rules.gpu.flash_decoding import rolling, splits
-from relax_tune.schedules.rules.gpu.threads import limit_items
 from relax_tune.schedules.rules.shared.blocks import loops_of_iter
 from relax_tune.schedules.rules.shared.flash import (
     SKIPS,
@@ -29,7 +27,9 @@ from relax_tune.schedules.rules.shared.flash import (
     outer_loops,
     swap_last_dims,
 )
-from relax_tune.schedules.rules.shared.forms import first_applicable, try_forms
+from relax_tune.schedules.rules.shared.forms import first_applicable
+from relax_tune.schedules.rules.shared.staging import CopyPlan, copy_rows, share_accesses, stage_tile
+from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -38,10 +38,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Every sketch of an attention; nothing when the function is none."""
     if len(reductions(func)) != 4:
         return
-    for name, make in (("queries", _queries), ("keys", rolling if machine.has_shuffles else _keys)):
-        yield from first_applicable(f"attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
-    if machine.has_shuffles:
-        yield from try_forms([("attention.splits", partial(splits, func, machine))])
+    forms = [("queries", _queries)] if machine.has_shuffles else [("queries", _queries), ("keys", _keys)]
+    for name, make in forms:
+        yield from first_applicable(f"flash_attention.{name}", (partial(make, func, machine, skip) for skip in SKIPS))
 
 
 def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
@@ -52,27 +51,27 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
     items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
     keys = mul(s.tunable("KU", (1, 2, 4, 8)), lanes)
     width = s.tunable("NR", [w for w in (4, 8, 16) if r.width % w == 0] or [1])
-    limit_items(s, machine, items)
+    limit_threads(s, machine, items)
     # what is written out for a block takes long to compile
     s.require(le(mul(keys, const(r.width)), const(1 << 10)))
     for name in (r.product, r.scores, r.weights):
         swap_last_dims(s, find_block(s.func, name).body.buffer.name)
     value = other_operand(s, r.weighted_values, find_block(s.func, r.weights).body.buffer.name)
-    queries = _cached(s, r.product, r.query)
+    queries = _stage_input(s, r.product, r.query)
     swap_last_dims(s, find_block(s.func, queries).body.buffer.name)
     s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=items)
     s.apply("split_k_update", block=r.row_max, factor=keys)
-    key_block = _whole_blocks(s, r.product, keys)
+    key_block = _pad_key_blocks(s, r.product, keys)
     swap_last_dims(s, find_block(s.func, key_block).body.buffer.name)
-    values = _cached(s, f"{r.weighted_values}_rf", value)
+    values = _stage_input(s, f"{r.weighted_values}_rf", value)
 
     nest = outer_loops(s, r, items, skip)
     i_0, step = nest.tile, nest.key_block
     row = _one_row(s, step)
     _stages(s, r, row, width)
-    _fetch(s, values, step, items, lanes)
-    _fetch(s, key_block, step, items, lanes, turned=True)
-    _fetch(s, queries, i_0, items, lanes, turned=True)
+    _stage(s, values, step, items, lanes)
+    _stage(s, key_block, step, items, lanes, transposed=True)
+    _stage(s, queries, i_0, items, lanes, transposed=True)
     starts = [f"{name}_init" for name in (r.weighted_values, r.row_sum, r.row_max)]
     rows = [row, *(s.inner_loops(name, i_0)[0] for name in (*starts, r.output))]
     for name in (starts[0], r.output):
@@ -96,7 +95,7 @@ def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
     s = Schedule(func)
     r = find_attention_roles(s)
     items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
-    limit_items(s, machine, items)
+    limit_threads(s, machine, items)
     s.apply("split_k_update", block=r.row_max, factor=items)
     nest = outer_loops(s, r, None, skip)
     query, step = nest.tile, nest.key_block
@@ -162,21 +161,20 @@ def _stages(s: Schedule, r: AttentionRoles, row: str, width: Tunable) -> None:
         s.unroll(name)
 
 
-def _whole_blocks(s: Schedule, product: str, keys: Expr) -> str:
-    """Scores of whole blocks, of keys that are padded with zeros: the block that fetches these."""
+def _pad_key_blocks(s: Schedule, product: str, keys: Expr) -> str:
+    """Pad the keys with zeros to whole blocks; return the block that stages them in shared memory."""
     node = find_block(s.func, product)
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("pad", block=product, factors=[keys if i.var is node.body.indices[-1] else None for i in node.iters])
-    made = [b for b in blocks(s.func.body) if b.name not in before]
+    factors = [keys if i.var is node.body.indices[-1] else None for i in node.iters]
+    made = [find_block(s.func, n) for n in s.apply("pad", block=product, factors=factors)]
     operands = {x.buffer for x in block_loads(find_block(s.func, product))}
-    fetched = [b for b in made if b.body.buffer in operands]
-    if len(fetched) != 1:
-        raise ScheduleError(f"{s.func.name}: wanted one operand with keys, found {len(fetched)}")
+    staged = [b for b in made if b.body.buffer in operands]
+    if len(staged) != 1:
+        raise ScheduleError(f"{s.func.name}: wanted one operand with keys, found {len(staged)}")
     for b in made:
-        if b is not fetched[0]:
+        if b is not staged[0]:
             s.compute_inline(b.name)
-    s.apply("set_scope", buffer=fetched[0].body.buffer.name, scope="shared")
-    return fetched[0].name
+    s.apply("set_scope", buffer=staged[0].body.buffer.name, scope="shared")
+    return staged[0].name
 
 
 def _one_row(s: Schedule, step: str) -> str:
@@ -188,26 +186,29 @@ def _one_row(s: Schedule, step: str) -> str:
     return own[0]
 
 
-def _cached(s: Schedule, block: str, buffer: str) -> str:
-    """The block that copies what another one reads into shared memory."""
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("cache_read", block=block, buffer=buffer, scope="shared")
-    return next(b.name for b in blocks(s.func.body) if b.name not in before)
+def _stage_input(s: Schedule, block: str, buffer: str) -> str:
+    """Return a new block that copies an input of a block to shared memory."""
+    (copy,) = s.apply("cache_read", block=block, buffer=buffer, scope="shared")
+    return copy
 
 
-def _fetch(s: Schedule, block: str, loop: str, items: Tunable, lanes: int, turned: bool = False) -> None:
-    """All items of a group fetch what an iteration needs, in vectors where rows are cut into whole ones. turned: rows become columns,
-    so that items with neighbouring ones write to different banks."""
-    s.compute_at(block, loop)
-    *front, fast = s.inner_loops(block, loop)
-    extent = as_int(s.extent(fast))
-    vectors, inner = s.split(fast, [None, lanes if extent is not None and extent % lanes == 0 else 1], divides=True)
-    if turned:
-        buffer = find_block(s.func, block).body.buffer.name
-        s.apply("storage_align", buffer=buffer, factor=1, offset=lanes)
+def _stage(s: Schedule, block: str, loop: str, threads: Tunable, lanes: int, transposed: bool = False) -> None:
+    """Stage what an iteration of `loop` reads, in vectors where these divide its rows.
+
+    transposed: the rows become columns, padded so that consecutive threads write to different banks.
+    """
+
+    def spread(name: str, own: list[str]) -> None:
+        *front, fast = own
+        extent = as_int(s.extent(fast))
+        width = lanes if extent is not None and extent % lanes == 0 else 1
+        plan = CopyPlan((threads,), width, whole=True)
+        if not transposed:
+            copy_rows(s, name, front, fast, plan)
+            return
+        vectors, vector = s.split(fast, [None, width], divides=True)
+        s.apply("storage_align", buffer=find_block(s.func, name).body.buffer.name, factor=1, offset=lanes)
         s.reorder([vectors, *front])
-    order = [vectors, *front] if turned else [*front, vectors]
-    rounds, item = s.split(s.fuse(order), [None, items], divides=True)
-    s.reorder([item, rounds, inner])
-    s.vectorize(inner)
-    s.bind(item, "item")
+        share_accesses(s, name, [vectors, *front], vector, plan)
+
+    stage_tile(s, block, loop, CopyPlan((threads,), whole=True), spread=spread)

@@ -20,8 +20,6 @@ from relax_tune.ir.core.stmt import LoopKind
 from relax_tune.ir.hardware.mma import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
-from relax_tune.schedules.rules.gpu.mma import CAPABILITY, EACH, HIGH, MOST_SUMS, VECTOR, WIDE
-from relax_tune.schedules.rules.gpu.threads import limit_items, sum_over_items
 from relax_tune.schedules.rules.shared.blocks import loops_of_iter
 from relax_tune.schedules.rules.shared.flash import (
     SKIPS,
@@ -32,6 +30,17 @@ from relax_tune.schedules.rules.shared.flash import (
     swap_last_dims,
 )
 from relax_tune.schedules.rules.shared.forms import first_applicable
+from relax_tune.schedules.rules.shared.mma_tiles import (
+    EACH,
+    HIGH,
+    MMA_CAPABILITY,
+    MOST_SUMS,
+    VECTOR,
+    WIDE,
+    fragment_layout,
+)
+from relax_tune.schedules.rules.shared.staging import CircularBuffer, CopyPlan, stage_tile
+from relax_tune.schedules.rules.shared.threads import limit_threads, reduce_across_threads
 from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -45,7 +54,7 @@ STAGES = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class QueryTile:
     """Counts: warps of a group, of each one's tiles of queries, and of the tiles of keys that it fetches of a block."""
 
     warps: Tunable
@@ -63,9 +72,9 @@ class Tile:
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """One sketch of an attention; nothing when the function is none, and on machines that do not multiply tiles."""
-    if machine.capability >= CAPABILITY and len(reductions(func)) == 4:
+    if machine.capability >= MMA_CAPABILITY and len(reductions(func)) == 4:
         # where windows begin takes long to tell for what warps hold
-        yield from first_applicable("attention.tensor", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
+        yield from first_applicable("flash_attention.mma", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
 
 
 def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedule:
@@ -74,18 +83,18 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
     r = find_attention_roles(s)
     weights = find_block(s.func, r.weights).body.buffer.name
     dtype = _multiplied(s, r)
-    tile = Tile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
+    tile = QueryTile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
     stages = s.tunable("STAGES", STAGES)
-    limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
+    limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, mul(mul(tile.keys, tile.warps), 2 * ROWS // WIDE)), const(MOST_SUMS // 2)))
     s.require(le(mul(tile.high, 2 * r.width // WIDE), const(MOST_SUMS // 2)))
     for name in (r.product, r.scores, r.weights):
         swap_last_dims(s, find_block(s.func, name).body.buffer.name)
     key = other_operand(s, r.product, r.query)
-    fetched = [s.apply("cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
+    staged = [s.apply("cache_read", block=r.product, buffer=x, scope="shared")[0] for x in (r.query, key)]
     s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=tile.rows)
-    fetched += s.apply("pad_softmax_axis", block=r.row_max, factor=tile.block)
-    s.apply("set_scope", buffer=find_block(s.func, fetched[-1]).body.buffer.name, scope="shared")
+    staged += s.apply("pad_softmax_axis", block=r.row_max, factor=tile.block)
+    s.apply("set_scope", buffer=find_block(s.func, staged[-1]).body.buffer.name, scope="shared")
     s.apply("split_k_update", block=r.row_max, factor=tile.block)
     parts = _parts(s, r)
 
@@ -93,9 +102,9 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
     i_0, step = nest.tile, nest.key_block
     for name in (f"{r.weighted_values}_rf", f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores, r.product):
         s.compute_at(name, step)
-    _fetch(s, fetched[0], i_0, tile)
-    for fetch in fetched[1:]:
-        _fetch(s, fetch, step, tile, stages)
+    _stage(s, staged[0], i_0, tile)
+    for copy in staged[1:]:
+        _stage(s, copy, step, tile, stages)
     places = {find_block(s.func, x.name).body.buffer.name: x for x in parts if x.name != r.output}
     for x in parts:
         loop = i_0 if x.name == r.output or x.name.endswith("_init") else step
@@ -103,7 +112,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
         _by_items(s, x, loop, tile, f"mma_{dtype}_{x.form}")
         places |= {a.name: x for a in s.func.allocs if a.name not in known}
     for buffer, x in places.items():
-        _place(s, buffer, x)
+        fragment_layout(s, buffer, x.row, x.column)
         if buffer == weights:  # which the machine takes from all items of a warp
             swap_last_dims(s, buffer)
             s.apply("set_scope", buffer=buffer, scope="warp")
@@ -117,7 +126,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TiledBlock:
     """A block of the kernel by its name, and which dimensions of what it makes are those of queries and, if there is one, of keys or
     columns. over: the iterator it reduces over, if it does so here; form: of its operands, if it is a product; apart: whether
     neighbours differ in more than what they read, as they do under a mask."""
@@ -130,7 +139,7 @@ class Part:
     apart: bool = False
 
 
-def _parts(s: Schedule, r: AttentionRoles) -> list[Part]:
+def _parts(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
     """Every block but those that fetch; products and sums over keys last, which make blocks of their own."""
     last = find_block(s.func, r.output)
     found = {x.buffer: x.indices for x in block_loads(last)}
@@ -141,18 +150,18 @@ def _parts(s: Schedule, r: AttentionRoles) -> list[Part]:
     keys = len(find_block(s.func, r.weights).body.indices) - 1
     return [
         *(
-            Part(f"{r.row_max}{x}", r.row_max_dim + (x in ("_scale", "_factor")))
+            TiledBlock(f"{r.row_max}{x}", r.row_max_dim + (x in ("_scale", "_factor")))
             for x in ("", "_init", "_scale", "_factor")
         ),
-        *(Part(f"{r.row_sum}{x}", total) for x in ("", "_init")),
-        *(Part(f"{r.weighted_values}{x}", context, column) for x in ("", "_init")),
-        Part(r.scores, keys - 1, keys, apart=True),
-        Part(r.weights, keys - 1, keys),
-        Part(r.output, last.body.indices.index(r.row), len(last.body.indices) - 1),
-        Part(f"{r.row_max}_rf", r.row_max_dim + 1, None, "vt"),
-        Part(f"{r.row_sum}_rf", total + 1, None, "vt"),
-        Part(r.product, keys - 1, keys, depth, "nt"),
-        Part(f"{r.weighted_values}_rf", context + 1, column + 1, "vt", "on"),
+        *(TiledBlock(f"{r.row_sum}{x}", total) for x in ("", "_init")),
+        *(TiledBlock(f"{r.weighted_values}{x}", context, column) for x in ("", "_init")),
+        TiledBlock(r.scores, keys - 1, keys, apart=True),
+        TiledBlock(r.weights, keys - 1, keys),
+        TiledBlock(r.output, last.body.indices.index(r.row), len(last.body.indices) - 1),
+        TiledBlock(f"{r.row_max}_rf", r.row_max_dim + 1, None, "vt"),
+        TiledBlock(f"{r.row_sum}_rf", total + 1, None, "vt"),
+        TiledBlock(r.product, keys - 1, keys, depth, "nt"),
+        TiledBlock(f"{r.weighted_values}_rf", context + 1, column + 1, "vt", "on"),
     ]
 
 
@@ -172,7 +181,7 @@ def _multiplied(s: Schedule, r: AttentionRoles) -> DType:
     return dtype
 
 
-def _loop(s: Schedule, x: Part, dim: int, inside: str) -> str:
+def _loop(s: Schedule, x: TiledBlock, dim: int, inside: str) -> str:
     """The loop of a part along one dimension of what it makes."""
     place = find_block(s.func, x.name).body.indices[dim]
     assert isinstance(place, Var)
@@ -180,7 +189,7 @@ def _loop(s: Schedule, x: Part, dim: int, inside: str) -> str:
     return found
 
 
-def _by_items(s: Schedule, x: Part, inside: str, tile: Tile, product: str) -> None:
+def _by_items(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product: str) -> None:
     """The loops of a part over warps and their items, and over what each of these has, which are written out."""
     w, m, h, y = s.split(_loop(s, x, x.row, inside), [None, tile.high, ROWS // HIGH, HIGH])
     if x.column is None and not x.over:
@@ -189,7 +198,7 @@ def _by_items(s: Schedule, x: Part, inside: str, tile: Tile, product: str) -> No
     elif x.column is None:  # four neighbours share a query
         n, j, c = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, WIDE, EACH])
         s.reorder([w, y, j, n, m, h, c])
-        sum_over_items(s, x.name, [j], c, rows=[m, h])
+        reduce_across_threads(s, x.name, [j], c, rows=[m, h])
         set_kind_of_copies(s, {n: "unrolled"})
     else:
         n, j, c = s.split(_loop(s, x, x.column, inside), [None, WIDE, EACH])
@@ -221,37 +230,17 @@ def _bound(s: Schedule, order: Sequence[str], kind: LoopKind) -> None:
         s.set_kind(c, kind)
 
 
-def _place(s: Schedule, buffer: str, x: Part) -> None:
-    """What items have in registers, by the places of a tile."""
-    rank = len(find_alloc(s.func, buffer).shape)
-    dims = [(x.row, (HIGH,)), *([] if x.column is None else [(x.column, (COLUMNS, EACH))])]
-    for dim, factors in sorted(dims, reverse=True):
-        for at, factor in enumerate(factors):
-            s.apply("tile_layout", buffer=buffer, dim=dim + at, factor=factor, order=[*range(rank + 1)])
-            rank += 1
+def _stage(s: Schedule, block: str, loop: str, tile: QueryTile, stages: Tunable | None = None) -> None:
+    """Stage what an iteration of `loop` reads with asynchronous copies, in rows that are padded against bank conflicts.
 
-
-def _fetch(s: Schedule, block: str, loop: str, tile: Tile, stages: Tunable | None = None) -> None:
-    """All items of a group fetch what an iteration needs, as it lies: neighbours copy neighbouring vectors, asynchronously. Rows begin in
-    banks that differ. stages: blocks of keys that are in shared memory at once, all but one on their way."""
+    stages: the slots of the circular buffer of key blocks; None for queries, which are staged once.
+    """
     s.compute_at(block, loop)
-    made = [block]
-    node = find_block(s.func, block)
-    buffer = node.body.buffer
+    node, ring = find_block(s.func, block), None
     if stages is not None:
-        made += s.apply("software_pipeline", block=block, loop=loop, stages=stages)
         moving = {i.var for i, e in zip(node.iters, node.bindings) if loop in {v.name for v in free_vars(e)}}
         (keys,) = (d for d, e in enumerate(node.body.indices) if e in moving)
-        order = [keys, *(d for d in range(len(buffer.shape) + 1) if d != keys)]
-        s.apply("tile_layout", buffer=buffer.name, dim=keys, factor=tile.block, order=order)
-    s.apply("storage_align", buffer=buffer.name, factor=2 * VECTOR, offset=VECTOR)
-    depth = s.loops_of(block).index(loop) + 1
-    for name in made:
-        *front, fast = s.loops_of(name)[depth:]
-        vectors, vector = s.split(fast, [None, VECTOR], divides=True)
-        rounds, z, y, x = s.split(s.fuse([*front, vectors]), [None, tile.warps, HIGH, WIDE], divides=True)
-        s.reorder([z, y, x, rounds, vector])
-        s.vectorize(vector)
-        for axis, item in enumerate((x, y, z)):
-            s.bind(item, "item", axis)
-        s.apply("copy_async", loop=vector)
+        ring = CircularBuffer(stages, keys, tile.block)
+    plan = CopyPlan((tile.warps, HIGH, WIDE), VECTOR, whole=True, pipeline=ring, asynchronous=True)
+    buffer = node.body.buffer.name
+    stage_tile(s, block, loop, plan, lambda: s.apply("storage_align", buffer=buffer, factor=2 * VECTOR, offset=VECTOR))

@@ -8,14 +8,15 @@ keys, and a second kernel combines what they found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from relax_tune.ir.core.expr import Expr, Tunable, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import blocks, loops
+from relax_tune.ir.core.stmt import loops
+from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.gpu.threads import NEIGHBOURS, bind_items, factored, limit_items, sum_over_items
 from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
 from relax_tune.schedules.rules.shared.flash import (
     SKIPS,
@@ -23,6 +24,16 @@ from relax_tune.schedules.rules.shared.flash import (
     find_attention_roles,
     outer_loops,
     split_kv_loops,
+    swap_last_dims,
+)
+from relax_tune.schedules.rules.shared.forms import first_applicable, try_forms
+from relax_tune.schedules.rules.shared.staging import CopyPlan, stage_tile
+from relax_tune.schedules.rules.shared.threads import (
+    LANES_PER_ROW,
+    bind_threads,
+    limit_threads,
+    reduce_across_threads,
+    rfactor_into_scope,
 )
 from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
@@ -39,7 +50,7 @@ MOST_ITEMS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecodingTile:
     """TX items of a row, TY rows of them; MR queries; KU keys of a row at a time, KR of an item in a block; vectors of VL."""
 
     tx: Tunable
@@ -50,24 +61,32 @@ class Shape:
     width: Tunable
 
 
-def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield both sketches of an attention; none for other functions, and on devices without warp shuffles."""
+    if len(reductions(func)) != 4 or not machine.has_shuffles:
+        return
+    yield from first_applicable("flash_attention.keys", (partial(one_pass, func, machine, skip) for skip in SKIPS))
+    yield from try_forms([("flash_decoding", partial(split_kv, func, machine))])
+
+
+def one_pass(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
     """All keys of a few queries by one group."""
     s = Schedule(func)
-    r, shape, queries = _prepared(s, machine, (1, 2))
-    nest = outer_loops(s, r, shape.queries, skip)
+    r, tile, queries = _prepared(s, machine, (1, 2))
+    nest = outer_loops(s, r, tile.queries, skip)
     i_0, step = nest.tile, nest.key_block
     for name in (f"{r.weighted_values}_rf", f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores):
         s.compute_at(name, step)
-    _block_of_keys(s, r, step, shape)
-    _fetch(s, queries, i_0, shape)
+    _block_of_keys(s, r, step, tile)
+    _stage_queries(s, queries, i_0, tile)
     for name, loop in ((f"{r.weighted_values}_init", i_0), (r.weighted_values, step), (r.output, i_0)):
         if name == r.weighted_values:
-            _by_items(s, name, s.inner_loops(name, step)[-1], shape)
-        _columns(s, name, loop, shape)
+            _by_items(s, name, s.inner_loops(name, step)[-1], tile)
+        _columns(s, name, loop, tile)
     for a in s.func.allocs:
         if a.scope == "global":
             s.apply("set_scope", buffer=a.name, scope="local")
-    _unroll_queries(s, shape)
+    _unroll_queries(s, tile)
     s.bind(i_0, "group")
     if nest.outer:
         s.bind(s.fuse(nest.outer), "group", 1)
@@ -75,20 +94,20 @@ def rolling(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sche
     return s
 
 
-def splits(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def split_kv(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A group for each block of keys of a few queries; then one for each query."""
     s = Schedule(func)
-    r, shape, queries = _prepared(s, machine, (1, 2, 4, 8))
+    r, tile, queries = _prepared(s, machine, (1, 2, 4, 8))
     own = {
         name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.row_max, r.row_sum, r.weighted_values)
     }
-    *outer, i_0, step = split_kv_loops(s, r, shape.queries)
-    _block_of_keys(s, r, step, shape)
-    _fetch(s, queries, step, shape)
-    _columns(s, writer_of(s, own[r.weighted_values]), step, shape)
+    *outer, i_0, step = split_kv_loops(s, r, tile.queries)
+    _block_of_keys(s, r, step, tile)
+    _stage_queries(s, queries, step, tile)
+    _columns(s, writer_of(s, own[r.weighted_values]), step, tile)
     for name in own:
         s.apply("set_scope", buffer=find_block(s.func, f"{name}_rf").body.buffer.name, scope="local")
-    _unroll_queries(s, shape)
+    _unroll_queries(s, tile)
     s.bind(step, "group", 0)
     s.bind(i_0, "group", 1)
     if outer:
@@ -98,11 +117,11 @@ def splits(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     return s
 
 
-def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[AttentionRoles, Shape, str]:
+def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[AttentionRoles, DecodingTile, str]:
     """Keys in blocks, queries in rows that are whole, and the block that fetches these."""
     r = find_attention_roles(s)
-    least = max(1, machine.warp // NEIGHBOURS[-1])
-    tx = s.tunable("TX", NEIGHBOURS)
+    least = max(1, machine.warp // LANES_PER_ROW[-1])
+    tx = s.tunable("TX", LANES_PER_ROW)
     ty = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if least <= n <= max(machine.group_size // 4, least)])
     queries, together = s.tunable("MR", (1, 2, 4, 8)), s.tunable("KU", (1, 2, 4))
     keys = mul(mul(s.tunable("KR", rounds), ty), tx)
@@ -111,66 +130,67 @@ def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tupl
     most = min(machine.lanes * 4, FETCHED) // size
     widths = [w for w in (1, 2, 4, 8) if w <= most and r.depth % w == 0 and r.width % w == 0]
     width = s.tunable("VL", widths)
-    limit_items(s, machine, mul(tx, ty))
+    limit_threads(s, machine, mul(tx, ty))
     s.require(le(mul(tx, ty), const(MOST_ITEMS)))
     s.require(le(keys, const(MOST_KEYS)))
-    s.require(le(mul(tx, width), const(max(r.depth, r.width, NEIGHBOURS[0]))))
+    s.require(le(mul(tx, width), const(max(r.depth, r.width, LANES_PER_ROW[0]))))
     s.require(le(mul(mul(queries, together), width), const(MOST_PRODUCTS)))
     s.require(le(mul(queries, ceildiv(const(r.width), tx)), const(MOST_COLUMNS)))
     for name in (r.product, r.scores, r.weights):
-        buffer = find_block(s.func, name).body.buffer
-        rank = len(buffer.shape)
-        s.apply("permute_layout", buffer=buffer.name, order=[*range(rank - 2), rank - 1, rank - 2])
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("cache_read", block=r.product, buffer=r.query, scope="shared")
-    (fetch,) = (b.name for b in blocks(s.func.body) if b.name not in before)
+        swap_last_dims(s, find_block(s.func, name).body.buffer.name)
+    (staged,) = s.apply("cache_read", block=r.product, buffer=r.query, scope="shared")
     s.apply("pad_spatial", block=r.row_max, dim=r.row_max_dim, factor=queries)
     s.apply("split_k_update", block=r.row_max, factor=keys)
-    return r, Shape(tx, ty, queries, together, keys, width), fetch
+    return r, DecodingTile(tx, ty, queries, together, keys, width), staged
 
 
-def _fetch(s: Schedule, block: str, loop: str, shape: Shape) -> None:
-    """The queries of a group, by all of its items."""
-    *rows, depth = s.compute_at(block, loop)
-    rounds, *item = s.split(depth, [None, shape.ty, shape.tx])
-    s.reorder([*item, *rows, rounds])
-    bind_items(s, item)
+def _stage_queries(s: Schedule, block: str, loop: str, tile: DecodingTile) -> None:
+    """Stage the queries of a thread block: its threads copy the elements of each query in turn."""
+    plan = CopyPlan((tile.ty, tile.tx))
+
+    def spread(name: str, own: list[str]) -> None:
+        *rows, depth = own
+        rounds, *threads = s.split(depth, [None, *plan.threads])
+        s.reorder([*threads, *rows, rounds])
+        bind_threads(s, threads)
+
+    stage_tile(s, block, loop, plan, spread=spread)
 
 
-def _block_of_keys(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> None:
+def _block_of_keys(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> None:
     """Scores, their maximum, weights, their sum and the weighted values, of a block of keys."""
-    together = _scores(s, r, step, shape)
+    together = _scores(s, r, step, tile)
     for name in (f"{r.row_max}_rf", f"{r.row_sum}_rf"):
         (keys,) = loops_of_iter(s, name, step, "vt")
         rows = [n for n in s.inner_loops(name, step) if n != keys]
-        rounds, *item, alone = s.split(keys, [None, shape.ty, shape.tx, 1])
+        rounds, *item, alone = s.split(keys, [None, tile.ty, tile.tx, 1])
         s.reorder([*item, rounds, *rows, alone])
-        sum_over_items(s, name, item, alone, rows=rows)
+        reduce_across_threads(s, name, item, alone, rows=rows)
     own = s.inner_loops(r.weights, step)
     (keys,) = loops_of_iter(s, r.weights, step, r.weight_key)
-    rounds, *item = s.split(keys, [None, shape.ty, shape.tx])
+    rounds, *item = s.split(keys, [None, tile.ty, tile.tx])
     s.reorder([*item, rounds, *(n for n in own if n != keys)])
-    bind_items(s, item)
-    _values(s, r, step, shape)
+    bind_threads(s, item)
+    _values(s, r, step, tile)
     set_kind_of_copies(s, {together: "unrolled"})
     for name in (r.scores, r.weights):
         s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="shared")
 
 
-def _scores(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> str:
+def _scores(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> str:
     """Each row of items has neighbouring keys, and makes their products with all queries together: the loop over these keys."""
     (keys,) = loops_of_iter(s, r.scores, step, r.score_key)
     (rows,) = loops_of_iter(s, r.scores, step, r.score_row)
-    rounds, item, together = s.split(keys, [None, shape.ty, shape.together])
+    rounds, item, together = s.split(keys, [None, tile.ty, tile.together])
     s.reorder([rounds, item, rows, together])
     own = s.compute_at(r.product, item)
     depth = next(i.var.name for i in find_block(s.func, r.product).iters if i.kind == "reduce")
     (d,) = loops_of_iter(s, r.product, item, depth)
-    vectors, lanes = s.split(d, [None, shape.width], divides=True)
-    times, across = s.split(vectors, [None, shape.tx])
+    vectors, lanes = s.split(d, [None, tile.width], divides=True)
+    times, across = s.split(vectors, [None, tile.tx])
     each = [n for n in own if n != d]
     s.reorder([across, times, *each, lanes])
-    factored(s, factored(s, r.product, across, "warp"), lanes, "local")
+    rfactor_into_scope(s, rfactor_into_scope(s, r.product, across, "warp"), lanes, "local")
     s.bind(across, "item", 0)
     left, *copies = s.inner_loops(r.product, item)
     s.reorder([*copies, left])
@@ -181,18 +201,18 @@ def _scores(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> str:
     return together
 
 
-def _values(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> None:
+def _values(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> None:
     """Vectors of columns by the items of a row, keys by all rows, whose sums meet."""
     part = f"{r.weighted_values}_rf"
     (keys,) = loops_of_iter(s, part, step, "vt")
     *rows, columns = [n for n in s.inner_loops(part, step) if n != keys]
-    _by_items(s, part, columns, shape)
-    vectors, lanes = s.split(columns, [None, shape.width], divides=True)
-    times, across = s.split(vectors, [None, shape.tx])
-    rounds, item, alone = s.split(keys, [None, shape.ty, 1])
+    _by_items(s, part, columns, tile)
+    vectors, lanes = s.split(columns, [None, tile.width], divides=True)
+    times, across = s.split(vectors, [None, tile.tx])
+    rounds, item, alone = s.split(keys, [None, tile.ty, 1])
     s.reorder([across, item, rounds, *rows, times, alone, lanes])
-    partial = factored(s, part, item, "shared")
-    of_item = factored(s, partial, alone, "local", "serial")
+    partial = rfactor_into_scope(s, part, item, "shared")
+    of_item = rfactor_into_scope(s, partial, alone, "local", "serial")
     for name, extra in ((of_item, 2), (partial, 1)):
         left = find_block(s.func, name).body.buffer
         rank = len(left.shape)
@@ -203,20 +223,20 @@ def _values(s: Schedule, r: AttentionRoles, step: str, shape: Shape) -> None:
     s.bind(across, "item", 0)
 
 
-def _by_items(s: Schedule, block: str, columns: str, shape: Shape) -> None:
+def _by_items(s: Schedule, block: str, columns: str, tile: DecodingTile) -> None:
     """What a block makes, with the columns of each item in dimensions of their own."""
     node = find_block(s.func, block)
     column = next(i.var for i, b in zip(node.iters, node.bindings) if columns in [v.name for v in free_vars(b)])
     dim, rank = node.body.indices.index(column), len(node.body.indices)
-    for more, factor in enumerate((shape.width, shape.tx), 1):
+    for more, factor in enumerate((tile.width, tile.tx), 1):
         s.apply("tile_layout", buffer=node.body.buffer.name, dim=dim, factor=factor, order=[*range(rank + more)])
 
 
-def _columns(s: Schedule, block: str, loop: str, shape: Shape) -> None:
+def _columns(s: Schedule, block: str, loop: str, tile: DecodingTile) -> None:
     """What the items of a row do with the sums of their columns."""
     *rows, columns = [n for n in s.inner_loops(block, loop) if n not in loops_of_iter(s, block, loop, "vb")]
-    vectors, lanes = s.split(columns, [None, shape.width], divides=True)
-    times, across = s.split(vectors, [None, shape.tx])
+    vectors, lanes = s.split(columns, [None, tile.width], divides=True)
+    times, across = s.split(vectors, [None, tile.tx])
     s.reorder([across, *rows, times, lanes])
     for name in (*rows, times):
         s.unroll(name)
@@ -224,17 +244,17 @@ def _columns(s: Schedule, block: str, loop: str, shape: Shape) -> None:
     s.bind(across, "item", 0)
 
 
-def _unroll_queries(s: Schedule, shape: Shape) -> None:
+def _unroll_queries(s: Schedule, tile: DecodingTile) -> None:
     """An item has what belongs to its queries in registers."""
     for p in loops(s.func.body):
-        if p.kind == "serial" and p.extent is shape.queries:
+        if p.kind == "serial" and p.extent is tile.queries:
             s.unroll(p.var.name)
 
 
 def _combined(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
     """The second kernel: items have columns, and weigh what every block of keys left."""
     items = s.tunable("TC", [n for n in (32, 64, 128, 256) if n <= machine.group_size] or [machine.group_size])
-    limit_items(s, machine, items)
+    limit_threads(s, machine, items)
     s.compute_inline(f"{r.row_max}_scale")
     last = find_block(s.func, r.output)
     nest = {i.var: name for i, name in zip(last.iters, s.loops_of(r.output), strict=True)}
@@ -258,6 +278,6 @@ def _combined(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
 def _guess(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> dict[str, int]:
     """A row of items has a key in as few vectors as there are, and a group a few warps of rows."""
     width = max(s.tunables["VL"].domain)
-    row = max((n for n in NEIGHBOURS if n * width <= min(r.depth, r.width)), default=NEIGHBOURS[0])
+    row = max((n for n in LANES_PER_ROW if n * width <= min(r.depth, r.width)), default=LANES_PER_ROW[0])
     rows = max(n for n in s.tunables["TY"].domain if n * row <= max(128, machine.warp))
     return {"TX": row, "TY": rows, "MR": 1, "KU": 2, "KR": 2, "VL": width}

@@ -17,19 +17,9 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.gpu.matmul import share_steps
-from relax_tune.schedules.rules.gpu.threads import (
-    NEIGHBOURS,
-    each_point,
-    factored,
-    item_counts,
-    limit_items,
-    sum_over_items,
-    vector_widths,
-)
 from relax_tune.schedules.rules.shared.contraction import (
     FEW_ROWS,
     Contraction,
@@ -40,6 +30,16 @@ from relax_tune.schedules.rules.shared.contraction import (
     packed_steps,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.stream_k import bind_grid, split_k
+from relax_tune.schedules.rules.shared.threads import (
+    LANES_PER_ROW,
+    limit_threads,
+    reduce_across_threads,
+    rfactor_into_scope,
+    thread_counts,
+    thread_per_element,
+    vector_widths,
+)
 from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -58,7 +58,7 @@ FIRST_SHARES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class GemvProduct:
     """What is multiplied, and the block that stores the sums. halves: steps that share a byte; group: steps that share a float factor;
     widths: elements that may be read at once along the steps, and along the columns; steps: how many, 0 where nobody knows, of the
     share to try first; shared: whether groups share them out."""
@@ -84,14 +84,14 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     forms = (
         ("dots", _dots, False),
         ("columns", _columns, False),
-        ("dots.split", _dots, True),
-        ("columns.split", _columns, True),
+        ("dots.split_k", _dots, True),
+        ("columns.split_k", _columns, True),
     )
-    yield from try_forms((f"matvec.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
+    yield from try_forms((f"gemv.{name}", partial(_build, func, machine, make, split)) for name, make, split in forms)
 
 
 def _build(
-    func: PrimFunc, machine: HardwareInfo, make: Callable[[Schedule, Product, HardwareInfo], None], split: bool
+    func: PrimFunc, machine: HardwareInfo, make: Callable[[Schedule, GemvProduct, HardwareInfo], None], split: bool
 ) -> Schedule:
     s = Schedule(func)
     make(s, _prepared(s, machine, split), machine)
@@ -100,7 +100,7 @@ def _build(
     return s
 
 
-def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> Product:
+def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> GemvProduct:
     """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
     shares of the steps, each for a group of its own, with their addition."""
     main = isolate_contraction(s)
@@ -113,22 +113,22 @@ def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> Product:
     widths = _widths(roles, roles.reduce[0], machine), _widths(roles, roles.column, machine)
     steps = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.reduce[0]) or 0
     if split:
-        main, last = share_steps(s, main, machine)
+        main, last = split_k(s, main, machine)
         roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
         steps //= FIRST_SHARES
-    return Product(roles, last, halves, group, widths, steps, split)
+    return GemvProduct(roles, last, halves, group, widths, steps, split)
 
 
-def _dots(s: Schedule, p: Product, machine: HardwareInfo) -> None:
+def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     """TX items, in each of TW parts of a group, take the steps of NR columns in vectors; TY times as many columns to a group."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
-    tx, ty = s.tunable("TX", NEIGHBOURS), s.tunable("TY", (1, 2, 4, 8, 16))
+    tx, ty = s.tunable("TX", LANES_PER_ROW), s.tunable("TY", (1, 2, 4, 8, 16))
     parts = s.tunable("TW", PARTS) if machine.has_shuffles else const(1)
     columns = s.tunable("NR", (1, 2, 4, 8))
     width, unroll = s.tunable("VL", p.widths[0]), s.tunable("KU", AT_ONCE)
-    limit_items(s, machine, mul(mul(tx, parts), ty))
+    limit_threads(s, machine, mul(mul(tx, parts), ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
     i_0, i_1 = _rows(s, roles, nest, mul(columns, width))
     j_0, j_t, j_1 = s.split(nest[roles.column], [None, ty, columns])
@@ -139,13 +139,13 @@ def _dots(s: Schedule, p: Product, machine: HardwareInfo) -> None:
     s.unroll(together)
     own = s.reverse_compute_at(p.last.name, j_t)
     if machine.has_shuffles:  # every item has all sums
-        sum_over_items(s, main, items, lanes, rows=(*i_1, j_1))
+        reduce_across_threads(s, main, items, lanes, rows=(*i_1, j_1))
         s.vectorize(own[-1])
         for name in own[:-1]:
             s.unroll(name)
     else:  # an item adds up those of a column
-        partial = factored(s, main, items[0], "shared")
-        factored(s, partial, lanes, "local")
+        partial = rfactor_into_scope(s, main, items[0], "shared")
+        rfactor_into_scope(s, partial, lanes, "local")
         s.bind(items[0], "item", 0)
         left, *each = s.inner_loops(main, j_t)
         s.apply("storage_align", buffer=find_block(s.func, partial).body.buffer.name, factor=1, offset=1)
@@ -157,22 +157,22 @@ def _dots(s: Schedule, p: Product, machine: HardwareInfo) -> None:
         set_kind_of_copies(s, {n: "unrolled" for n in (*i_1, j_1)})
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", len(items))
-    _groups(s, j_0, i_0, batch)
+    bind_grid(s, j_0, i_0, batch)
     few = ({"MR": 1} if i_0 else {}) | ({"TW": 1} if machine.has_shuffles else {})
     vector = width.domain[-1]
     s.guess({"TX": 32, "TY": 4, "NR": columns.domain[0], "VL": vector, "KU": p.at_once(32 * vector), **few})
 
 
-def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
+def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     """TX items have VL columns each; TY times as many share out their steps, in runs of those with one float factor."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     _lay_out(s, roles, min(256, machine.group_size))
-    tx, ty = s.tunable("TX", [n for n in item_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
+    tx, ty = s.tunable("TX", [n for n in thread_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
     extent = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.column)
     # vectors of columns that may be incomplete would be fetched element by element
     even = extent is not None and extent % EVEN == 0
     width, unroll = s.tunable("VL", p.widths[1] if even else (1,)), s.tunable("KU", AT_ONCE)
-    limit_items(s, machine, mul(tx, ty))
+    limit_threads(s, machine, mul(tx, ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
     i_0, i_1 = _rows(s, roles, nest, mul(width, p.halves))
     j_0, j_t, lanes = s.split(nest[roles.column], [None, tx, width], divides=even)
@@ -194,8 +194,8 @@ def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
         s.reorder([*outer, item, *run, *i_1, together, lanes])
         s.unroll(run[-1])
         own = s.reverse_compute_at(p.last.name, j_t)
-        partial = summed = factored(s, main, item, "shared")
-    of_item = factored(s, summed, together, "local", "serial")
+        partial = summed = rfactor_into_scope(s, main, item, "shared")
+    of_item = rfactor_into_scope(s, summed, together, "local", "serial")
     place = next(d for d, e in enumerate(roles.block.body.indices) if e is roles.column)
     for name in (of_item, *({summed} - {partial})):
         sums = find_block(s.func, name).body.buffer
@@ -214,7 +214,7 @@ def _columns(s: Schedule, p: Product, machine: HardwareInfo) -> None:
     s.apply("permute_layout", buffer=left.name, order=[last, *range(last)])
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 0)
-    _groups(s, j_0, i_0, batch)
+    bind_grid(s, j_0, i_0, batch)
     few = {"MR": 1} if i_0 else {}
     fits = [
         (x, w)
@@ -237,7 +237,7 @@ def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str
     own = s.loops_of(of_group)
     left = s.inner_loops(main, own[own.index(groups) - 1])[0]
     item, rounds = s.split(left, [items, None])
-    partial = factored(s, main, item, "shared")
+    partial = rfactor_into_scope(s, main, item, "shared")
     first, inner = s.split(groups, [items, None])
     s.fuse_sibling_loops(first, item)
     s.fuse_sibling_loops(inner, rounds)
@@ -266,7 +266,7 @@ def _widths(roles: Contraction, along: Var, machine: HardwareInfo) -> list[int]:
     return vector_widths([i.extent for i in roles.block.iters if i.var is along], machine, size)
 
 
-def _lay_out(s: Schedule, roles: Contraction, items: int) -> None:
+def _lay_out(s: Schedule, roles: Contraction, threads: int) -> None:
     """Constant operands whose columns are not neighbours are turned once; others must have them last."""
     main = roles.block.name
     for access in block_loads(find_block(s.func, main)):
@@ -280,14 +280,11 @@ def _lay_out(s: Schedule, roles: Contraction, items: int) -> None:
         alone = sum(x.buffer is access.buffer for x in block_loads(find_block(s.func, main))) == 1
         if access.buffer not in s.func.consts or len(dims) != 1 or not alone:
             raise ScheduleError(f"{s.func.name}: columns of {name!r} are not next to each other")
-        before = {b.name for b in blocks(s.func.body)}
-        s.apply("cache_read", block=main, buffer=name, scope="global")
-        copy = next(b for b in blocks(s.func.body) if b.name not in before)
-        s.apply(
-            "permute_layout", buffer=copy.body.buffer.name, order=[*(d for d in range(rank) if d != dims[0]), dims[0]]
-        )
-        each_point(s, s.loops_of(copy.name), items)
-        s.apply("mark_prepack", block=copy.name)
+        (copy,) = s.apply("cache_read", block=main, buffer=name, scope="global")
+        order = [*(d for d in range(rank) if d != dims[0]), dims[0]]
+        s.apply("permute_layout", buffer=find_block(s.func, copy).body.buffer.name, order=order)
+        thread_per_element(s, s.loops_of(copy), threads)
+        s.apply("mark_prepack", block=copy)
 
 
 def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) -> tuple[Sequence[str], Sequence[str]]:
@@ -299,11 +296,3 @@ def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) 
     s.require(le(mul(height, each), const(MOST_SUMS)))
     i_0, i_1 = s.split(nest[roles.row], [None, height])
     return (i_0,), (i_1,)
-
-
-def _groups(s: Schedule, columns: str, rows: Sequence[str], batch: Sequence[str]) -> None:
-    s.bind(columns, "group", 0)
-    for name in rows:
-        s.bind(name, "group", 1)
-    if batch:
-        s.bind(s.fuse(batch), "group", 2)

@@ -12,12 +12,11 @@ from functools import partial
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import find_block, find_loop
-from relax_tune.schedules.rules.gpu.threads import item_counts, vector_widths
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.injective import inline_into_outputs, transposed_reads
+from relax_tune.schedules.rules.shared.threads import thread_counts, vector_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -29,7 +28,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Long rows of vectors; and squares through shared memory where arrays are read along another dimension."""
     if reductions(func):
         return
-    forms = (("flat", _flat), ("turned", _turned))
+    forms = (("flat", _flat), ("transposed", _transposed))
     yield from try_forms((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
 
 
@@ -37,7 +36,7 @@ def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Runs of RB times TX vectors for each group."""
     s = Schedule(func)
     left = inline_into_outputs(s)
-    items = s.tunable("TX", item_counts(machine))
+    items = s.tunable("TX", thread_counts(machine))
     run = s.tunable("RB", (1, 2, 4, 8))
     width = s.tunable("VL", vector_widths([b.iters[-1].extent for b in left], machine))
     for block in left:
@@ -53,7 +52,7 @@ def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     return s
 
 
-def _turned(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """A function that reads arrays along another dimension than it writes: squares of these are read along their rows into shared
     memory, and from there along their columns."""
     s = Schedule(func)
@@ -67,37 +66,32 @@ def _turned(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     reads = transposed_reads(node, column)
     at = next(k for k, i in enumerate(node.iters) if i.var is reads[0].indices[-1])
     items = s.tunable("TY", [n for n in (4, 8, 16, 32) if n * SIDE <= machine.group_size])
-    copies: list[tuple[Block, int]] = []
+    copies: list[tuple[str, int]] = []
     for access in reads:
         wide = next(d for d, e in enumerate(access.indices) if column in free_vars(e))
-        copies.append((_copied(s, block.name, access.buffer.name), wide))
+        (copy,) = s.apply("cache_read", block=block.name, buffer=access.buffer.name, scope="shared")
+        copies.append((copy, wide))
     others = [n for k, n in enumerate(loops[:-1]) if k != at]
     r_0, r_1 = s.split(loops[at], [None, SIDE])
     c_0, c_1 = s.split(loops[-1], [None, SIDE])
     s.reorder([*others, r_0, c_0, r_1, c_1])
     for copy, wide in copies:
-        s.compute_at(copy.name, c_0)
-        own = s.inner_loops(copy.name, c_0)
-        place = find_block(s.func, copy.name)
+        s.compute_at(copy, c_0)
+        own = s.inner_loops(copy, c_0)
+        place = find_block(s.func, copy)
         across = [n for n in own if find_loop(s.func, n).var in free_vars(place.bindings[wide])]
         along = [n for n in own if n not in across]
         if len(across) != 1 or len(along) != 1:
-            raise ScheduleError(f"{func.name}: {copy.body.buffer.name!r} is read in no squares")
+            raise ScheduleError(f"{func.name}: {place.body.buffer.name!r} is read in no squares")
         s.reorder([*across, *along])
         _by_items(s, across[0], along[0], items)
-        s.apply("storage_align", buffer=copy.body.buffer.name, factor=SIDE, offset=1)
+        s.apply("storage_align", buffer=place.body.buffer.name, factor=SIDE, offset=1)
     _by_items(s, r_1, c_1, items)
     s.bind(c_0, "group", 0)
     s.bind(r_0, "group", 1)
     if others:
         s.bind(s.fuse(others), "group", 2)
     return s
-
-
-def _copied(s: Schedule, block: str, buffer: str) -> Block:
-    before = {b.name for b in blocks(s.func.body)}
-    s.apply("cache_read", block=block, buffer=buffer, scope="shared")
-    return next(b for b in blocks(s.func.body) if b.name not in before)
 
 
 def _by_items(s: Schedule, rows: str, columns: str, items: Expr) -> None:

@@ -1,11 +1,9 @@
-"""Products of 16-bit floats on GPUs whose warps multiply tiles at once (`relax_tune.ir.hardware.mma`), with whatever is fused around.
+"""GPU rule for products of 16-bit floats on tensor cores, with `mma` of a warp (`relax_tune.ir.hardware.mma`).
 
-A group makes a tile of the output, its warps tiles of that, 16 rows by 8 columns at a time, the sums in registers. Slices of both
-operands pass through shared memory as they lie, neighbouring items copying neighbouring vectors. Rows there are swizzled, so that the
-eight rows of a matrix which a warp fetches at once do not get in each other's way: tiles make them powers of two of vectors, for which
-this is free of conflicts as padding is, without its bytes. Tiles are padded on the way into shared memory, and whole numbers of 8 bits
-become floats of 16 there, which hold each of them; only what stays as it is may be copied asynchronously. The epilogue is computed on the
-registers: each item has two neighbouring columns of two rows in every tile.
+A thread block computes a tile of the output, its warps tiles of 16 x 8 with the sums in registers. Slices of both operands are staged in
+shared memory in the layout they have in global memory. Rows in shared memory are swizzled (XOR, as in CUTLASS), so that `ldmatrix` reads
+eight of them without bank conflicts and without padding. Tiles are padded, and 8-bit integers converted, while they are staged; only a
+copy that changes no bits is asynchronous. The epilogue runs on the fragments in registers.
 """
 
 from __future__ import annotations
@@ -15,236 +13,214 @@ from dataclasses import dataclass
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.dtype import DType, f32, i8, u8
-from relax_tune.ir.core.expr import Expr, Load, Op, Tunable, as_int, const, free_vars, le, mul
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.hardware.mma import COLUMNS, ROWS, STEPS
-from relax_tune.schedules.analysis import final_block
-from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.rules.gpu.matmul import Slice, is_even, share_steps, stages_ahead, take_slices, ways
-from relax_tune.schedules.rules.gpu.stream_k import FIRST_WAVES, FORMS, Form, stored_apart, stretches
-from relax_tune.schedules.rules.gpu.threads import Parts, limit_items, own_parts
+from relax_tune.ir.core.stmt import Block
+from relax_tune.ir.hardware.mma import ROWS, STEPS
+from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction, is_product, isolate_contraction, matrix_roles
 from relax_tune.schedules.rules.shared.forms import first_applicable
+from relax_tune.schedules.rules.shared.mma_tiles import (
+    EACH,
+    HIGH,
+    MMA_CAPABILITY,
+    MOST_SUMS,
+    PAIR,
+    VECTOR,
+    WIDE,
+    WarpTile,
+    accumulators_in_registers,
+    bind_warps,
+    convert_to,
+    divides_warp_tile,
+    epilogue_on_warp_tiles,
+    operand_dtype,
+    operand_layouts,
+)
+from relax_tune.schedules.rules.shared.staging import (
+    CircularBuffer,
+    CopyPlan,
+    StagedOperand,
+    copy_rows,
+    copy_strategies,
+    divides_tile,
+    pipeline_stages,
+    row_and_column_loops,
+    stage_operands,
+    stage_tile,
+)
+from relax_tune.schedules.rules.shared.stream_k import (
+    DECOMPOSITIONS,
+    FIRST_WAVES,
+    Decomposition,
+    bind_grid,
+    decompose_work,
+    stream_k_loops,
+)
+from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# The first generation whose warps multiply tiles of this form.
-CAPABILITY = 80
 WARPS = (1, 2, 4)
 TILES = (1, 2, 4)
 COLUMN_TILES = (2, 4, 8)
-# Steps of a slice, in pairs of what the machine does at once: items of a warp fetch four vectors beside one another.
 PAIRS = (1, 2)
-PAIR = 2 * STEPS
-# Items of a warp by the rows and columns of a tile, and the columns each has.
-HIGH, WIDE = 8, 4
-EACH = COLUMNS // WIDE
-# Sums an item can have in registers.
-MOST_SUMS = 128
-# 16 bytes, what one instruction fetches, of 16-bit floats.
-VECTOR = 8
+"""Steps of a slice, in units of PAIR."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Counts: of warps along rows and columns, and of each one's tiles of the machine. together: of warps that are a group of their own
-    among them, one after the other along the fourth axis of items."""
+class _WarpLoops:
+    """The loops of the product.
 
-    down: Expr
-    across: Expr
-    high: Expr
-    wide: Expr
-    together: int = 0
+    batch, row, column: loops over tiles. slices: over the slices of a tile. instructions: over the instructions of a slice.
+    warps: over warps along rows and columns. thread: over the threads of a warp along rows and columns.
+    """
 
-    @property
-    def rows(self) -> Expr:
-        return mul(mul(self.down, self.high), ROWS)
-
-    @property
-    def columns(self) -> Expr:
-        return mul(mul(self.across, self.wide), COLUMNS)
-
-    @property
-    def warps(self) -> Expr:
-        return mul(self.down, self.across)
+    batch: list[str]
+    row: str
+    column: str
+    slices: str
+    instructions: str
+    warps: list[str]
+    thread: list[str]
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a product of 16-bit floats, or of such and whole numbers of 8 bits; nothing for other functions, and on machines
-    that do not multiply tiles."""
-    if machine.capability < CAPABILITY or not is_product(func):
+    """Yield a sketch for each decomposition of a product of 16-bit floats, one operand of which may be 8-bit integers.
+
+    Yields none for other functions, and on devices without `mma.m16n8k16`.
+    """
+    if machine.capability < MMA_CAPABILITY or not is_product(func):
         return
-    for form in FORMS:
-        # slices wait for their copies where these cannot be asynchronous
-        yield from first_applicable(
-            f"tensor.{form}", (partial(build, func, machine, form, way) for way in ways(machine))
-        )
+    for form in DECOMPOSITIONS:
+        # threads wait for their copies where these cannot be asynchronous
+        options = (partial(build, func, machine, form, way) for way in copy_strategies(machine))
+        yield from first_applicable(f"mma.{form}", options)
 
 
-def build(func: PrimFunc, machine: HardwareInfo, form: Form = "tiles", ahead: bool = True) -> Schedule:
-    """Raises ScheduleError where the function is no such product. ahead: slices are copied asynchronously, before they are needed."""
+def build(
+    func: PrimFunc, machine: HardwareInfo, form: Decomposition = "data_parallel", asynchronous: bool = True
+) -> Schedule:
+    """Schedule a product on tensor cores. asynchronous: copy slices ahead of their use with `cp.async`.
+
+    Raises ScheduleError where the function is no such product.
+    """
     s = Schedule(func)
     main = isolate_contraction(s)
-    last = final_block(s.func)
     pairs = s.tunable("KS", PAIRS)
-    if form == "split":
-        main, last = share_steps(s, main, machine, mul(pairs, PAIR))
-    elif form == "stream":
-        last = stored_apart(s, main)
+    steps = mul(pairs, PAIR)
+    main, last = decompose_work(s, main, machine, form, steps)
     roles, row = matrix_roles(s, main, last)
-    dtype = multiplied(s, roles)
-    tile = Tile(s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES))
-    limit_items(s, machine, mul(tile.warps, HIGH * WIDE))
+    dtype = operand_dtype(s, roles)
+    tile = WarpTile(
+        s.tunable("WM", WARPS), s.tunable("WN", WARPS), s.tunable("MT", TILES), s.tunable("NT", COLUMN_TILES)
+    )
+    limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
     s.require(le(mul(tile.high, tile.wide) * (ROWS // HIGH * EACH), const(MOST_SUMS)))
-    slices = take_slices(s, roles, tile.rows, tile.columns, mul(pairs, PAIR), least=PAIR)
-    hold_as(s, slices, dtype)
-
-    block = find_block(s.func, main)
-    nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
-    i_0, *rows = s.split(nest[row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=even(roles, 0))
-    j_0, *columns = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=even(roles, 1))
-    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=even(roles, 2))
-    (i_w, i_m, i_r, i_y), (j_w, j_n, j_x, j_c) = rows, columns
-    batch = [nest[v] for v in roles.batch]
-    s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
-    stages = stages_ahead(s, roles, k_0, PAIR) if ahead else None
-    if form == "stream":
-        own, group, j_0, k_0 = stretches(s, roles, last.name, [x.block for x in slices], [i_0, j_0, k_0], machine)
-    for x in slices:
-        _fetch(s, x, k_0, tile, mul(pairs, PAIR), stages)
-    if form == "stream":
-        by_items(s, last.name, own, tile, True)
-    else:
-        by_items(s, last.name, s.reverse_compute_at(last.name, j_0), tile, is_even(roles, roles.column))
-        s.apply("decompose_reduction", block=main, loop=k_0)
-    bind_warps(s, [i_w, j_w], i_y, j_x)
-    i_w, j_w, i_y, j_x, i_m, i_r, j_n, j_c = s.inner_loops(f"{main}_init", j_0)
-    bind_warps(s, [i_w, j_w], i_y, j_x)
-    for loop in (i_m, i_r, j_n):
-        s.unroll(loop)
-    s.vectorize(j_c)
-    s.apply("tensorize", loop=s.inner_loops(main, k_1)[0], intrinsic=f"mma_{dtype}_{form_of(slices)}")
-    own_sums(s, main, roles)
-    if form == "stream":
+    operands = stage_operands(s, roles, tile.rows, tile.columns, steps, least=PAIR)
+    convert_to(s, operands, dtype)
+    loops = _split_tiles(s, roles, row, tile, pairs)
+    stages = pipeline_stages(s, roles, loops.slices, PAIR) if asynchronous else None
+    group, j_0 = _main_and_epilogue(s, roles, last, form, tile, steps, operands, loops, stages, machine)
+    s.apply(
+        "tensorize",
+        loop=s.inner_loops(main, loops.instructions)[0],
+        intrinsic=f"mma_{dtype}_{operand_layouts(operands)}",
+    )
+    accumulators_in_registers(s, main, roles)
+    if form == "stream_k":
         s.bind(group, "group", 0)
     else:
-        s.bind(j_0, "group", 0)
-        s.bind(i_0, "group", 1)
-        if batch:
-            s.bind(s.fuse(batch), "group", 2)
-    shares = {"SS": s.tunables["SS"].domain[-2:][0]} if form == "split" else FIRST_WAVES if form == "stream" else {}
-    known = next(as_int(i.extent) for i in roles.block.iters if i.var is row)
+        bind_grid(s, j_0, [loops.row], loops.batch)
+    _guess(s, roles, form, asynchronous)
+    return s
+
+
+def _split_tiles(s: Schedule, roles: Contraction, row: Var, tile: WarpTile, pairs: Tunable) -> _WarpLoops:
+    """Split the product's loops into tiles, slices, warps, instructions and threads."""
+    block = find_block(s.func, roles.block.name)
+    nest = dict(zip((i.var for i in block.iters), s.loops_of(block.name), strict=True))
+    rows, columns, steps = (divides_warp_tile(roles, which) for which in range(3))
+    i_0, i_w, i_m, i_r, i_y = s.split(nest[row], [None, tile.down, tile.high, ROWS // HIGH, HIGH], divides=rows)
+    j_0, j_w, j_n, j_x, j_c = s.split(nest[roles.column], [None, tile.across, tile.wide, WIDE, EACH], divides=columns)
+    k_0, k_1, k_2 = s.split(nest[roles.reduce[0]], [None, mul(pairs, 2), STEPS], divides=steps)
+    batch = [nest[v] for v in roles.batch]
+    s.reorder([*batch, i_0, j_0, k_0, i_w, j_w, k_1, i_y, j_x, i_m, i_r, j_n, j_c, k_2])
+    return _WarpLoops(batch, i_0, j_0, k_0, k_1, [i_w, j_w], [i_y, j_x])
+
+
+def _main_and_epilogue(
+    s: Schedule,
+    roles: Contraction,
+    last: Block,
+    form: Decomposition,
+    tile: WarpTile,
+    steps: Expr,
+    operands: Sequence[StagedOperand],
+    loops: _WarpLoops,
+    stages: Tunable | None,
+    machine: HardwareInfo,
+) -> tuple[str, str]:
+    """Stage the operands, run the epilogue on fragments and bind warps; return the loops over thread blocks and over columns of tiles."""
+    main, group, j_0, k_0 = roles.block.name, "", loops.column, loops.slices
+    own: list[str] = []
+    if form == "stream_k":
+        copies = [x.block for x in operands]
+        own, group, j_0, k_0 = stream_k_loops(s, roles, last.name, copies, [loops.row, j_0, k_0], machine)
+    for x in operands:
+        _stage(s, x, k_0, tile, steps, stages)
+    if form == "stream_k":
+        epilogue_on_warp_tiles(s, last.name, own, tile, True)
+    else:
+        own = s.reverse_compute_at(last.name, j_0)
+        epilogue_on_warp_tiles(s, last.name, own, tile, divides_tile(roles, roles.column))
+        s.apply("decompose_reduction", block=main, loop=k_0)
+    bind_warps(s, loops.warps, loops.thread[0], loops.thread[1])
+    i_w, j_w, i_y, j_x, *unrolled, j_c = s.inner_loops(f"{main}_init", j_0)
+    bind_warps(s, [i_w, j_w], i_y, j_x)
+    for loop in unrolled:
+        s.unroll(loop)
+    s.vectorize(j_c)
+    return group, j_0
+
+
+def _guess(s: Schedule, roles: Contraction, form: Decomposition, asynchronous: bool) -> None:
+    shares: dict[str, int] = {}
+    if form == "split_k":
+        shares = {"SS": s.tunables["SS"].domain[-2:][0]}
+    elif form == "stream_k":
+        shares = dict(FIRST_WAVES)
+    known = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.row)
     highest = max(TILES) * max(WARPS) if known is None else max(1, -(-known // ROWS))  # more tiles would be padding
     s.guess(
         *(
             {"WM": a, "WN": b, "MT": h, "NT": w, "KS": k, **shares, **more}
-            for more in ([{"STAGES": 3}, {"STAGES": 2}] if ahead else [{}])
+            for more in ([{"STAGES": 3}, {"STAGES": 2}] if asynchronous else [{}])
             for a, b, h, w, k in ((2, 2, 4, 8, 1), (2, 2, 2, 4, 1), (1, 4, 1, 4, 2), (1, 4, 1, 4, 1), (1, 1, 1, 2, 1))
             if a * h <= highest
         )
     )
-    return s
 
 
-def multiplied(s: Schedule, roles: Contraction) -> DType:
-    """The type that both operands of a sum which only multiplies them have in shared memory: whole numbers of 8 bits that of the
-    other."""
-    value = roles.block.body.value
-    terms = value.args[1].args if isinstance(value, Op) and isinstance(value.args[1], Op) else ()
-    loads = [e.args[0] for e in terms if isinstance(e, Op) and e.op == "cast" and e.dtype is f32]
-    types = {x.buffer.dtype for x in loads if isinstance(x, Load)}
-    halves = [d for d in types if d.is_half]
-    if len(loads) != 2 or len(halves) != 1 or not types <= {*halves, i8, u8}:
-        raise ScheduleError(f"{s.func.name}: wanted products of 16-bit floats, found {value!r}")
-    return halves[0]
-
-
-def form_of(slices: Sequence[Slice]) -> str:
-    """`n` or `t` for the operand with rows, then for the other one: as it is multiplied, or turned."""
-    return "".join("nt"[(x.step < x.place) == x.has_rows] for x in sorted(slices, key=lambda x: not x.has_rows))
-
-
-def even(roles: Contraction, which: int) -> bool:
-    """Whether rows, columns or steps are cut by divisors."""
-    assert roles.row is not None
-    return is_even(roles, (roles.row, roles.column, roles.reduce[0])[which], PAIR)
-
-
-def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, together: int = 0) -> None:
-    """The items of a warp along the first axes, the warps along the third, groups of so many of them along the fourth."""
-    loops = [wide, high, s.fuse(warps)]
-    if together:
-        loops[2:] = reversed(s.split(loops[2], [None, together]))
-    for axis, loop in enumerate(loops):
-        s.bind(loop, "item", axis)
-
-
-def _fetch(s: Schedule, x: Slice, k_0: str, tile: Tile, steps: Expr, ahead: Tunable | None) -> None:
-    """All items fetch a slice together, as it lies: neighbours take neighbouring vectors of its rows, row after row.
-    ahead: while they multiply one slice as many less one are on their way."""
+def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr, stages: Tunable | None) -> None:
+    """Stage a slice of an operand in swizzled rows, in the layout of global memory."""
     if k_0 not in s.loops_of(x.block):
         s.compute_at(x.block, k_0)
     buffer = find_block(s.func, x.block).body.buffer
-    rows, beside = sorted((x.step, x.place))
-    rest = [d for d in range(len(buffer.shape)) if d not in (rows, beside)]
-    s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, beside])
-    blocks = [x.block]
-    if ahead is not None:
-        if x.width(VECTOR) == 1:
-            raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
-        blocks += s.apply("software_pipeline", block=x.block, loop=k_0, stages=ahead)
-        slot = len(rest) + (x.step > x.place)
-        order = [slot, *(d for d in range(len(buffer.shape) + 1) if d != slot)]
-        s.apply("tile_layout", buffer=buffer.name, dim=slot, factor=steps, order=order)
-    s.apply("swizzle", buffer=buffer.name, vector=VECTOR)
-    depth = s.loops_of(x.block).index(k_0) + 1
-    for name in blocks:
-        own = s.loops_of(name)[depth:]
-        bindings = find_block(s.func, name).bindings
-        along = [[n for n in own if n in {v.name for v in free_vars(bindings[d])}] for d in (rows, beside)]
-        if any(len(found) != 1 for found in along) or len(own) != 2:
-            raise ScheduleError(f"{s.func.name}: {name!r} is fetched in no rows")
-        (slow,), (fast,) = along
-        lanes = x.width(VECTOR) if beside == len(buffer.shape) - 1 else 1
-        vectors, vector = s.split(fast, [None, lanes], divides=True)
-        rounds, z, y, w = s.split(s.fuse([slow, vectors]), [None, tile.warps, HIGH, WIDE])
-        s.reorder([z, y, w, rounds, vector])
-        s.vectorize(vector)
-        bind_warps(s, [z], y, w)
-        if ahead is not None and is_copy(s, name):
-            s.apply("copy_async", loop=vector)
+    rows, columns = sorted((x.step, x.place))
+    rest = [d for d in range(len(buffer.shape)) if d not in (rows, columns)]
+    s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, columns])
+    if stages is not None and x.width(VECTOR) == 1:
+        raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
+    ring = None if stages is None else CircularBuffer(stages, len(rest) + x.k_major, steps)
+    lanes = x.width(VECTOR) if columns == len(buffer.shape) - 1 else 1
+    plan = CopyPlan((tile.warps, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 
+    def spread(name: str, own: list[str]) -> None:
+        row, column = row_and_column_loops(s, name, own, rows, columns)
+        copy_rows(s, name, [row], column, plan)
 
-def hold_as(s: Schedule, slices: Sequence[Slice], dtype: DType) -> None:
-    """Slices of operands of another type become of this one on the way into shared memory."""
-    for x in slices:
-        held = find_block(s.func, x.block).body.buffer
-        if held.dtype is not dtype:
-            s.apply("store_as", buffer=held.name, dtype=dtype.short)
+    def swizzle() -> None:
+        s.apply("swizzle", buffer=buffer.name, vector=VECTOR)
 
-
-def is_copy(s: Schedule, block: str) -> bool:
-    """Whether a block that fetches a slice leaves the bits as they are."""
-    node = find_block(s.func, block)
-    return all(x.buffer.dtype is node.body.buffer.dtype for x in block_loads(node))
-
-
-def by_items(s: Schedule, block: str, own: Sequence[str], tile: Tile, whole: bool) -> None:
-    """The epilogue on what each item has of the sums. whole: no vector of it is cut off."""
-    warps: Parts = ((None, "group"), (tile.together, "warp")) if tile.together else ((None, "warp"),)
-    rows: Parts = (*warps, (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
-    columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
-    own_parts(s, block, own, rows, columns, whole)
-
-
-def own_sums(s: Schedule, main: str, roles: Contraction) -> None:
-    """The sums in registers, by tiles and the places that items have in them."""
-    sums = find_block(s.func, main).body
-    name, rank = sums.buffer.name, len(sums.indices)
-    row, column = (next(d for d, e in enumerate(sums.indices) if e is v) for v in (roles.row, roles.column))
-    for dim, factors in sorted(((row, (HIGH,)), (column, (COLUMNS, EACH))), reverse=True):
-        for at, factor in enumerate(factors):
-            s.apply("tile_layout", buffer=name, dim=dim + at, factor=factor, order=[*range(rank + 1)])
-            rank += 1
-    s.apply("set_scope", buffer=name, scope="local")
+    stage_tile(s, x.block, k_0, plan, swizzle, spread)

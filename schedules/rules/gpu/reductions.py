@@ -15,16 +15,16 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.gpu.threads import (
-    each_point,
-    in_warps,
-    item_counts,
-    limit_items,
-    over_items,
-    sum_over_items,
-)
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import reduce_in_chunks, require_rowwise, stages_across
+from relax_tune.schedules.rules.shared.threads import (
+    limit_threads,
+    reduce_across_threads,
+    split_over_threads,
+    thread_counts,
+    thread_per_element,
+    warps_per_row,
+)
 from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -40,7 +40,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Both forms, where they fit the function."""
     if not reductions(func):
         return
-    forms = (("columns", _columns), ("split", _split))
+    forms = (("columns", _columns), ("two_pass", _two_pass))
     yield from try_forms((f"reductions.{name}", partial(make, func, machine)) for name, make in forms)
 
 
@@ -51,9 +51,9 @@ def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     last = final_block(s.func)
     stages, across = stages_across(s.func)
     hoist_reciprocal(s, last.name)
-    items = s.tunable("TX", [n for n in item_counts(machine, 16) if n <= 256])
+    items = s.tunable("TX", [n for n in thread_counts(machine, 16) if n <= 256])
     height = s.tunable("TY", (1, 2, 4, 8, 16, 32))
-    limit_items(s, machine, mul(items, height))
+    limit_threads(s, machine, mul(items, height))
     *outer, column = s.loops_of(last.name)
     j_0, j_t = s.split(column, [None, items])
     for block in reversed(stages):
@@ -74,13 +74,13 @@ def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
 def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: Expr) -> None:
     rounds, item, alone = s.split(first, [None, height, 1])
     s.reorder([item, rounds, *rest, alone])
-    partial = sum_over_items(s, block, [item], alone, axis=1)
+    partial = reduce_across_threads(s, block, [item], alone, axis=1)
     left = find_block(s.func, partial).body.buffer
     rank = len(left.shape)
     s.apply("permute_layout", buffer=left.name, order=[rank - 1, *range(rank - 1)])
 
 
-def _split(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+def _two_pass(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Every reduction in chunks, a group for each; other blocks point by point."""
     s = Schedule(func)
     _inlined(s)
@@ -88,13 +88,13 @@ def _split(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     for block in found:
         require_rowwise(block)
         _require_long(block)
-    across = in_warps(s, machine)
+    across = warps_per_row(s, machine)
     chunk = s.tunable("L", CHUNKS)
     for block in blocks(s.func.body):
         if block not in found:
             names = s.loops_of(block.name)
             if names:
-                each_point(s, names, mul(*across))
+                thread_per_element(s, names, mul(*across))
             continue
         *outer, along = s.loops_of(block.name)
         c, inside = s.split(along, [None, chunk])
@@ -111,9 +111,9 @@ def _split(func: PrimFunc, machine: HardwareInfo) -> Schedule:
 
 def _in_group(s: Schedule, block: str, along: str, across: Sequence[Expr | int]) -> None:
     """A sum over one loop by the items of a group."""
-    rounds, item, alone = over_items(s, along, across, 1)
+    rounds, item, alone = split_over_threads(s, along, across, 1)
     s.reorder([*item, rounds, alone])
-    sum_over_items(s, block, item, alone)
+    reduce_across_threads(s, block, item, alone)
 
 
 def _inlined(s: Schedule) -> None:

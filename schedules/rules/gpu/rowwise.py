@@ -17,17 +17,17 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import find_alloc, find_block
-from relax_tune.schedules.rules.gpu.threads import (
-    NEIGHBOURS,
-    bind_items,
-    in_warps,
-    limit_items,
-    over_items,
-    sum_over_items,
-    vector_widths,
-)
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import require_rowwise
+from relax_tune.schedules.rules.shared.threads import (
+    LANES_PER_ROW,
+    bind_threads,
+    limit_threads,
+    reduce_across_threads,
+    split_over_threads,
+    vector_widths,
+    warps_per_row,
+)
 from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -40,8 +40,13 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """A few items for each of many rows, and many items for each of few; nothing when the function is no row-wise one."""
     if not reductions(func):
         return
-    forms = (("few", False, False), ("many", True, False), ("few.kept", False, True), ("many.kept", True, True))
-    yield from try_forms((f"rows.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
+    forms = (
+        ("warp_per_row", False, False),
+        ("block_per_row", True, False),
+        ("warp_per_row.in_registers", False, True),
+        ("block_per_row.in_registers", True, True),
+    )
+    yield from try_forms((f"rowwise.{name}", partial(build, func, machine, *kind)) for name, *kind in forms)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False) -> Schedule:
@@ -67,13 +72,13 @@ def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False)
     rows = min(len(b.body.indices) for b in reductions(s.func))
     if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
         raise ScheduleError(f"{func.name}: rows that are kept have one dimension")
-    across: Sequence[Expr | int] = in_warps(s, machine) if many else (s.tunable("TX", NEIGHBOURS),)
+    across: Sequence[Expr | int] = warps_per_row(s, machine) if many else (s.tunable("TX", LANES_PER_ROW),)
     one: Expr = const(1)
     items = reduce(mul, across, one)
     height = s.tunable("TY", [n for n in (1, 2, 4, 8, 16, 32) if n <= (_known_rows(s, rows) or 32)])
     columns = [b.iters[-1].extent for b in blocks(s.func.body) if len(b.iters) > rows]
     width = s.tunable("VL", vector_widths(columns, machine))
-    limit_items(s, machine, mul(items, height))
+    limit_threads(s, machine, mul(items, height))
     outer, f_0, f_1 = _by_rows(s, rows, height)
     for name in held:
         s.require(le(find_alloc(s.func, name).shape[-1], mul(mul(items, width), MOST_ROUNDS)))
@@ -83,15 +88,15 @@ def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False)
     for block in blocks(s.func.body):
         own = s.inner_loops(block.name, f_1)
         if own:
-            rounds, item, lanes = over_items(s, own[-1], across, width)
+            rounds, item, lanes = split_over_threads(s, own[-1], across, width)
             s.reorder([*item, *own[:-1], rounds, lanes])
             if kept:
                 s.unroll(rounds)
             if block.is_reduction:
-                sum_over_items(s, block.name, item, lanes)
+                reduce_across_threads(s, block.name, item, lanes)
             else:
                 s.vectorize(lanes)
-                bind_items(s, item)
+                bind_threads(s, item)
     for name in held:
         dim = len(find_alloc(s.func, name).shape) - 1
         for factor in (width, *reversed(across)):

@@ -33,7 +33,7 @@ CASE = "matmul symbolic"
 
 def tiled_product() -> PrimFunc:
     """A product in tiles, every dim of it a symbol."""
-    sketch = next(s for s in generate_sketches(CASES[CASE][0](), MACHINES["gpu"]) if s.name == "matmul.tiles")
+    sketch = next(s for s in generate_sketches(CASES[CASE][0](), MACHINES["gpu"]) if s.name == "matmul.data_parallel")
     return instantiate(sketch, {"TX": 8, "TY": 4, "MR": 2, "NV": 1, "KT": 8})
 
 

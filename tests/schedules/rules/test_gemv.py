@@ -27,16 +27,16 @@ MACHINE = HardwareInfo.from_limits("cuda", {"workers": 108, "warp": 32, "max_gro
                                        "registers_per_sm": 64 << 10, "vector_bits": 128})  # fmt: skip
 # What is stored: (function, whether it is multiplied along the matrix, elements of 16 bytes).
 STORED: Mapping[str, tuple[Callable[[], PrimFunc], str, int]] = {
-    "f32": (lambda: make.dense(64, 512), "matvec.dots", 4),
-    "bf16": (lambda: make.dense(64, 512, stored=bf16), "matvec.dots", 8),
-    "int8": (lambda: make.quantised(64, 512, 8), "matvec.dots", 16),
-    "f16, KN": (lambda: make.matmul(128, 256, stored=f16), "matvec.columns", 8),
-    "int4": (lambda: make.quantised(256, 512, 4, 32), "matvec.columns", 16),
+    "f32": (lambda: make.dense(64, 512), "gemv.dots", 4),
+    "bf16": (lambda: make.dense(64, 512, stored=bf16), "gemv.dots", 8),
+    "int8": (lambda: make.quantised(64, 512, 8), "gemv.dots", 16),
+    "f16, KN": (lambda: make.matmul(128, 256, stored=f16), "gemv.columns", 8),
+    "int4": (lambda: make.quantised(256, 512, 4, 32), "gemv.columns", 16),
 }
 
 
 def of(func: PrimFunc, name: str) -> Sketch:
-    found = generate_sketches(func, MACHINE, {"gpu_matvec": gpu_gemv.sketches})
+    found = generate_sketches(func, MACHINE, {"gpu_gemv": gpu_gemv.sketches})
     return next(s for s in found if s.name == name)
 
 

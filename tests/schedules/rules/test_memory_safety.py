@@ -65,4 +65,4 @@ def test_samples_every_rule_is_present() -> None:
     }
     # a missing rule needs a function in tests/support/candidates.py: CASES. The rules for CUDA alone are tested in test_mma.py and
     # test_wgmma.py
-    assert set(RULES) - found == {"gpu_tensor", "gpu_warpgroup", "gpu_attention_tensor"}
+    assert set(RULES) - found == {"gpu_mma", "gpu_wgmma", "gpu_flash_attention_mma"}

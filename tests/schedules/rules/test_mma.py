@@ -56,7 +56,7 @@ DECODED: Mapping[str, tuple[Callable[[], PrimFunc], tuple[Mapping[str, int], ...
 }
 AHEAD = ("NN, bias", "NT", "int8")
 CASES = {**PRODUCTS, **ATTENTION, **DECODED}
-RULES = {name: GPU_RULES[name] for name in ("gpu_tensor", "gpu_attention_tensor")}
+RULES = {name: GPU_RULES[name] for name in ("gpu_mma", "gpu_flash_attention_mma")}
 
 
 @cache
@@ -70,7 +70,7 @@ def instances() -> list[tuple[str, str, PrimFunc]]:
     found = []
     for case in CASES:
         for sketch in sketches(case):
-            if sketch.name == "tensor.stream" and case not in ("NT", "TN"):
+            if sketch.name == "mma.stream_k" and case not in ("NT", "TN"):
                 continue  # what the others fetch is fetched for whole tiles as well
             values = drawn(sketch, random.Random(f"{case} {sketch.name}"))
             func = replace(instantiate(sketch, values), name=f"f{len(found)}")
@@ -85,10 +85,10 @@ def text(func: PrimFunc) -> list[str]:
 
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     named = {case: [s.name for s in sketches(case)] for case in CASES}
-    forms = {"tensor.tiles": (*PRODUCTS, *DECODED), "tensor.split": ("NT", "int8")}
-    forms["tensor.stream"] = tuple(c for c in forms["tensor.tiles"] if not c.startswith("batched"))
-    products = {c: [name for name, own in forms.items() if c in own] for c in forms["tensor.tiles"]}
-    assert named == {**products, **{c: ["attention.tensor"] for c in ATTENTION}}
+    forms = {"mma.data_parallel": (*PRODUCTS, *DECODED), "mma.split_k": ("NT", "int8")}
+    forms["mma.stream_k"] = tuple(c for c in forms["mma.data_parallel"] if not c.startswith("batched"))
+    products = {c: [name for name, own in forms.items() if c in own] for c in forms["mma.data_parallel"]}
+    assert named == {**products, **{c: ["flash_attention.mma"] for c in ATTENTION}}
     older = replace(MACHINE, capability=75)
     others = [
         (make.dense(64, 256), MACHINE),
@@ -106,7 +106,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
 
 def test_few_rows_are_tried_in_tiles_that_are_no_higher() -> None:
     func = make.dense(256, 512, rows=8, stored=f16)
-    for sketch in generate_sketches(func, MACHINE, {"gpu_tensor": GPU_RULES["gpu_tensor"]}):
+    for sketch in generate_sketches(func, MACHINE, {"gpu_mma": GPU_RULES["gpu_mma"]}):
         assert sketch.guesses and all(g["WM"] * g["MT"] == 1 for g in sketch.guesses)
         assert any(g["STAGES"] == 3 for g in sketch.guesses)
 
@@ -122,7 +122,7 @@ def test_traces_replay_and_keep_the_meaning(case: str) -> None:
             for f in (replay_with(sketch.trace, func, values), instantiate(sketch, values))
         )
         assert replayed == made
-        if sketch.name not in ("tensor.split", "tensor.stream"):
+        if sketch.name not in ("mma.split_k", "mma.stream_k"):
             inputs = make_inputs(func, dims)
             assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
 

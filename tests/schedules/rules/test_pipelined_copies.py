@@ -31,10 +31,10 @@ from relax_tune.schedules.target import HardwareInfo
 RULES = {name: GPU_RULES[name] for name in ("gpu_matmul", "gpu_convolution")}
 # Operands with and without the steps leading, one that goes through registers, and one that is put together on the way.
 AHEAD = {
-    "matmul symbolic": ("matmul.tiles", "matmul.stream"),
-    "NT, 128 steps": ("matmul.split", "matmul.stream", "matmul.tiles"),
-    "matmul 96, bf16": ("matmul.tiles", "matmul.stream"),
-    "convolution of 128 steps": ("convolution.tiles", "convolution.split"),
+    "matmul symbolic": ("matmul.data_parallel", "matmul.stream_k"),
+    "NT, 128 steps": ("matmul.split_k", "matmul.stream_k", "matmul.data_parallel"),
+    "matmul 96, bf16": ("matmul.data_parallel", "matmul.stream_k"),
+    "convolution of 128 steps": ("convolution.implicit_gemm", "convolution.implicit_gemm_split_k"),
 }
 
 
@@ -83,7 +83,7 @@ def test_they_mean_what_the_functions_do() -> None:
 
 
 def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
-    sketch = ahead("NT, 128 steps")["matmul.tiles"]
+    sketch = ahead("NT, 128 steps")["matmul.data_parallel"]
     rng = random.Random(0)
     for values in [drawn(sketch, rng) for _ in range(3)]:
         env: dict[Var, Expr] = {t: const(values[t.name]) for t in sketch.tunables}
@@ -117,7 +117,7 @@ def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 def test_copies_that_arrive_as_late_as_they_may_are_there(tmp_path: Path) -> None:
-    streams = [(case, "matmul.stream") for case, names in AHEAD.items() if "matmul.stream" in names]
+    streams = [(case, "matmul.stream_k") for case, names in AHEAD.items() if "matmul.stream_k" in names]
     check(emulated(tmp_path), "cuda", *((case, "") for case in AHEAD), *streams)
 
 

@@ -40,7 +40,7 @@ HOPPER = HardwareInfo.from_limits("cuda", LIMITS)
 MACHINE = replace(
     MACHINES["gpu"], language="cuda", capability=90, has_wgmma=True, group_size=256, local_bytes=227 << 10
 )
-RULE = {"gpu_warpgroup": GPU_RULES["gpu_warpgroup"]}
+RULE = {"gpu_wgmma": GPU_RULES["gpu_wgmma"]}
 # Small tiles, which the emulation is through with sooner: each operand both ways, with copies ahead and without, by one group and by two.
 SMALL: Mapping[str, dict[str, int]] = {
     "NT": {"WG": 2, "MT": 1, "NT": 8, "KS": 2, "STAGES": 3},
@@ -73,7 +73,7 @@ def test_no_device_has_them() -> None:
     said = HardwareInfo.from_limits("cuda", LIMITS | {"warpgroups": 1})
     for machine in (HOPPER, said, HardwareInfo.from_limits("opencl", LIMITS | {"warpgroups": 1}), *MACHINES.values()):
         assert not machine.has_wgmma and not generate_sketches(func, machine, RULE)
-    assert sketch_of("NT").name == "tensor.warpgroup", "where it is said"
+    assert sketch_of("NT").name == "wgmma", "where it is said"
     assert not generate_sketches(make.dense(64, 256), MACHINE, RULE), "f32"
 
 

@@ -155,8 +155,8 @@ def test_dispatch_ranges_agree_with_guards(tests: list[tuple[GuardTest, bool]], 
 
 def test_variants_in_words() -> None:
     assert (
-        variant_text(VariantRecord("tuned", "matmul.tiles", "[]", '{"MR":4,"NR":16}'))
-        == "tuned matmul.tiles (MR=4,NR=16)"
+        variant_text(VariantRecord("tuned", "matmul.data_parallel", "[]", '{"MR":4,"NR":16}'))
+        == "tuned matmul.data_parallel (MR=4,NR=16)"
     )
     assert (
         variant_text(VariantRecord("library", "openblas.sgemm+rows", "[]", '{"V":8}')) == "library openblas.sgemm+rows"
