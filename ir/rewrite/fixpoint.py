@@ -7,7 +7,7 @@ computed from. They know nothing of its readers: `Pattern.once` never matches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relax_tune.ir.arith.bounds import Env
@@ -19,7 +19,7 @@ from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.rewrite.match import Scope, find_matches
 from relax_tune.ir.rewrite.pattern import Annotated, Conditional, Either, Named, Once, Operation, Pattern
-from relax_tune.ir.rewrite.rules import Parts, Rule, Site, Unfit
+from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 
 
 @dataclass(slots=True)
@@ -28,9 +28,6 @@ class RuleTable:
 
     rules: tuple[Rule, ...]
     _by_operator: dict[type[g.Operator], tuple[Rule, ...]] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Rule]:
-        return iter(self.rules)
 
     def at(self, value: g.Value) -> tuple[Rule, ...]:
         """The rules whose pattern may match `value`."""
@@ -89,12 +86,15 @@ class RuleTable:
         """Rewrite `value` until no rule matches; bind new parts in `out`.
 
         keep: says of an existing value that it must not replace `var`, which then stays computed."""
-        while (found := self.put(value, definitions, module, out.env, var)) is not None:
+        for _ in range(MAX_ROUNDS):
+            found = self.put(value, definitions, module, out.env, var)
+            if found is None:
+                return value
             new = self._over_atoms(found, definitions, module, out)
             if isinstance(new, g.ATOMS):
                 return value if keep(new) else new
             value = new
-        return value
+        raise AssertionError(f"the rules {[r.title for r in self.at(value)]} undo each other at {value!r:.200}")
 
     def _over_atoms(
         self, value: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter
@@ -162,8 +162,3 @@ class RewriteToFixpoint:
             return rewrite_function(f, visit, env)
 
         return map_graphs(module, function)
-
-
-def rule_table(*rules: Rule | Iterable[Rule]) -> RuleTable:
-    """A table of these rules, in order."""
-    return RuleTable(tuple(r for x in rules for r in ((x,) if isinstance(x, Rule) else x)))
