@@ -11,7 +11,7 @@ from relax_tune.ir.core.dtype import DType, bool_
 from relax_tune.ir.core.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, Value
-from relax_tune.ir.frontend.shared.recognised_norms import RULES
+from relax_tune.ir.frontend.shared import recognised_norms
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
@@ -140,7 +140,7 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
         used.add(root)
         results.append(value)
     module = w.g.finish(results if len(results) > 1 else results[0])
-    return rewrite(_renamed(module, dict(zip(results, names, strict=True))), RULES)
+    return rewrite(_renamed(module, dict(zip(results, names, strict=True))), recognised_norms.RULES)
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
