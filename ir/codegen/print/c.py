@@ -259,11 +259,11 @@ class CPrinter(CFamilyPrinter):
             return f"{self.prelude.helper('storem', dtype, lane.width)}({at.text}, {value}, {lane.count});"
         return f"*({name}u *)({at.text}) = {value};"
 
-    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         self.streamed = True
         return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
 
-    def ask(self, at: str) -> str:
+    def prefetch_statement(self, at: str) -> str:
         return f"__builtin_prefetch({at});"
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:

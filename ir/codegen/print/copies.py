@@ -6,14 +6,15 @@ from math import gcd
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
 from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.memory import MemoryPrinter
 from relax_tune.ir.codegen.print.transpose_registers import transposed_copy
-from relax_tune.ir.codegen.print.values import Text, ValuePrinter
+from relax_tune.ir.codegen.print.values import Text
 from relax_tune.ir.core.dtype import f32, i32, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
 from relax_tune.ir.core.stmt import For, Store
 
 
-class CopyPrinter(ValuePrinter):
+class CopyPrinter(MemoryPrinter):
     """Prints padded and transposed copies."""
 
     def _text(self, e: Expr) -> Text:

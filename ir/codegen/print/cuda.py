@@ -253,7 +253,7 @@ class CUDAPrinter(AsyncCopyPrinter):
             return f"rt_store_first({at.text}, {value}, {lane.count});"
         return f"rt_store<{self._piece(dtype, at, lane.width)}>({at.text}, {value});"
 
-    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         return self.store_vector(b, at, value, lane)
 
     def array(self, b: Buffer, name: str, size: int) -> str:

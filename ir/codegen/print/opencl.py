@@ -132,7 +132,7 @@ class OpenCLPrinter(GridPrinter):
             return f"{self.prelude.helper(f'storem_{space.strip()}', dtype, lane.width)}({at.text}, {value}, {lane.count});"
         return f"*({space}{name}u *)({at.text}) = {value};"
 
-    def stream_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
         return f"{self.prelude.helper('stream', stored(b.dtype), lane.width)}({at.text}, {value});"
 
     def array(self, b: Buffer, name: str, size: int) -> str:

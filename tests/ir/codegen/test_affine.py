@@ -16,7 +16,7 @@ def algebra() -> Algebra:
     return found
 
 
-def test_a_fused_loop_steps_through_what_its_parts_step_through() -> None:
+def test_algebra_fused_loop_covers_range_of_its_parts() -> None:
     at = A * 8 + B
     for width in (const(7), W, W + 2):
         made = algebra()
@@ -26,7 +26,7 @@ def test_a_fused_loop_steps_through_what_its_parts_step_through() -> None:
         assert made.static(other) != made.static(at)
 
 
-def test_what_is_in_one_tile_divides_as_the_tile_does() -> None:
+def test_algebra_offset_within_tile_divides_as_the_tile() -> None:
     made = algebra()
     assert made.static((A * 8 + B) // 24) == made.static(A // 3)
     assert made.static((A * 8 + B) % 24) == made.static(A % 3 * 8 + B)

@@ -51,7 +51,7 @@ def test_tiled_matmul_of_the_zoo(language: str) -> None:
     device.close()
 
 
-def test_shared_memory_beyond_the_limit_is_refused_before_anything_is_compiled() -> None:
+def test_generate_too_much_shared_memory_is_refused() -> None:
     tile, out = Buffer("tile", (const(64),), f32, "shared"), Buffer("y", (const(64),), f32)
     i, j, vi, vj = Var("i"), Var("j"), Var("vi"), Var("vj")
     fill = Block("fill", (IterVar(vi, const(64)),), (i,), Store(tile, (vi,), const(1.0)))

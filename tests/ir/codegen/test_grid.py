@@ -35,7 +35,7 @@ def paused(text: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("language", ["opencl", "cuda"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_item_comes_by_every_barrier(name: str, language: str) -> None:
+def test_barriers_are_reached_by_every_work_item(name: str, language: str) -> None:
     source = generate(function(name), TARGETS[language]).source
     items = re.findall(r"const \w+ (\w+) = (?:get_local_id|threadIdx)", source)
     barriers = list(paused(source))
@@ -48,7 +48,7 @@ def test_every_item_comes_by_every_barrier(name: str, language: str) -> None:
 
 @pytest.mark.opencl
 @pytest.mark.parametrize("name", TEXTS)
-def test_items_do_together_what_the_loops_say(name: str) -> None:
+def test_work_items_compute_the_same_as_loops(name: str) -> None:
     func = function(name)
     device = opened("opencl")
     run = Compiled(device, "opencl", func)
@@ -64,7 +64,7 @@ def test_items_do_together_what_the_loops_say(name: str) -> None:
     device.close()
 
 
-def test_a_barrier_that_some_items_would_come_by_more_often_is_refused() -> None:
+def test_barrier_in_divergent_loop_is_refused() -> None:
     text = """
 @prim_func(outputs=1)
 def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
@@ -95,7 +95,7 @@ def f(x: Buffer((n, 16), f32), y: Buffer((n, 16), f32)):
     ],
     ids=["one for all", "another", "round after round", "all do the same"],
 )
-def test_groups_that_would_have_to_wait_for_each_other_are_refused(body: str) -> None:
+def test_dependent_groups_are_refused(body: str) -> None:
     text = """
 @prim_func(outputs=1)
 def f(x: Buffer((n,), f32), y: Buffer((n,), f32)):
@@ -108,7 +108,7 @@ def f(x: Buffer((n,), f32), y: Buffer((n,), f32)):
             generate(func, TARGETS[language])
 
 
-def test_an_access_is_one_instruction_where_the_address_is_certainly_aligned() -> None:
+def test_vector_access_at_aligned_address_is_one_instruction() -> None:
     def pieces(columns: str, offset: int) -> set[str]:
         text = f"""
 @prim_func(outputs=1)
@@ -126,7 +126,7 @@ def f(x: Buffer((n, {columns}), f32), y: Buffer((n, {columns}), f32)):
 
 
 @pytest.mark.parametrize(("stored", "each"), [("f32", 4), ("bf16", 8), ("i8", 16)])
-def test_an_access_has_as_many_elements_as_it_has_room_for(stored: str, each: int) -> None:
+def test_vector_access_width_follows_element_size(stored: str, each: int) -> None:
     text = f"""
 @prim_func(outputs=1)
 def f(x: Buffer((n, 64), {stored}), y: Buffer((n, 64), f32)):
@@ -139,7 +139,7 @@ def f(x: Buffer((n, 64), {stored}), y: Buffer((n, 64), f32)):
     assert source.count("rt_store<4>") == 32 // each
 
 
-def test_blocks_lie_along_one_axis_where_the_others_may_have_too_many() -> None:
+def test_launch_beyond_axis_limits_uses_one_axis() -> None:
     def kernel(second: str) -> tuple[str, list[str]]:
         text = f"""
 @prim_func(outputs=1)
@@ -160,7 +160,7 @@ def f(x: Buffer((n, {second}, 7), f32), y: Buffer((n, {second}, 7), f32)):
         assert f"blockIdx.x / (unsigned)(n) % (unsigned)({second});" in source
 
 
-def test_shared_arrays_beyond_the_static_limit_are_asked_for_by_the_launch() -> None:
+def test_shared_arrays_beyond_static_limit_are_dynamic() -> None:
     def source(rows: int) -> str:
         text = f"""
 @prim_func(outputs=1)
@@ -182,7 +182,7 @@ def f(x: Buffer((n, {rows}, 16), f32), y: Buffer((n, {rows}, 16), f32)):
         generate(function("by one item, for all"), CodeTarget("cuda", 4, 3))
 
 
-def test_the_same_function_gives_the_same_text() -> None:
+def test_generate_cuda_is_deterministic() -> None:
     texts = {generate(make.matmul("cuda", 4, 16, 8, "pow2"), CUDA).source for _ in range(2)}
     assert len(texts) == 1 and "__launch_bounds__(1)" in texts.pop()
     exponential = make.pointwise("cuda", (1, 4), ("serial", "vectorized"), ("peel", "peel"), lambda x: call("exp", x))

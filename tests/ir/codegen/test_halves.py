@@ -42,7 +42,7 @@ def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("language", ["c", "opencl"])
-def test_conversions_are_numpy_s_bit_for_bit(language: str) -> None:
+def test_half_conversions_match_numpy_bitwise(language: str) -> None:
     device = opened(language)
     kinds = ("vectorized", "serial")
     cases = [(k, h, up) for k in kinds for h in HALVES for up in (True, False)]

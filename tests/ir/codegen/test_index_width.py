@@ -51,7 +51,7 @@ def f(x: Buffer((n, {columns}), f32), at: Buffer(({columns},), i64), y: Buffer((
 
 
 @pytest.mark.parametrize("language", ["cuda", "opencl"])
-def test_nothing_of_a_product_has_64_bits_where_32_hold_it(language: str) -> None:
+def test_matmul_within_32_bits_has_no_64_bit_index(language: str) -> None:
     (kernel,) = kernels_of(tiled_product(), language)
     head, body = kernel.source.split("/*end prelude*/")[1].split("{", 1)
     assert "rt_most" in head and not re.search(r"\b(i64|long)\b", body)
@@ -61,13 +61,13 @@ def test_nothing_of_a_product_has_64_bits_where_32_hold_it(language: str) -> Non
     assert 10_000**2 - 1 <= (as_int(substitute(most, sizes)) or 0) <= 1.02 * 10_000**2
 
 
-def test_where_shapes_are_known_so_is_the_type() -> None:
+def test_known_shapes_decide_index_type() -> None:
     small, large = (generate(make.dense(n, 64, rows=4), TARGETS["cuda"]) for n in (1 << 10, 1 << 26))
     assert "idx" in small.source and "rt_most" not in small.source and small.scalars == ()
     assert "idx" not in large.source and "i64" in large.source
 
 
-def test_what_is_read_from_memory_stays_wide() -> None:
+def test_index_read_from_memory_stays_wide() -> None:
     kernel = copy("m", "at[k]")
     assert "m * i + at_[k]" in kernel.source and "rt_most" in kernel.source
     bounded = copy("m", "min(max(at[k], 0), m - 1)").source
@@ -76,14 +76,14 @@ def test_what_is_read_from_memory_stays_wide() -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_a_launch_whose_integers_are_larger_runs_the_wide_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_beyond_32_bits_runs_wide_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs_wide(emulated(tmp_path), "cuda", cuda, monkeypatch)
     texts = [p.read_text() for p in tmp_path.glob("*.cpp")]
     assert len(texts) == 2 and len({t.split("#include")[1] for t in texts}) == 1
 
 
 @pytest.mark.opencl
-def test_so_it_does_on_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_beyond_32_bits_runs_wide_text_on_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
     runs_wide(opened("opencl"), "opencl", opencl, monkeypatch)
 
 
@@ -106,7 +106,7 @@ def runs_wide(device: Device, language: str, module: ModuleType, monkeypatch: py
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_the_emulation_notices_larger_integers_than_the_launch_was_told(tmp_path: Path) -> None:
+def test_emulation_detects_integers_above_declared_bound(tmp_path: Path) -> None:
     device, func = emulated(tmp_path), tiled_product()
     (kernel,) = kernels_of(func, "cuda")
     handle = device.compile([KernelSource(kernel.name, "cuda", kernel.source)])[kernel.name]

@@ -71,7 +71,7 @@ def test_no_name_of_the_languages_is_printed() -> None:
 
 
 @given(st.lists(st.text(st.sampled_from("aZ_09 é.ß"), max_size=6) | st.sampled_from(NAMES), max_size=8))
-def test_things_have_names_of_their_own(hints: list[str]) -> None:
+def test_printed_names_are_unique(hints: list[str]) -> None:
     printer = CPrinter(CPrelude(), Algebra(), 16, {})
     found = [printer.fresh(x) for x in hints]
     assert len(set(found)) == len(found) and all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", x) for x in found)
@@ -82,7 +82,7 @@ def test_things_have_names_of_their_own(hints: list[str]) -> None:
     "language",
     [pytest.param("c", marks=pytest.mark.ccompiler), pytest.param("opencl", marks=pytest.mark.opencl)],
 )
-def test_functions_compile_under_such_names(language: str) -> None:
+def test_functions_named_like_keywords_compile(language: str) -> None:
     device = opened(language)
     made = [generate(copies(name), TARGETS[language]) for name in SOME]
     device.compile([KernelSource(k.name, language, k.source) for k in made])
@@ -92,14 +92,14 @@ def test_functions_compile_under_such_names(language: str) -> None:
 
 
 @pytest.mark.nvrtc
-def test_functions_compile_under_such_names_for_cuda() -> None:
+def test_functions_named_like_keywords_compile_for_cuda() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     made = [generate(copies(name), TARGETS["cuda"]) for name in SOME]
     found = CUDACompiler("sm_80").compile([KernelSource(k.name, "cuda", k.source) for k in made])
     assert len(found.kernels) == len(SOME)
 
 
-def test_registers_are_not_taken_for_variables() -> None:
+def test_register_names_do_not_clash_with_variables() -> None:
     """Of a buffer of two vectors the second is `x_1`, and the loop around it may be called so."""
     text = """
 @prim_func(outputs=1)

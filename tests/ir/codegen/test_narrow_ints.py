@@ -65,7 +65,7 @@ def spread(name: str, lanes: int) -> PrimFunc:
 @pytest.mark.parametrize(
     "language", [pytest.param("c", marks=pytest.mark.ccompiler), pytest.param("opencl", marks=pytest.mark.opencl)]
 )
-def test_every_byte(language: str) -> None:
+def test_byte_conversion_of_every_value(language: str) -> None:
     device = opened(language)
     funcs = [spread(name, lanes) for name in STEPS for lanes in ((16, 4) if language == "c" else (8,))]
     bytes_ = np.arange(256, dtype=np.uint8)
@@ -79,7 +79,7 @@ def test_every_byte(language: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in STEPS if n != "thirds"])
-def test_nothing_is_done_lane_by_lane(name: str) -> None:
+def test_decoding_is_vectorised(name: str) -> None:
     (kernel,) = kernels_of(spread(name, 16), "c")
     text = kernel.source.split("/*end prelude*/")[1]
     assert "rt_floor" not in text and text.count("x + ") <= 2, text
@@ -100,7 +100,7 @@ def made(draw: st.DrawFn, x: Expr, depth: int) -> Expr:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_values_stay_inside_their_bounds(data: st.DataObject) -> None:
+def test_interval_bounds_hold_for_all_values(data: st.DataObject) -> None:
     b = TensorBuilder("bounds")
     x, y = b.input("x", (256,), data.draw(st.sampled_from((i8, u8)))), b.output("y", (256,), i32)
     found: list[Expr] = []

@@ -177,7 +177,7 @@ def test_element_types(device: tuple[str, Device], kind: Any) -> None:
             np.testing.assert_allclose(y, wanted, rtol=2e-6, atol=1e-7, err_msg=f"{name} {n}")
 
 
-def test_nan_and_infinity_as_numpy_has_them(device: tuple[str, Device]) -> None:
+def test_nan_and_infinity_agree_with_numpy(device: tuple[str, Device]) -> None:
     language, machine = device
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0, -2.0, np.nan] * 3, np.float32)
     tile = 16 if language == "c" else 8

@@ -54,7 +54,7 @@ def test_accumulators_are_named_vectors(language: str) -> None:
     assert "* 64" in text and "< 64;" in text
 
 
-def test_the_same_function_gives_the_same_text() -> None:
+def test_generate_is_deterministic() -> None:
     for language, target in TARGETS.items():
         first = generate(make.matmul(language, 4, 16, 8, "pow2"), target).source
         assert first == generate(make.matmul(language, 4, 16, 8, "pow2"), target).source
@@ -76,7 +76,7 @@ def test_opencl_launch() -> None:
     assert set(kernel.scalars) == {m, n}
 
 
-def test_split_at_the_top_level() -> None:
+def test_split_kernels_at_top_level() -> None:
     softmax = next(c.func for c in zoo.cases() if c.name == "softmax")
     parts = split_kernels(softmax)
     assert [p.name for p in parts] == ["softmax_part0", "softmax_part1", "softmax_part2", "softmax_part3"]
@@ -86,7 +86,7 @@ def test_split_at_the_top_level() -> None:
     assert split_kernels(parts[0]) == (parts[0],)
 
 
-def test_prepare_is_split_off_and_comes_first() -> None:
+def test_split_kernels_puts_prepack_first() -> None:
     b = TensorBuilder("packed")
     n = Var("n")
     x, w, y = b.input("x", (n, 4)), b.input("w", (4, 8), const=True), b.output("y", (n, 8))
@@ -126,7 +126,7 @@ def test_work_items_share_memory_across_barriers() -> None:
         generate(func, TARGETS["c"])
 
 
-def test_refusals_say_what_to_do() -> None:
+def test_generate_refusals_name_the_remedy() -> None:
     with pytest.raises(BuildError, match="instantiate"):
         generate(next(f for f in zoo.functions() if any(True for _ in _tunables(f))), TARGETS["c"])
     n, i, vi = Var("n"), Var("i"), Var("vi")
@@ -164,7 +164,7 @@ FREE = re.compile(
 WORDS = frozenset({"if", "for", "return", "while", "defined", "always_inline", "sizeof"})
 
 
-def test_opencl_calls_no_builtin_of_its_own() -> None:
+def test_opencl_calls_no_builtin() -> None:
     """With PoCL they are calls that stay calls."""
     x = Var("x", f32)
     operations = [call(name, x) for name in ("exp", "log", "erf", "tanh", "sqrt", "rsqrt", "abs", "floor", "rint")]
@@ -197,14 +197,14 @@ def turned_copy() -> PrimFunc:
     return split_kernels(simplify_func(s.func))[0]
 
 
-def test_rows_become_columns_in_registers() -> None:
+def test_transposing_copy_stays_in_registers() -> None:
     text = body_of(generate(turned_copy(), TARGETS["c"]).source)
     # two squares of sixteen rows, of which the last may be short of columns: nothing is gathered element by element
     assert text.count("rt_exchange_f32x16(") == 1 and "_o_ < 2;" in text and text.count("rt_loadm_f32x16") == 16
     assert not re.search(r"\bB\w*\[", text)
 
 
-def test_narrow_tails_have_a_body_for_each_width_there_can_be() -> None:
+def test_narrow_tail_has_one_body_per_possible_width() -> None:
     def bodies(n: int | None) -> int:
         func = schedule_functions.matmul(n, 8, epilogue=False, const_weight=False)
         sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "matmul.serial.packed")

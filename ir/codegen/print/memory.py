@@ -1,0 +1,145 @@
+"""Print loads and stores of scalars and vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.print.addressing import Address, Lane
+from relax_tune.ir.codegen.print.prelude import HALF, stored
+from relax_tune.ir.codegen.print.values import Text, ValuePrinter
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.expr import Expr, Load, Op
+from relax_tune.ir.core.stmt import Store
+
+
+class MemoryPrinter(ValuePrinter):
+    """The memory accesses of a kernel. A language says how one access looks."""
+
+    def _load(self, e: Load) -> Text:
+        p = self.flat(e.buffer, e.indices)
+        step = self.stride(p)
+        b = e.buffer
+        if b in self.layouts:
+            name, at, width = self.register(b, p)
+            if step == 0:
+                return (name if width == 1 else f"{name}[{at}]"), False
+            return name, True
+        if step == 0:
+            return self.load_one(b, self.poly_text(p)), False
+        lane = self.lane
+        assert lane is not None
+        if b.dtype is i64:
+            return None, True
+        if step == 1:
+            self._prefetch(b, p)
+            text = self.load_vector(b, self.address(b, p), lane)
+            if b.dtype.short == "bool":
+                text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
+            return self.unpacked(text, b.dtype, lane.width), True
+        return self.by_lane(e), True
+
+    def _prefetch(self, b: Buffer, p: Poly) -> None:
+        """Ask memory for the vector that a later iteration of the marked loop reads, wherever that may be: asking is never wrong."""
+        prefetch = self.prefetch
+        if prefetch is None or b.scope != "global" or b in self.written:
+            return
+        moves = [m for m in p if any(prefetch.var in self.algebra.free(a) for a in m)]
+        if moves != [(prefetch.var,)]:
+            return
+        at = self.address(b, plus(p, constant(p[(prefetch.var,)] * prefetch.distance))).text
+        text = self.prefetch_statement(at)
+        if text is not None and text not in prefetch.issued:
+            prefetch.issued.add(text)
+            self.line(text)
+
+    def prefetch_statement(self, at: str) -> str | None:
+        """Return a statement that prefetches an address; None if the language has none."""
+        return None
+
+    def load_one(self, b: Buffer, offset: str) -> str:
+        return self.unpacked(f"{self.buffers[b]}[{offset}]", b.dtype, 1)
+
+    def load_vector(self, b: Buffer, at: Address, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def store_vector(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        raise NotImplementedError
+
+    def store_nontemporal(self, b: Buffer, at: Address, value: str, lane: Lane) -> str:
+        """Return a store of a whole vector past the caches."""
+        raise NotImplementedError
+
+    def store_one(self, b: Buffer, offset: str, value: str) -> str:
+        return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
+
+    def store(self, s: Store) -> None:
+        """One store for the current lane or vector of lanes."""
+        p = self.flat(s.buffer, s.indices)
+        step = self.stride(p)
+        lane, b = self.lane, s.buffer
+        if b.dtype.is_half and b not in self.layouts:  # memory rounds: a cast before it would round twice
+            s = replace(s, value=_before_rounding(s.value, b.dtype))
+        if lane is None or (step == 0 and not self.moves(s.value)):
+            text, _moving = self.value(s.value)
+            assert text is not None
+            self.assign(b, p, text)
+            return
+        text, moving = self.value(s.value)
+        if b in self.layouts and step == 1 and text is not None:
+            name, _at, _width = self.register(b, p)
+            new = self.splat(text, moving, b.dtype)
+            if lane.mask is not None:
+                new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
+            self.line(f"{name} = {new};")
+            return
+        if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
+            address = self.address(b, p)
+            new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
+            if not lane.nontemporal or b.scope != "global":
+                self.line(self.store_vector(b, address, new, lane))
+            elif lane.count is None:
+                self.line(self.store_nontemporal(b, address, new, lane))
+            else:
+                name = self.fresh("t")
+                self.line(f"const {self.prelude.vector(stored(b.dtype), lane.width)} {name} = {new};")
+                whole, part = (f(b, address, name, lane) for f in (self.store_nontemporal, self.store_vector))
+                self.line(f"if ({lane.count} == {lane.width}) {whole} else {part}")
+            return
+        self._scatter(s, text, moving, lane)
+
+    def assign(self, b: Buffer, p: Poly, text: str) -> None:
+        """One element."""
+        self.line(self.assignment(b, p, text))
+
+    def assignment(self, b: Buffer, p: Poly, text: str) -> str:
+        if b not in self.layouts:
+            return self.store_one(b, self.poly_text(p), text)
+        name, at, width = self.register(b, p)
+        return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
+
+    def _scatter(self, s: Store, text: str | None, moving: bool, lane: Lane) -> None:
+        """Lane by lane."""
+        env = self.algebra.env
+        held: str | None = None
+        if text is not None and moving:
+            held = self.fresh("t")
+            dtype = i32 if s.value.dtype.short == "bool" else s.value.dtype
+            self.line(f"const {self.prelude.vector(dtype, lane.width)} {held} = {text};")
+        old = env[lane.var]
+        for k in range(lane.width):
+            env[lane.var] = plus(lane.start, constant(k))
+            self.lane = None
+            value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
+            if held is not None and s.value.dtype.short == "bool":
+                value = f"({value} != 0)"
+            line = self.assignment(s.buffer, self.flat(s.buffer, s.indices), value)
+            self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
+        env[lane.var] = old
+        self.lane = lane
+
+
+def _before_rounding(e: Expr, dtype: DType) -> Expr:
+    """Return the operand of a cast from f32 to `dtype`."""
+    return e.args[0] if isinstance(e, Op) and e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e
