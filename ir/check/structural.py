@@ -30,7 +30,7 @@ Token = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ProgramDifference:
     """The first place where two programs differ: a path such as `body.stmts[1].body.value`, and what stands there."""
 
     path: str
@@ -53,23 +53,23 @@ def structural_equal(a: Node, b: Node) -> bool:
     return not (isinstance(a, IRModule) and isinstance(b, IRModule)) or _other_weight(a, b) is None
 
 
-def first_difference(a: Node, b: Node) -> Difference | None:
+def first_difference(a: Node, b: Node) -> ProgramDifference | None:
     """Where `a` and `b` first differ, or None when `structural_equal(a, b)`."""
     left, right = _Encoder(), _Encoder()
     left.root(a)
     right.root(b)
     for i, (x, y) in enumerate(zip(left.tokens, right.tokens)):
         if x != y:
-            return Difference(left.paths[i], _show(x), _show(y))
+            return ProgramDifference(left.paths[i], _show(x), _show(y))
     if len(left.tokens) != len(right.tokens):
         longer = left if len(left.tokens) > len(right.tokens) else right
         at = min(len(left.tokens), len(right.tokens))
         texts = (_show(longer.tokens[at]), "nothing")
-        return Difference(longer.paths[at], *(texts if longer is left else texts[::-1]))
+        return ProgramDifference(longer.paths[at], *(texts if longer is left else texts[::-1]))
     if isinstance(a, IRModule) and isinstance(b, IRModule):
         name = _other_weight(a, b)
         if name is not None:
-            return Difference(f"constants[{name!r}]", "one array", "another array")
+            return ProgramDifference(f"constants[{name!r}]", "one array", "another array")
     return None
 
 

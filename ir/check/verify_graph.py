@@ -26,7 +26,7 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.deduce.deduce import check_condition, infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import misuses
+from relax_tune.ir.passes.memory.inplace import inplace_conflicts
 from relax_tune.ir.text.printer import excerpt
 
 INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
@@ -57,7 +57,7 @@ class _Graph:
         self.blocks(self.f.blocks)
         ret = self.f.ret
         self.result(ret, ret)
-        for wrong in misuses(self.f, self.module):
+        for wrong in inplace_conflicts(self.f, self.module):
             self.fail(f"call_tir_inplace: {wrong.why}", wrong.at)
         self.known(info_symbols(self.f.ret_info), ret)
         problem = conflict(self.f.ret_info, info_of(ret), self.ctx.env)

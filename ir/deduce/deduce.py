@@ -58,7 +58,7 @@ def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
     if isinstance(value, g.If):
         return infer_if(value, ctx)
     if isinstance(value, g.CallTIR):
-        require_places(value, ctx)
+        require_inplace_infos(value, ctx)
     if isinstance(value, g.Call):
         if not isinstance(value.op, OperatorSpec):
             raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
@@ -102,7 +102,7 @@ def _natural(e: Expr, env: Env) -> bool:
     return low is not None and low >= 0
 
 
-def require_places(call: g.CallTIR, ctx: Deduction) -> None:
+def require_inplace_infos(call: g.CallTIR, ctx: Deduction) -> None:
     """What is written in place is what lay there before, in dims and dtype. Raises DeduceError; unknown becomes a check."""
     if call.inplace and len(call.inplace) != len(call.out):
         raise DeduceError(

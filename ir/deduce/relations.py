@@ -94,7 +94,7 @@ def without_symbols(info: StructInfo, known: Collection[Var]) -> StructInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class InfoDifference:
     """A part of a value that is not certain to be as wanted.
 
     proof: NO when it never is, UNKNOWN when run time decides. dims: the two scalars when that is what differs, `wanted` as it is
@@ -112,19 +112,19 @@ class Difference:
 
 def differences(
     wanted: StructInfo, found: StructInfo, env: Env | None = None, meaning: Meaning | None = None, path: str = ""
-) -> Iterator[Difference]:
+) -> Iterator[InfoDifference]:
     """Every part of a value annotated `found` that is not certain to be what `wanted` says, first the surest.
 
     meaning: what symbols of `wanted` stand for."""
     if isinstance(wanted, ObjectInfo):
         return
     if isinstance(found, ObjectInfo):
-        yield Difference(path, repr(wanted), "an object", Proof.UNKNOWN)
+        yield InfoDifference(path, repr(wanted), "an object", Proof.UNKNOWN)
     elif type(wanted) is not type(found):
-        yield Difference(path, repr(wanted), repr(found), Proof.NO)
+        yield InfoDifference(path, repr(wanted), repr(found), Proof.NO)
     elif isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
         if len(wanted.fields) != len(found.fields):
-            yield Difference(path, f"{len(wanted.fields)} fields", str(len(found.fields)), Proof.NO)
+            yield InfoDifference(path, f"{len(wanted.fields)} fields", str(len(found.fields)), Proof.NO)
             return
         for i, (w, f) in enumerate(zip(wanted.fields, found.fields, strict=True)):
             yield from differences(w, f, env, meaning, f"{path}field {i}: ")
@@ -134,25 +134,27 @@ def differences(
         yield from _plain(wanted, found, env, meaning or {}, path)
 
 
-def _plain(wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Meaning, path: str) -> Iterator[Difference]:
+def _plain(
+    wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Meaning, path: str
+) -> Iterator[InfoDifference]:
     """Tensors, shapes and scalars."""
     if isinstance(wanted, (TensorInfo, PrimInfo)) and isinstance(found, (TensorInfo, PrimInfo)):
         dtype = wanted.dtype
         if dtype not in (None, found.dtype):
             proof = Proof.UNKNOWN if found.dtype is None else Proof.NO
-            yield Difference(path, f"dtype {dtype}", str(found.dtype or "an unknown one"), proof)
+            yield InfoDifference(path, f"dtype {dtype}", str(found.dtype or "an unknown one"), proof)
     if isinstance(wanted, (TensorInfo, ShapeInfo)) and isinstance(found, (TensorInfo, ShapeInfo)):
         ndim = wanted.ndim
         if ndim not in (None, found.ndim):
             proof = Proof.UNKNOWN if found.ndim is None else Proof.NO
-            yield Difference(path, f"{ndim} dims", str("unknown" if found.ndim is None else found.ndim), proof)
+            yield InfoDifference(path, f"{ndim} dims", str("unknown" if found.ndim is None else found.ndim), proof)
             return
     dims, have = info_dims(wanted), info_dims(found)
     if dims is None:
         return
     if have is None:
         if any(_meant(d, meaning, env) is not None for d in dims):
-            yield Difference(path, repr(wanted), repr(found), Proof.UNKNOWN)
+            yield InfoDifference(path, repr(wanted), repr(found), Proof.UNKNOWN)
         return
     for axis, (want, size) in enumerate(zip(dims, have, strict=True)):
         where = f"{path}value: " if isinstance(wanted, PrimInfo) else f"{path}dim {axis}: "
@@ -162,21 +164,21 @@ def _plain(wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Mean
         proof = Proof.YES if meant is size else prove_equal(meant, size, env)
         if proof is not Proof.YES:
             text = repr(want) if meant is want else f"{want!r} = {meant!r}"
-            yield Difference(where, text, repr(size), proof, (want, meant, size))
+            yield InfoDifference(where, text, repr(size), proof, (want, meant, size))
 
 
 def _callables(
     wanted: CallableInfo, found: CallableInfo, env: Env | None, meaning: Meaning, path: str
-) -> Iterator[Difference]:
+) -> Iterator[InfoDifference]:
     """Calling `found` as `wanted` says must go well and give what `wanted` says."""
     if wanted.pure and not found.pure:
-        yield Difference(path, "a pure function", "one with side effects", Proof.NO)
+        yield InfoDifference(path, "a pure function", "one with side effects", Proof.NO)
     if wanted.params is not None:
         if found.params is None:
-            yield Difference(path, repr(wanted), repr(found), Proof.UNKNOWN)
+            yield InfoDifference(path, repr(wanted), repr(found), Proof.UNKNOWN)
             return
         if len(wanted.params) != len(found.params):
-            yield Difference(path, f"{len(wanted.params)} parameters", str(len(found.params)), Proof.NO)
+            yield InfoDifference(path, f"{len(wanted.params)} parameters", str(len(found.params)), Proof.NO)
             return
         own = own_symbols(wanted)
         inner = {v: e for v, e in meaning.items() if v not in own}
@@ -192,7 +194,7 @@ def _callables(
     yield from differences(wanted.ret, without_own(found), env, meaning, f"{path}result: ")
 
 
-def _for_all(d: Difference, own: Collection[Var], env: Env | None) -> Difference:
+def _for_all(d: InfoDifference, own: Collection[Var], env: Env | None) -> InfoDifference:
     """A difference inside a signature: it must not be there for any values of the signature's own symbols, and no run decides."""
     if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in own for v in free_vars(*d.dims[1:])):
         return d
@@ -250,7 +252,7 @@ def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]
 
 def call_differences(
     func: PrimFunc, infos: Sequence[StructInfo], scalars: Sequence[Expr], env: Env | None = None
-) -> Iterator[tuple[Buffer, Iterator[Difference]]]:
+) -> Iterator[tuple[Buffer, Iterator[InfoDifference]]]:
     """For every buffer of a tensor function what is not certain to fit in a call of it with `infos`, arguments and then outputs.
 
     Raises DeduceError for a wrong number of either."""
@@ -322,7 +324,7 @@ def check_annotation(
     return set(bound or ()) | set(symbols)
 
 
-def require_all(name: str, found: Iterator[Difference], ctx: Deduction) -> None:
+def require_all(name: str, found: Iterator[InfoDifference], ctx: Deduction) -> None:
     """Raises DeduceError for the first difference that is certain; undecided scalars become run-time checks."""
     for d in found:
         if d.proof is Proof.NO:

@@ -47,7 +47,7 @@ class Prod(Reduce):
 
 
 @dataclass(frozen=True, slots=True)
-class Running(OperatorSpec):
+class Scan(OperatorSpec):
     """Along `axis`, what the elements up to each one give together, itself included unless `exclusive`; `reverse`: from the
     end. Every result is a reduction of its own, so the work grows with the square of the axis."""
 
@@ -99,7 +99,7 @@ class Running(OperatorSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class CumSum(Running):
+class CumSum(Scan):
     name: ClassVar[str] = "cum_sum"
 
     def neutral(self, dtype: DType) -> Expr:
@@ -110,7 +110,7 @@ class CumSum(Running):
 
 
 @dataclass(frozen=True, slots=True)
-class CumProd(Running):
+class CumProd(Scan):
     name: ClassVar[str] = "cum_prod"
 
     def neutral(self, dtype: DType) -> Expr:

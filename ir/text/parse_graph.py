@@ -19,12 +19,12 @@ from relax_tune.ir.core.struct_info import (
     TupleInfo,
 )
 from relax_tune.ir.deduce.deduce import signature
-from relax_tune.ir.text.parse_tensor import Reader
+from relax_tune.ir.text.parse_tensor import TensorReader
 
 _INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
 
 
-class GraphReader(Reader):
+class GraphReader(TensorReader):
     """A reader that also knows the graph level; `operators` maps names to operator classes."""
 
     def __init__(self, text: str, operators: Mapping[str, type[g.Operator]]) -> None:

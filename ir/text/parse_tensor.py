@@ -34,7 +34,7 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {node: (name, False) for nod
 _ARITY = {o.name: o.arity for o in SCALAR_OPS.values() if o.precedence == ATOM and o.kind != "cast"}
 
 
-class Reader:
+class TensorReader:
     """The text being read and the names in scope."""
 
     def __init__(self, text: str) -> None:

@@ -30,7 +30,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Permute, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.op.registry import OPERATORS
-from relax_tune.ir.passes.memory.inplace import Inplace, misuses
+from relax_tune.ir.passes.memory.inplace import Inplace, inplace_conflicts
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
@@ -413,7 +413,7 @@ def test_a_mark_that_a_pass_made_wrong_is_dropped_with_a_note(device: Device) ->
     p = Misused()
     module = p.g.finish(p.g.call(Add(), p.put(p.made), p.made))
     lowered = lower(module)
-    assert len(list(misuses(lowered.functions["main"], lowered.module))) == 1
+    assert len(list(inplace_conflicts(lowered.functions["main"], lowered.module))) == 1
     job = Job(module, device.info, MemoryStore(), QUICK)
     built = job.build("generic")
     assert any("half: not written in place" in note and "made is used here" in note for note in built.notes)

@@ -26,7 +26,7 @@ from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.aliasing import Tensor
+from relax_tune.ir.passes.memory.aliasing import AllocatedTensor
 from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
@@ -55,7 +55,7 @@ def choose_inplace(
             continue
         chosen = []
         for pair in inplace_pairs(f, lowered.module, find):
-            why = pair.obstacle or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
+            why = pair.reason or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
             if why is None:
                 chosen.append(pair)
             else:
@@ -114,7 +114,7 @@ class GraphEmitter:
         self.plans = plans
         self.builder = builder
         self.symbols: dict[Var, int] = {}
-        self.arrays: dict[Tensor, int] = {}
+        self.arrays: dict[AllocatedTensor, int] = {}
         self.definitions = {x.var: x.value for x in main.bindings}
         self.constants: dict[str, int] = {}
         found = workspaces(lowered, main, choices, plans, builder)
@@ -188,7 +188,7 @@ class GraphEmitter:
         held = self._array(source)
         return self.builder.view(name, wanted, held, self.symbols)
 
-    def _source(self, v: Value) -> Tensor | Constant:
+    def _source(self, v: Value) -> AllocatedTensor | Constant:
         """The made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
         fields: list[int] = []
         while True:
@@ -213,7 +213,7 @@ class GraphEmitter:
             else:
                 raise BuildError(f"wanted a tensor, found {made!r}")
 
-    def _array(self, v: Value | Tensor) -> int:
+    def _array(self, v: Value | AllocatedTensor) -> int:
         source = v if isinstance(v, tuple) else self._source(v)
         if isinstance(source, tuple):
             return self.arrays[source]

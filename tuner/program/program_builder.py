@@ -19,7 +19,7 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
-from relax_tune.ir.passes.memory.inplace import in_one_memory, obstacle, reads_of
+from relax_tune.ir.passes.memory.inplace import merge_aliased_params, reads_of, why_not_inplace
 from relax_tune.runtime.program import (
     BufferSpec,
     CallSite,
@@ -240,7 +240,7 @@ class ProgramBuilder:
             return func
         key = func, tuple(same.items())
         if key not in self._placed:
-            self._placed[key] = in_one_memory(func, same)
+            self._placed[key] = merge_aliased_params(func, same)
         return self._placed[key]
 
     def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
@@ -339,7 +339,7 @@ def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> s
             if written or read or not targets:
                 return f"{stage.func.name} reads {source.name} apart from writing {output.name}"
             read = True
-            found = [why for p in sources if (why := obstacle(stage.func, targets[0], p)) is not None]
+            found = [why for p in sources if (why := why_not_inplace(stage.func, targets[0], p)) is not None]
             if found:
                 return found[0]
         written = written or bool(targets)

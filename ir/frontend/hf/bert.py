@@ -13,8 +13,8 @@ from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.core.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.config import Fields
-from relax_tune.ir.frontend.hf.weights import Weights
+from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Gelu, Mul, MulScalar, Relu
@@ -31,7 +31,7 @@ ENCODERS = ("bert", *ROBERTAS, "distilbert")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class LayerNames:
     """What the parts of a layer are called."""
 
     layer: str = "encoder.layer"
@@ -45,7 +45,7 @@ class Names:
     last_norm: str = "output.LayerNorm"
 
 
-DISTILBERT = Names(
+DISTILBERT = LayerNames(
     "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
     "ffn.lin1", "ffn.lin2", "output_layer_norm",
 )  # fmt: skip
@@ -66,7 +66,7 @@ class BertConfig:
     """0: there are none."""
     eps: float
     activation: str
-    names: Names
+    names: LayerNames
     padding: int | None
     """The token that has no position where the others count from behind it; None: positions are those in the text."""
 
@@ -77,7 +77,7 @@ class BertConfig:
 
 def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
     """Check a configuration of one of ENCODERS. Raises ParseError naming the field."""
-    c, kind = Fields(data, where), data["model_type"]
+    c, kind = ConfigFields(data, where), data["model_type"]
     c.only("position_embedding_type", "absolute")
     short = kind == "distilbert"
     layers, hidden, heads, inner, activation = (
@@ -97,7 +97,7 @@ def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
         token_types=0 if short else c.whole("type_vocab_size"),
         eps=1e-12 if short else c.number("layer_norm_eps", 1e-12, 0, 1, "a number in [0, 1)"),
         activation=c.chosen(activation, "gelu", ACTIVATIONS),
-        names=DISTILBERT if short else Names(),
+        names=DISTILBERT if short else LayerNames(),
         padding=padding,
     )
     c.multiple(hidden, config.hidden, heads, config.heads)
@@ -109,7 +109,7 @@ def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
 class Bert:
     """Writes the graph of one encoder."""
 
-    def __init__(self, config: BertConfig, weights: Weights) -> None:
+    def __init__(self, config: BertConfig, weights: HfWeights) -> None:
         self.config = config
         self.weights = weights
         self.g = GraphBuilder()

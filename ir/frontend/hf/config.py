@@ -20,7 +20,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class ConfigFields:
     """The fields of one JSON object; each reader raises ParseError naming the field, what was wanted and what was found."""
 
     data: Mapping[str, Any]

@@ -13,7 +13,7 @@ from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Pooling, bert_config
 from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
 from relax_tune.ir.frontend.hf.llama import Llama
 from relax_tune.ir.frontend.hf.llama_config import FAMILIES, llama_config
-from relax_tune.ir.frontend.hf.weights import Weights
+from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
@@ -79,7 +79,7 @@ def load_hf(
             raise UserError(
                 f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
             )
-        model = Llama(decoder, Weights(root), max(n[1], m[1] + 1))
+        model = Llama(decoder, HfWeights(root), max(n[1], m[1] + 1))
         return model.module(b, n, m, every_position, dtype(cache_dtype))
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
@@ -87,4 +87,4 @@ def load_hf(
         raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
     config = bert_config(data, where)
     b, n = symbol_bounds(config.positions, bounds)
-    return Bert(config, Weights(root)).build(b, n, pooling, normalize)
+    return Bert(config, HfWeights(root)).build(b, n, pooling, normalize)

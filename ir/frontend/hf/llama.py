@@ -17,7 +17,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar
 from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.llama_config import LlamaConfig
-from relax_tune.ir.frontend.hf.weights import Weights
+from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm, Rotary
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Mul, MulScalar, Sigmoid
@@ -34,7 +34,7 @@ class Llama:
 
     positions: how many the graphs may come to. Raises UserError when that is more than tables are kept for."""
 
-    def __init__(self, config: LlamaConfig, weights: Weights, positions: int) -> None:
+    def __init__(self, config: LlamaConfig, weights: HfWeights, positions: int) -> None:
         if positions > LONGEST:
             raise UserError(
                 f"bound of positions: wanted at most {LONGEST}, as tables of them are kept, found {positions}; give a lower bound"

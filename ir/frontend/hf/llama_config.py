@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.frontend.hf.config import Fields
+from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.shared.bounds import LARGEST
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -75,7 +75,7 @@ class LlamaConfig:
 
 def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
     """Check a configuration of one of FAMILIES. Raises ParseError naming the field."""
-    c = Fields(data, where)
+    c = ConfigFields(data, where)
     kind = data["model_type"]
     c.only("pretraining_tp", 1, None)
     c.only("quantization_config", None)
@@ -115,7 +115,7 @@ def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
     )
 
 
-def _windows(c: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
+def _windows(c: ConfigFields, kind: str, layers: int) -> tuple[int | None, ...]:
     """`sliding_window` of the layers that `layer_types` or, without it, `max_window_layers` says have one; of mistral all."""
     data = c.data
     if kind == "mistral":
@@ -144,7 +144,7 @@ def _windows(c: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
     return tuple(size if t == "sliding_attention" else None for t in types)
 
 
-def _rope(c: Fields) -> Rope:
+def _rope(c: ConfigFields) -> Rope:
     """`rope_parameters`, or what older files say in `rope_theta` and `rope_scaling`."""
     key = "rope_parameters" if c.data.get("rope_parameters") is not None else "rope_scaling"
     given = c.data.get(key)
@@ -154,7 +154,7 @@ def _rope(c: Fields) -> Rope:
         raise c.wrong(key, "one set of parameters for all layers")
     said: dict[str, Any] = {"rope_theta": c.data.get("rope_theta", 10000.0), **(given or {})}
     said.setdefault("rope_type", said.get("type", "default"))
-    r = Fields(said, f"{c.where}: {key}" if given else c.where)
+    r = ConfigFields(said, f"{c.where}: {key}" if given else c.where)
     r.only("partial_rotary_factor", 1.0, None)
     theta = r.number("rope_theta", None, 1, LARGEST, "a number of at least 1")
     kind = r.chosen("rope_type", "default", ROPE_TYPES)

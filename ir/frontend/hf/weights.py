@@ -34,7 +34,7 @@ def read_json(path: Path, wanted: str) -> Mapping[str, Any]:
     return data
 
 
-class Weights:
+class HfWeights:
     """The tensors of a model folder, read one at a time from the mapped files. Raises ParseError when they cannot be read."""
 
     def __init__(self, folder: Path) -> None:

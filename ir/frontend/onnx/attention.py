@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.compositions import permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.attention import Attention
@@ -19,7 +19,7 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def _heads(w: Writer, node: Node, position: int, count: str) -> Value:
+def _heads(w: Writer, node: OnnxNode, position: int, count: str) -> Value:
     """An input as (batch, heads, positions, size); one of 3 dims has its heads side by side, as many as the attribute says."""
     item = node.item(position)
     if item.ndim == 4:
@@ -34,7 +34,7 @@ def _heads(w: Writer, node: Node, position: int, count: str) -> Value:
     return permute(w, value, (0, 2, 1, 3))
 
 
-def _attention(w: Writer, node: Node) -> list[ImportedValue | None]:
+def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     """What is left to the standard's own definition: scores as a result, lengths by row, windows that reach forward."""
     unknown = sorted(set(node.attributes) - KNOWN)
     if unknown:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from relax_tune.ir.core.expr import as_int
-from relax_tune.ir.frontend.onnx.node import Node
+from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import NUMBERS
 from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 
-def function_of(onnx: Any, proto: Any, node: Node, domain: str) -> Any:
+def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
     """The standard's definition of a node, or None."""
     if domain or not 0 < node.opset < 2**31:
         return None

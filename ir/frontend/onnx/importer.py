@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
-from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, Node, WrongValueError, near_names
+from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, OnnxNode, WrongValueError, near_names
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
 from relax_tune.ir.frontend.onnx.tensors import element_type, read_tensor, require_onnx, shortest
 from relax_tune.ir.frontend.onnx.versions import OLDEST, check_opset, problem_of, version_of
@@ -148,7 +148,7 @@ class _Importer:
             domain = "" if n.domain == "ai.onnx" else n.domain
             opset = opsets.get(domain, 0)
             version = None if domain else version_of(self.onnx, n.op_type, opset)
-            node = Node(
+            node = OnnxNode(
                 n.op_type, n.name or (n.output[0] if n.output else ""), opset, tuple(inputs), self._attributes(n),
                 tuple(n.output), () if n.op_type in SUPPORTED else near_names(n.op_type, list(SUPPORTED)),
                 domain, version, beside.of(n),
@@ -170,7 +170,7 @@ class _Importer:
         return found
 
     def _results(
-        self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int
+        self, proto: Any, node: OnnxNode, domain: str, opsets: Mapping[str, int], depth: int
     ) -> Sequence[ImportedValue | None]:
         if any(a.type in (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS) for a in proto.attribute):
             raise node.refuse(
@@ -205,7 +205,7 @@ class _Importer:
         )
 
     def _inlined(
-        self, proto: Any, node: Node, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
+        self, proto: Any, node: OnnxNode, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
     ) -> Sequence[ImportedValue | None] | None:
         """The node through the function that defines it: the model's own, or the standard's; None without one."""
         body = self.local.get((proto.domain, proto.op_type))

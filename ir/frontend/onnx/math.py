@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_tune.ir.core.dtype import bool_, f32
 from relax_tune.ir.core.expr import Expr
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array, element_type, shortest
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
@@ -61,14 +61,14 @@ def unary(op: OperatorSpec) -> Handler:
 
 
 def binary(op: OperatorSpec, swap: bool = False) -> Handler:
-    def handler(w: Writer, node: Node) -> ImportedValue:
+    def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
         return w.of(w.emit(op, b, a) if swap else w.emit(op, a, b))
 
     return handler
 
 
-def with_literal(node: Node, left: bool) -> tuple[ImportedValue, float | int] | None:
+def with_literal(node: OnnxNode, left: bool) -> tuple[ImportedValue, float | int] | None:
     """(the tensor, the number) when an operand is a number whose dims add none to the other's. left: try the first too."""
     a, b = node.item(0), node.item(1)
     for tensor, number in ((a, b), (b, a)) if left else ((a, b),):
@@ -78,32 +78,32 @@ def with_literal(node: Node, left: bool) -> tuple[ImportedValue, float | int] | 
     return None
 
 
-def _natural(node: Node) -> bool:
+def _natural(node: OnnxNode) -> bool:
     return all(i is not None and i.natural for i in node.inputs)
 
 
-def _add(w: Writer, node: Node) -> ImportedValue:
+def _add(w: Writer, node: OnnxNode) -> ImportedValue:
     found = with_literal(node, True)
     if found is not None:
         return w.of(w.emit(AddScalar(found[1]), w.tensor(found[0])), _natural(node))
     return w.of(w.emit(Add(), w.tensor(node.item(0)), w.tensor(node.item(1))), _natural(node))
 
 
-def _sub(w: Writer, node: Node) -> ImportedValue:
+def _sub(w: Writer, node: OnnxNode) -> ImportedValue:
     found = with_literal(node, False)
     if found is not None:
         return w.of(w.emit(AddScalar(-found[1]), w.tensor(found[0])))
     return binary(Sub())(w, node)  # type: ignore[return-value]
 
 
-def _mul(w: Writer, node: Node) -> ImportedValue:
+def _mul(w: Writer, node: OnnxNode) -> ImportedValue:
     found = with_literal(node, True)
     if found is not None:
         return w.of(w.emit(MulScalar(found[1]), w.tensor(found[0])), _natural(node))
     return w.of(w.emit(Mul(), w.tensor(node.item(0)), w.tensor(node.item(1))), _natural(node))
 
 
-def _div(w: Writer, node: Node) -> ImportedValue:
+def _div(w: Writer, node: OnnxNode) -> ImportedValue:
     a, b = node.item(0), node.item(1)
     if not a.dtype.is_float:
         return w.of(w.emit(Quotient(), w.tensor(a), w.tensor(b)), a.natural and b.natural)
@@ -113,16 +113,16 @@ def _div(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Div(), w.tensor(a), w.tensor(b)))
 
 
-def _neg(w: Writer, node: Node) -> ImportedValue:
+def _neg(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.tensor(node.item(0))))
 
 
-def _reciprocal(w: Writer, node: Node) -> ImportedValue:
+def _reciprocal(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     return w.of(w.emit(Div(), w.literal(1.0, x.dtype), w.tensor(x)))
 
 
-def _pow(w: Writer, node: Node) -> ImportedValue:
+def _pow(w: Writer, node: OnnxNode) -> ImportedValue:
     base, exponent = node.item(0), node.item(1)
     x, value = w.tensor(base), literal_of(exponent)
     fits = exponent.ndim <= base.ndim
@@ -144,7 +144,7 @@ def _pow(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Power(), x, y))
 
 
-def _cast(w: Writer, node: Node) -> ImportedValue:
+def _cast(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     if node.op == "CastLike":
         target = node.item(1).dtype
@@ -155,7 +155,7 @@ def _cast(w: Writer, node: Node) -> ImportedValue:
     return w.of(cast_to(w, w.tensor(x), x.dtype, target), x.natural and target.is_int)
 
 
-def _gelu(w: Writer, node: Node) -> ImportedValue:
+def _gelu(w: Writer, node: OnnxNode) -> ImportedValue:
     x = w.tensor(node.item(0))
     if node.choice("approximate", "none", "tanh") == "none":
         return w.of(w.emit(Gelu(), x))
@@ -165,7 +165,7 @@ def _gelu(w: Writer, node: Node) -> ImportedValue:
 def variadic(op: OperatorSpec) -> Handler:
     """Two at a time, from the left."""
 
-    def handler(w: Writer, node: Node) -> ImportedValue:
+    def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         total = w.tensor(node.item(0))
         for position in range(1, len(node.inputs)):
             total = w.emit(op, total, w.tensor(node.item(position)))
@@ -174,13 +174,13 @@ def variadic(op: OperatorSpec) -> Handler:
     return handler
 
 
-def _mean(w: Writer, node: Node) -> ImportedValue:
+def _mean(w: Writer, node: OnnxNode) -> ImportedValue:
     total = variadic(Add())(w, node)
     assert isinstance(total, ImportedValue)
     return w.of(w.emit(MulScalar(1.0 / len(node.inputs)), w.tensor(total)))
 
 
-def _clip(w: Writer, node: Node) -> ImportedValue:
+def _clip(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     value = w.tensor(x)
     if node.has(1):
@@ -194,18 +194,18 @@ def _clip(w: Writer, node: Node) -> ImportedValue:
     return w.of(value, x.natural)
 
 
-def _where(w: Writer, node: Node) -> ImportedValue:
+def _where(w: Writer, node: OnnxNode) -> ImportedValue:
     natural = node.item(1).natural and node.item(2).natural
     return w.of(w.emit(Where(), *(w.tensor(node.item(p)) for p in range(3))), natural)
 
 
-def _joint(w: Writer, node: Node) -> tuple[Expr, ...] | None:
+def _joint(w: Writer, node: OnnxNode) -> tuple[Expr, ...] | None:
     """The dims that two inputs broadcast to, when they are certain."""
     a, b = node.item(0).shape, node.item(1).shape
     return broadcast_dims(node.op, a, b, w.g.deduction)[0]
 
 
-def _greater(w: Writer, node: Node) -> ImportedValue | Sequence[ImportedValue | None]:
+def _greater(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
     """`a > b` is `b < a`, also for what is not a number; what is never negative is at least 0."""
     strict = node.op == "Greater"
     a, b = node.item(0), node.item(1)
@@ -215,7 +215,7 @@ def _greater(w: Writer, node: Node) -> ImportedValue | Sequence[ImportedValue | 
     return binary(Less() if strict else LessEqual(), swap=True)(w, node)
 
 
-def _and(w: Writer, node: Node) -> ImportedValue | Sequence[ImportedValue | None]:
+def _and(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
     """`x and true` is `x`."""
     a, b = node.item(0), node.item(1)
     dims = _joint(w, node)
@@ -228,7 +228,7 @@ def _and(w: Writer, node: Node) -> ImportedValue | Sequence[ImportedValue | None
     return binary(LogicalAnd())(w, node)
 
 
-def _is_inf(w: Writer, node: Node) -> ImportedValue:
+def _is_inf(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     signs = [
         s for s, key in ((math.inf, "detect_positive"), (-math.inf, "detect_negative")) if node.attributes.get(key, 1)
@@ -239,24 +239,24 @@ def _is_inf(w: Writer, node: Node) -> ImportedValue:
     return w.of(tests[0] if len(tests) == 1 else w.emit(LogicalOr(), *tests))
 
 
-def _is_nan(w: Writer, node: Node) -> ImportedValue:
+def _is_nan(w: Writer, node: OnnxNode) -> ImportedValue:
     x = w.tensor(node.item(0))
     return w.of(w.emit(NotEqual(), x, x))
 
 
-def _sign(w: Writer, node: Node) -> ImportedValue:
+def _sign(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     value, zero = w.tensor(x), w.literal(0, x.dtype)
     above, below = (w.emit(Cast(x.dtype), w.emit(Less(), *pair)) for pair in ((zero, value), (value, zero)))
     return w.of(w.emit(Sub(), above, below))
 
 
-def _ceil(w: Writer, node: Node) -> ImportedValue:
+def _ceil(w: Writer, node: OnnxNode) -> ImportedValue:
     down = w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(node.item(0))))
     return w.of(w.emit(MulScalar(-1), down))
 
 
-def _leaky(w: Writer, node: Node) -> ImportedValue:
+def _leaky(w: Writer, node: OnnxNode) -> ImportedValue:
     """Where negative, times a slope: LeakyRelu's number or PRelu's tensor."""
     x = node.item(0)
     value = w.tensor(x)
@@ -267,7 +267,7 @@ def _leaky(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Where(), w.emit(Less(), value, w.literal(0, x.dtype)), scaled, value))
 
 
-def _elu(w: Writer, node: Node) -> ImportedValue:
+def _elu(w: Writer, node: OnnxNode) -> ImportedValue:
     """`x` where positive, else `alpha * (exp(x) - 1)`; Selu multiplies both by gamma."""
     x = node.item(0)
     value = w.tensor(x)
@@ -279,7 +279,7 @@ def _elu(w: Writer, node: Node) -> ImportedValue:
     return w.of(found)
 
 
-def _hard_sigmoid(w: Writer, node: Node) -> ImportedValue:
+def _hard_sigmoid(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     swish = node.op == "HardSwish"
     alpha = 1 / 6 if swish else float(node.attributes.get("alpha", 0.2))
@@ -289,14 +289,14 @@ def _hard_sigmoid(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Mul(), w.tensor(x), gate) if swish else gate)
 
 
-def _softplus(w: Writer, node: Node) -> ImportedValue:
+def _softplus(w: Writer, node: OnnxNode) -> ImportedValue:
     """`log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow."""
     x = w.tensor(node.item(0))
     tail = w.emit(Exp(), w.emit(MulScalar(-1), w.emit(Abs(), x)))
     return w.of(w.emit(Add(), w.emit(Relu(), x), w.emit(Log(), w.emit(AddScalar(1.0), tail))))
 
 
-def _dropout(w: Writer, node: Node) -> list[ImportedValue | None]:
+def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     x = node.item(0)
     if node.has(2):
         mode = w.scalars(node.item(2))
@@ -306,7 +306,7 @@ def _dropout(w: Writer, node: Node) -> list[ImportedValue | None]:
     return [x, mask]
 
 
-def constant_of(node: Node) -> Array | None:
+def constant_of(node: OnnxNode) -> Array | None:
     """The array of a Constant node's attribute; None for a kind without numbers."""
     numbers: Mapping[str, Any] = {
         "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
@@ -318,7 +318,7 @@ def constant_of(node: Node) -> Array | None:
     return value if isinstance(value, np.ndarray) else None
 
 
-def _constant(w: Writer, node: Node) -> ImportedValue:
+def _constant(w: Writer, node: OnnxNode) -> ImportedValue:
     array = constant_of(node)
     if array is None:
         raise node.refuse(f"wanted a dense tensor or numbers, found attributes {sorted(node.attributes)}")

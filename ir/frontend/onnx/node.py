@@ -17,7 +17,7 @@ class WrongValueError(ParseError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class OnnxNode:
     """One ONNX node with its inputs looked up. inputs: None for an optional one that is left out."""
 
     op: str
@@ -99,4 +99,4 @@ def near_names(op: str, supported: Sequence[str]) -> tuple[str, ...]:
     return tuple(difflib.get_close_matches(op, supported, 4, 0.5))
 
 
-Handler = Callable[[Writer, Node], "ImportedValue | Sequence[ImportedValue | None]"]
+Handler = Callable[[Writer, OnnxNode], "ImportedValue | Sequence[ImportedValue | None]"]

@@ -8,7 +8,7 @@ from relax_tune.ir.core.dtype import DType, f32, i8, i32, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import unary
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.onnx.tensors import element_type
 from relax_tune.ir.frontend.shared.compositions import cast_to
@@ -38,7 +38,7 @@ from relax_tune.ir.op.quantize import Dequantize, Quantize
 from relax_tune.ir.op.reduce import Sum
 
 
-def _mod(w: Writer, node: Node) -> ImportedValue:
+def _mod(w: Writer, node: OnnxNode) -> ImportedValue:
     """The remainder: `fmod` has the sign of the dividend, otherwise it has that of the divisor."""
     a, b = node.item(0), node.item(1)
     x, y = w.tensor(a), w.tensor(b)
@@ -56,7 +56,7 @@ def _mod(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Modulo(), x, y), b.natural)
 
 
-def _lp_normalize(w: Writer, node: Node) -> ImportedValue:
+def _lp_normalize(w: Writer, node: OnnxNode) -> ImportedValue:
     """x divided by its norm along an axis; 0 where the norm is."""
     x = node.item(0)
     p, axis = int(node.attributes.get("p", 2)), axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
@@ -70,7 +70,7 @@ def _lp_normalize(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Where(), w.emit(NotEqual(), norm, zero), found, zero))
 
 
-def _scaled(w: Writer, node: Node) -> tuple[int | None, int | None, list[Value]]:
+def _scaled(w: Writer, node: OnnxNode) -> tuple[int | None, int | None, list[Value]]:
     """The axis and the group of a scale, and scale and zero point as the operators want them."""
     x, scale = node.item(0), node.item(1)
     group = int(node.attributes.get("block_size", 0))
@@ -89,7 +89,7 @@ def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target:
     return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
 
 
-def _quantize(w: Writer, node: Node) -> ImportedValue:
+def _quantize(w: Writer, node: OnnxNode) -> ImportedValue:
     x, scale = node.item(0), node.item(1)
     if node.has(2):
         target = node.item(2).dtype
@@ -106,7 +106,7 @@ def _quantize(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Quantize(axis, group, target), value, by, *zero))
 
 
-def _dequantize(w: Writer, node: Node) -> ImportedValue:
+def _dequantize(w: Writer, node: OnnxNode) -> ImportedValue:
     x, scale = node.item(0), node.item(1)
     number = int(node.attributes.get("output_dtype", 0))
     target = element_type(number, f"node {node.name!r}") if number else scale.dtype
@@ -127,7 +127,7 @@ def _centred(w: Writer, x: ImportedValue, zero: ImportedValue | None, rows: bool
     return w.emit(Sub(), value, point)
 
 
-def _matmul_integer(w: Writer, node: Node) -> ImportedValue:
+def _matmul_integer(w: Writer, node: OnnxNode) -> ImportedValue:
     zeros = [node.item(p) if node.has(p) else None for p in (2, 3)]
     a, b = _centred(w, node.item(0), zeros[0], True), _centred(w, node.item(1), zeros[1], False)
     if min(len(tensor_dims(a)), len(tensor_dims(b))) < 2:
@@ -135,7 +135,7 @@ def _matmul_integer(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Matmul(), a, b))
 
 
-def _one(node: Node, positions: Sequence[int]) -> None:
+def _one(node: OnnxNode, positions: Sequence[int]) -> None:
     for p in positions:
         if any(d is not const(1) for d in node.item(p).shape):
             raise node.refuse(
@@ -143,7 +143,7 @@ def _one(node: Node, positions: Sequence[int]) -> None:
             )
 
 
-def _qlinear_matmul(w: Writer, node: Node) -> ImportedValue:
+def _qlinear_matmul(w: Writer, node: OnnxNode) -> ImportedValue:
     """round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
     _one(node, (1, 2, 4, 5, 6, 7))
     a, b = _centred(w, node.item(0), node.item(2), True), _centred(w, node.item(3), node.item(5), False)

@@ -8,7 +8,7 @@ from relax_tune.ir.core.dtype import bool_, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import literal_of
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axes_of, axis_of, expressions, integers
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to, clip, permute, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import gather, gather_elements, gather_nd, natural_indices
@@ -25,7 +25,7 @@ from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, 
 from relax_tune.ir.op.scan import Prod
 
 
-def _matmul(w: Writer, node: Node) -> ImportedValue:
+def _matmul(w: Writer, node: OnnxNode) -> ImportedValue:
     a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
     one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
     a = w.emit(ExpandDims((0,)), a) if one_a else a
@@ -39,7 +39,7 @@ def _matmul(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.reshape(c, dims) if one_a or one_b else c)
 
 
-def _gemm(w: Writer, node: Node) -> ImportedValue:
+def _gemm(w: Writer, node: OnnxNode) -> ImportedValue:
     a, b = w.tensor(node.item(0)), w.tensor(node.item(1))
     alpha, beta = float(node.attributes.get("alpha", 1.0)), float(node.attributes.get("beta", 1.0))
     if node.attributes.get("transA", 0):
@@ -55,29 +55,29 @@ def _gemm(w: Writer, node: Node) -> ImportedValue:
     return w.of(c)
 
 
-def _soft_axis(node: Node) -> int:
+def _soft_axis(node: OnnxNode) -> int:
     if node.opset < 13:
         raise node.refuse("wanted opset 13 or later, where an axis is one axis")
     return axis_of(node, int(node.attributes.get("axis", -1)), node.item(0).ndim)
 
 
-def _einsum(w: Writer, node: Node) -> ImportedValue:
+def _einsum(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.emit(Einsum(node.text("equation", "")), *(w.tensor(node.item(p)) for p in range(len(node.inputs)))))
 
 
-def _softmax(w: Writer, node: Node) -> ImportedValue:
+def _softmax(w: Writer, node: OnnxNode) -> ImportedValue:
     x, axis = node.item(0), _soft_axis(node)
     return w.of(along_last_axis(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
 
 
-def _log_softmax(w: Writer, node: Node) -> ImportedValue:
+def _log_softmax(w: Writer, node: OnnxNode) -> ImportedValue:
     axis = (_soft_axis(node),)
     value = w.tensor(node.item(0))
     low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
 
 
-def _layer_norm(w: Writer, node: Node) -> ImportedValue:
+def _layer_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.wants(1) or node.wants(2):
         raise node.refuse("wanted only the normalised output, found a reader of the mean or deviation")
     x = node.item(0)
@@ -103,7 +103,7 @@ def _row(w: Writer, value: Value, tail: Sequence[Expr], width: Expr) -> Value:
 def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", after: str = "") -> Handler:
     """A reduction over axes, given as attribute or input. before: `square` or `abs`; after: `sqrt` or `log`."""
 
-    def handler(w: Writer, node: Node) -> ImportedValue:
+    def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         x = node.item(0)
         axes = axes_of(w, node, 1, x.ndim)
         value = w.tensor(x)
@@ -128,7 +128,7 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
     return handler
 
 
-def _log_sum_exp(w: Writer, node: Node) -> ImportedValue:
+def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
     """`log(sum(exp(x)))`, shifted by the largest element so that nothing overflows."""
     x = node.item(0)
     axes = axes_of(w, node, 1, x.ndim)
@@ -146,7 +146,7 @@ def _log_sum_exp(w: Writer, node: Node) -> ImportedValue:
 
 
 def _global(make: Callable[[tuple[int, ...], bool], Reduce]) -> Handler:
-    def handler(w: Writer, node: Node) -> ImportedValue:
+    def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         x = node.item(0)
         return w.of(w.emit(make(tuple(range(2, x.ndim)), True), w.tensor(x)))
 
@@ -158,7 +158,7 @@ def _channels(w: Writer, item: ImportedValue, ndim: int) -> Value:
     return w.reshape(w.tensor(item), [item.shape[0], *[const(1)] * (ndim - 2)])
 
 
-def _batch_norm(w: Writer, node: Node) -> ImportedValue:
+def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.attributes.get("training_mode", 0):
         raise node.refuse("wanted inference (training_mode 0); export the model for inference")
     x = node.item(0)
@@ -168,7 +168,7 @@ def _batch_norm(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Add(), y, bias))
 
 
-def _instance_norm(w: Writer, node: Node) -> ImportedValue:
+def _instance_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axes = tuple(range(2, x.ndim))
     scale, bias = (_channels(w, node.item(p), x.ndim) for p in (1, 2))
@@ -178,29 +178,29 @@ def _instance_norm(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Add(), w.emit(Mul(), w.emit(Div(), centred, spread), scale), bias))
 
 
-def _gather(w: Writer, node: Node) -> ImportedValue:
+def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     return gather(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
 
 
-def _gather_elements(w: Writer, node: Node) -> ImportedValue:
+def _gather_elements(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     return gather_elements(w, x, axis_of(node, int(node.attributes.get("axis", 0)), x.ndim), node.item(1))
 
 
-def _gather_nd(w: Writer, node: Node) -> ImportedValue:
+def _gather_nd(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.attributes.get("batch_dims", 0):
         raise node.refuse(f"wanted batch_dims 0, found {node.attributes['batch_dims']}")
     return gather_nd(w, node.item(0), node.item(1))
 
 
-def _trilu(w: Writer, node: Node) -> ImportedValue:
+def _trilu(w: Writer, node: OnnxNode) -> ImportedValue:
     """Zero above or below a diagonal."""
     k = integers(w, node, 1)[0] if node.has(1) else 0
     return triangle(w, node.item(0), k, bool(node.attributes.get("upper", 1)))
 
 
-def _one_hot(w: Writer, node: Node) -> ImportedValue:
+def _one_hot(w: Writer, node: OnnxNode) -> ImportedValue:
     indices, pair = node.item(0), node.item(2)
     count = literal_of(node.item(1))
     depth = expressions(w, node, 1)[0] if count is None else const(int(count))

@@ -9,7 +9,7 @@ import numpy as np
 from relax_tune.ir.core.dtype import bool_, i32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of, expressions, integers
 from relax_tune.ir.frontend.shared.compositions import cast_to
 from relax_tune.ir.frontend.shared.indexing import natural_indices
@@ -23,7 +23,7 @@ from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, TopK
 from relax_tune.ir.op.scatter import Mode, Scatter, ScatterElements, ScatterND
 
 
-def _arg(w: Writer, node: Node) -> ImportedValue:
+def _arg(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
     last = bool(node.attributes.get("select_last_index", 0))
@@ -33,7 +33,7 @@ def _arg(w: Writer, node: Node) -> ImportedValue:
     return w.of(found, True)
 
 
-def _hardmax(w: Writer, node: Node) -> ImportedValue:
+def _hardmax(w: Writer, node: OnnxNode) -> ImportedValue:
     """1 at the first largest element along an axis, 0 elsewhere."""
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
@@ -43,7 +43,7 @@ def _hardmax(w: Writer, node: Node) -> ImportedValue:
     return w.of(cast_to(w, w.emit(Equal(), found, slots), bool_, x.dtype))
 
 
-def _top_k(w: Writer, node: Node) -> list[ImportedValue]:
+def _top_k(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
     (k,) = expressions(w, node, 1)
@@ -53,7 +53,7 @@ def _top_k(w: Writer, node: Node) -> list[ImportedValue]:
     return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
 
 
-def _running(w: Writer, node: Node) -> ImportedValue:
+def _running(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axis = axis_of(node, integers(w, node, 1)[0], x.ndim)
     make = CumSum if node.op == "CumSum" else CumProd
@@ -61,7 +61,7 @@ def _running(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(make(axis, *flags), w.tensor(x)))
 
 
-def _mode(node: Node) -> Mode:
+def _mode(node: OnnxNode) -> Mode:
     found = node.choice("reduction", "none", "add", "mul", "max", "min")
     modes: Mapping[str, Mode] = {"none": "replace", "add": "add", "mul": "mul", "max": "max", "min": "min"}
     return modes[found]
@@ -76,14 +76,14 @@ def _scattered(w: Writer, op: Scatter, x: ImportedValue, indices: Value, updates
     return w.of(cast_to(w, found, i32, bool_))
 
 
-def _scatter_elements(w: Writer, node: Node) -> ImportedValue:
+def _scatter_elements(w: Writer, node: OnnxNode) -> ImportedValue:
     x, mode = node.item(0), _mode(node)
     axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
     indices = natural_indices(w, node.item(1), x.shape[axis])
     return _scattered(w, ScatterElements(mode, axis), x, indices, w.tensor(node.item(2)))
 
 
-def _scatter_nd(w: Writer, node: Node) -> ImportedValue:
+def _scatter_nd(w: Writer, node: OnnxNode) -> ImportedValue:
     x, indices, mode = node.item(0), node.item(1), _mode(node)
     depth = as_int(indices.shape[-1])
     if depth is None or not 1 <= depth <= x.ndim:
@@ -105,7 +105,7 @@ def _wrapped(w: Writer, indices: ImportedValue, sizes: tuple[Expr, ...]) -> Valu
     return w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), w.emit(Add(), value, ends), value)
 
 
-def _tensor_scatter(w: Writer, node: Node) -> ImportedValue:
+def _tensor_scatter(w: Writer, node: OnnxNode) -> ImportedValue:
     """A cache (b, ..., n, ...) with updates (b, ..., m, ...) written from position `write_indices[b]` on."""
     cache, update = node.item(0), node.item(1)
     axis = axis_of(node, int(node.attributes.get("axis", -2)), cache.ndim)

@@ -9,7 +9,7 @@ import numpy as np
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, le, maximum, mul, sub
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape_values import numbers, objects
 from relax_tune.ir.frontend.shared.compositions import missing_dim, pad, permute, slice_axis
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge
@@ -23,14 +23,14 @@ from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, 
 LARGEST = 1 << 20
 
 
-def axis_of(node: Node, axis: int, ndim: int) -> int:
+def axis_of(node: OnnxNode, axis: int, ndim: int) -> int:
     """A possibly negative axis as 0 .. ndim-1. Raises ParseError."""
     if not -ndim <= axis < max(ndim, 1):
         raise node.refuse(f"wanted an axis in {-ndim}..{ndim - 1}, found {axis}")
     return axis % ndim if ndim else 0
 
 
-def integers(w: Writer, node: Node, position: int) -> list[int]:
+def integers(w: Writer, node: OnnxNode, position: int) -> list[int]:
     """An input that must be integer literals. Raises ParseError."""
     found = numbers(w.scalars(node.item(position)))
     if found is None:
@@ -38,7 +38,7 @@ def integers(w: Writer, node: Node, position: int) -> list[int]:
     return found
 
 
-def expressions(w: Writer, node: Node, position: int) -> list[Expr]:
+def expressions(w: Writer, node: OnnxNode, position: int) -> list[Expr]:
     """An input that must be known from shapes and constants. Raises ParseError."""
     found = w.scalars(node.item(position))
     if found is None:
@@ -48,7 +48,7 @@ def expressions(w: Writer, node: Node, position: int) -> list[Expr]:
     return list(found.reshape(-1))
 
 
-def axes_of(w: Writer, node: Node, position: int, ndim: int) -> tuple[int, ...] | None:
+def axes_of(w: Writer, node: OnnxNode, position: int, ndim: int) -> tuple[int, ...] | None:
     """Axes as an attribute or an input; None when neither is there."""
     given = node.attributes.get("axes")
     if given is None and node.has(position):
@@ -56,19 +56,19 @@ def axes_of(w: Writer, node: Node, position: int, ndim: int) -> tuple[int, ...] 
     return None if given is None else tuple(axis_of(node, int(a), ndim) for a in given)
 
 
-def _shape(w: Writer, node: Node) -> ImportedValue:
+def _shape(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     dims = list(x.shape[slice(int(node.attributes.get("start", 0)), node.attributes.get("end"))])
     return w.known(objects(dims) if dims else np.empty(0, object), i64, node.outputs[0])
 
 
-def _size(w: Writer, node: Node) -> ImportedValue:
+def _size(w: Writer, node: OnnxNode) -> ImportedValue:
     scalar = np.empty((), object)
     scalar[()] = product(node.item(0).shape)
     return w.known(scalar, i64, node.outputs[0])
 
 
-def _reshape(w: Writer, node: Node) -> ImportedValue:
+def _reshape(w: Writer, node: OnnxNode) -> ImportedValue:
     x, target = node.item(0), expressions(w, node, 1)
     dims: list[Expr] = []
     for p, d in enumerate(target):
@@ -85,7 +85,7 @@ def _reshape(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.reshape(w.tensor(x), [w.simplify(d) for d in dims]), x.natural)
 
 
-def _flatten(w: Writer, node: Node) -> ImportedValue:
+def _flatten(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axis = int(node.attributes.get("axis", 1))
     if not -x.ndim <= axis <= x.ndim:
@@ -95,7 +95,7 @@ def _flatten(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.reshape(w.tensor(x), dims), x.natural)
 
 
-def _squeeze(w: Writer, node: Node) -> ImportedValue:
+def _squeeze(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axes = axes_of(w, node, 1, x.ndim)
     if axes is None:
@@ -104,20 +104,20 @@ def _squeeze(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.reshape(w.tensor(x), dims), x.natural)
 
 
-def _unsqueeze(w: Writer, node: Node) -> ImportedValue:
+def _unsqueeze(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     given = node.attributes.get("axes")
     axes = integers(w, node, 1) if given is None else [int(a) for a in given]
     return w.of(w.emit(ExpandDims(tuple(axis_of(node, a, x.ndim + len(axes)) for a in axes)), w.tensor(x)), x.natural)
 
 
-def _transpose(w: Writer, node: Node) -> ImportedValue:
+def _transpose(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     axes = node.attributes.get("perm") or range(x.ndim - 1, -1, -1)
     return w.of(permute(w, w.tensor(x), [int(a) for a in axes]), x.natural)
 
 
-def _expand(w: Writer, node: Node) -> ImportedValue:
+def _expand(w: Writer, node: OnnxNode) -> ImportedValue:
     x, target = node.item(0), expressions(w, node, 1)
     known = [w.simplify(d) for d in target]
     value = w.tensor(x)
@@ -139,7 +139,7 @@ def _expand(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(BroadcastTo(dims), value), x.natural)
 
 
-def _concat(w: Writer, node: Node) -> ImportedValue:
+def _concat(w: Writer, node: OnnxNode) -> ImportedValue:
     items = [node.item(p) for p in range(len(node.inputs))]
     axis = axis_of(node, int(node.attributes["axis"]), items[0].ndim)
     if len(items) == 1:
@@ -147,7 +147,7 @@ def _concat(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.emit(Concat(axis), *map(w.tensor, items)), all(i.natural for i in items))
 
 
-def _split(w: Writer, node: Node) -> list[ImportedValue]:
+def _split(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", 0)), x.ndim)
     n, parts = x.shape[axis], int(node.attributes.get("num_outputs", len(node.outputs)))
@@ -170,7 +170,7 @@ def _split(w: Writer, node: Node) -> list[ImportedValue]:
     return found
 
 
-def _slice(w: Writer, node: Node) -> ImportedValue:
+def _slice(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
     starts, ends = expressions(w, node, 1), expressions(w, node, 2)
     axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
@@ -201,7 +201,7 @@ def _slice(w: Writer, node: Node) -> ImportedValue:
     return w.of(value, x.natural)
 
 
-def _range(w: Writer, node: Node) -> ImportedValue:
+def _range(w: Writer, node: OnnxNode) -> ImportedValue:
     known = [w.scalars(node.item(p)) for p in range(3)]
     element = node.item(0).dtype
     if all(k is not None for k in known) and element.is_int:
@@ -234,7 +234,7 @@ def _range(w: Writer, node: Node) -> ImportedValue:
     return w.constant((begin + by * np.arange(count)).astype(element.numpy), node.outputs[0])
 
 
-def _constant_of_shape(w: Writer, node: Node) -> ImportedValue:
+def _constant_of_shape(w: Writer, node: OnnxNode) -> ImportedValue:
     value = node.attributes.get("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if array.size != 1:
@@ -249,7 +249,7 @@ def _constant_of_shape(w: Writer, node: Node) -> ImportedValue:
     return w.uniform(dims, array.reshape(-1)[0].item(), element)
 
 
-def _tile(w: Writer, node: Node) -> ImportedValue:
+def _tile(w: Writer, node: OnnxNode) -> ImportedValue:
     x, times = node.item(0), expressions(w, node, 1)
     pairs: list[Expr] = [d for r, n in zip(times, x.shape, strict=True) for d in (r, n)]
     value = w.emit(ExpandDims(tuple(range(0, 2 * x.ndim, 2))), w.tensor(x))
@@ -257,7 +257,7 @@ def _tile(w: Writer, node: Node) -> ImportedValue:
     return w.of(w.reshape(value, [w.simplify(mul(r, n)) for r, n in zip(times, x.shape, strict=True)]), x.natural)
 
 
-def _pad(w: Writer, node: Node) -> ImportedValue:
+def _pad(w: Writer, node: OnnxNode) -> ImportedValue:
     mode = node.choice("mode", "constant", "edge", "reflect", "wrap")
     x, pads = node.item(0), integers(w, node, 1)
     axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
@@ -273,7 +273,7 @@ def _pad(w: Writer, node: Node) -> ImportedValue:
     return w.of(pad(w, w.tensor(x), sizes, fill, mode))
 
 
-def _blocks(w: Writer, node: Node) -> ImportedValue:
+def _blocks(w: Writer, node: OnnxNode) -> ImportedValue:
     """DepthToSpace and SpaceToDepth: (b, c, h, w) with blocks of `blocksize` between channels and positions."""
     x, size = node.item(0), const(int(node.attributes["blocksize"]))
     b, c, h, wide = x.shape

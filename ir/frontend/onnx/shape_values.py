@@ -31,15 +31,15 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     or_,
     sub,
 )
-from relax_tune.ir.frontend.onnx.node import Node
+from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import DTYPES
 from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, ImportedValue, Writer
 
 Scalars = NDArray[np.object_]
-Known = Callable[[Writer, Node, Sequence[Scalars]], "tuple[Scalars, DType] | None"]
+Known = Callable[[Writer, OnnxNode, Sequence[Scalars]], "tuple[Scalars, DType] | None"]
 
 
-def evaluate_known(w: Writer, node: Node) -> ImportedValue | None:
+def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
     """The node's one result, when all it reads is known; None when it is not, or the operator is not one of these."""
     handler = KNOWN.get(node.op)
     if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:
@@ -79,7 +79,7 @@ def _pointwise(fn: Callable[..., Expr | None], w: Writer, arrays: Sequence[Scala
 def _same(fn: Callable[..., Expr | None]) -> Known:
     """Integers to the same integer type."""
 
-    def handler(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    def handler(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
         element = node.item(0).dtype
         if not element.is_int:
             return None
@@ -92,7 +92,7 @@ def _same(fn: Callable[..., Expr | None]) -> Known:
 def _truth(fn: Callable[..., Expr]) -> Known:
     """A comparison that can be decided now."""
 
-    def handler(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    def handler(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
         def decided(*args: Expr) -> Expr | None:
             proof = w.g.deduction.proves(fn(*args))
             return TRUE if proof is Proof.YES else FALSE if proof is Proof.NO else None
@@ -103,7 +103,7 @@ def _truth(fn: Callable[..., Expr]) -> Known:
     return handler
 
 
-def _quotient(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     """Division towards zero; symbols only where both sides are proved not to be negative."""
 
     def one(a: Expr, b: Expr) -> Expr | None:
@@ -117,13 +117,13 @@ def _quotient(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars
     return _same(one)(w, node, arrays)
 
 
-def _mod(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _mod(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     if node.attributes.get("fmod", 0):
         return None
     return _same(lambda a, b: floormod(a, b) if w.natural(sub(b, 1)) else None)(w, node, arrays)
 
 
-def _cast(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _cast(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     to = DTYPES.get(int(node.attributes.get("to", 0)))
     source = node.item(0).dtype
     if to is i64 and source.is_int:
@@ -139,11 +139,11 @@ def _cast(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DT
     return None
 
 
-def _concat(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType]:
+def _concat(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType]:
     return np.concatenate(list(arrays), axis=int(node.attributes["axis"])), node.item(0).dtype
 
 
-def _gather(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _gather(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     where = numbers(arrays[1])
     axis = int(node.attributes.get("axis", 0))
     if where is None or not -arrays[0].ndim <= axis < arrays[0].ndim:
@@ -155,7 +155,7 @@ def _gather(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, 
     return np.asarray(np.take(arrays[0], indices, axis=axis), object), node.item(0).dtype
 
 
-def _slice(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _slice(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     parts = [numbers(a) for a in arrays[1:]]
     if any(p is None for p in parts):
         return None
@@ -169,31 +169,31 @@ def _slice(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, D
     return arrays[0][tuple(where)], node.item(0).dtype
 
 
-def _unsqueeze(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _unsqueeze(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     axes = numbers(arrays[1])
     return None if axes is None else (np.expand_dims(arrays[0], tuple(axes)), node.item(0).dtype)
 
 
-def _squeeze(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _squeeze(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     axes = None if len(arrays) < 2 else numbers(arrays[1])
     if len(arrays) > 1 and axes is None:
         return None
     return np.squeeze(arrays[0], None if axes is None else tuple(axes)), node.item(0).dtype
 
 
-def _reshape(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _reshape(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     shape = numbers(arrays[1])
     if shape is None or 0 in shape:
         return None
     return arrays[0].reshape(shape), node.item(0).dtype
 
 
-def _where(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _where(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     found = _pointwise(lambda c, a, b: a if c is TRUE else b if c is FALSE else None, w, arrays)
     return None if found is None else (found, node.item(1).dtype)
 
 
-def _product(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     """The product of everything, as exporters count elements."""
     if len(arrays) > 1 or node.attributes.get("axes") is not None or arrays[0].ndim > 1:
         return None
@@ -209,7 +209,7 @@ def _product(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars,
     return scalar, node.item(0).dtype
 
 
-def _range(w: Writer, node: Node, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+def _range(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
     """A short range between numbers."""
     known = numbers(np.concatenate([a.reshape(-1) for a in arrays]))
     if known is None or len(known) != 3 or known[2] == 0:

@@ -9,7 +9,7 @@ import numpy as np
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.onnx.node import Handler, Node
+from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.compositions import cast_to, pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.elementwise import Add, Div, Mul, MulScalar, Sqrt
@@ -24,10 +24,10 @@ def padded(w: Writer, value: Value, pads: Pads, fill: float) -> Value:
     return pad(w, value, [(0, 0), (0, 0), *pads], fill)
 
 
-class Windows:
+class WindowAttributes:
     """The attributes that every windowed operator has, for spatial dims `sizes`."""
 
-    def __init__(self, node: Node, sizes: Sequence[Expr], kernel: Sequence[int]) -> None:
+    def __init__(self, node: OnnxNode, sizes: Sequence[Expr], kernel: Sequence[int]) -> None:
         self.node, self.sizes, n = node, list(sizes), len(sizes)
         self.kernel = tuple(int(k) for k in kernel)
         self.strides = tuple(int(v) for v in node.attributes.get("strides") or [1] * n)
@@ -94,18 +94,18 @@ class Windows:
         return [(a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True)]
 
 
-def _spatial(node: Node, x: ImportedValue) -> tuple[Expr, ...]:
+def _spatial(node: OnnxNode, x: ImportedValue) -> tuple[Expr, ...]:
     if x.ndim < 3:
         raise node.refuse(f"wanted a batch, channels and at least one more dim, found {x.info!r}")
     return x.shape[2:]
 
 
-def _conv(w: Writer, node: Node) -> ImportedValue:
+def _conv(w: Writer, node: OnnxNode) -> ImportedValue:
     x, kernel = node.item(0), node.item(1)
     sizes = [as_int(d) for d in kernel.shape[2:]]
     if any(n is None for n in sizes) or kernel.ndim != x.ndim:
         raise node.refuse(f"wanted kernels of fixed size and {x.ndim} dims, found {kernel.info!r}")
-    own = Windows(node, _spatial(node, x), [n or 0 for n in sizes])
+    own = WindowAttributes(node, _spatial(node, x), [n or 0 for n in sizes])
     given = node.attributes.get("kernel_shape")
     if given is not None and tuple(given) != own.kernel:
         raise node.refuse(f"wanted a kernel_shape as the weights have it, {own.kernel}, found {tuple(given)}")
@@ -117,19 +117,19 @@ def _conv(w: Writer, node: Node) -> ImportedValue:
     return w.of(y)
 
 
-def _max_pool(w: Writer, node: Node) -> ImportedValue:
+def _max_pool(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.wants(1):
         raise node.refuse("wanted only the largest elements, found a reader of their positions")
     x = node.item(0)
-    own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
+    own = WindowAttributes(node, _spatial(node, x), node.attributes["kernel_shape"])
     low = -np.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
     value = padded(w, w.tensor(x), own.all_pads, low)
     return w.of(w.emit(Pool(own.kernel, own.strides, own.dilations), value), x.natural)
 
 
-def _average_pool(w: Writer, node: Node) -> ImportedValue:
+def _average_pool(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
-    own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
+    own = WindowAttributes(node, _spatial(node, x), node.attributes["kernel_shape"])
     summed = Pool(own.kernel, own.strides, own.dilations, largest=False)
     wide = f32 if x.dtype.is_half else x.dtype
     total = w.emit(summed, padded(w, cast_to(w, w.tensor(x), x.dtype, wide), own.all_pads, 0))
@@ -143,10 +143,10 @@ def _average_pool(w: Writer, node: Node) -> ImportedValue:
     return w.of(cast_to(w, w.emit(Div(), total, w.emit(summed, counted)), wide, x.dtype))
 
 
-def _lp_pool(w: Writer, node: Node) -> ImportedValue:
+def _lp_pool(w: Writer, node: OnnxNode) -> ImportedValue:
     """The p-norm of each window."""
     x = node.item(0)
-    own = Windows(node, _spatial(node, x), node.attributes["kernel_shape"])
+    own = WindowAttributes(node, _spatial(node, x), node.attributes["kernel_shape"])
     p = int(node.attributes.get("p", 2))
     if p < 1 or x.dtype.is_half:
         raise node.refuse(f"wanted p of at least 1 and 32- or 64-bit floats, found {p} and {x.info!r}")

@@ -18,7 +18,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifi
 from relax_tune.ir.frontend.torch import math, neural, window
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
-from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, dim
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
 from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchTensor, dim_of
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -131,7 +131,7 @@ class _Importer:
     def _node(self, call: TorchCall) -> Any:
         handler = SUPPORTED.get(call.op)
         near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
-        node = Node(
+        node = TorchNode(
             call.name, call.op, tuple(map(self._value, call.args)), {k: self._value(v) for k, v in call.kwargs.items()},
             (), call.source, self._beside(call), near, self.plain,
         )  # fmt: skip
@@ -154,16 +154,16 @@ class _Importer:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise node.refuse(f"wanted arguments that fit together, found: {first}") from error
 
-    def _with_results(self, node: Node, call: TorchCall) -> Node:
+    def _with_results(self, node: TorchNode, call: TorchCall) -> TorchNode:
         listed = call.result if isinstance(call.result, list) else [call.result]
         infos = tuple(
             self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and m.element else None for m in listed
         )
-        return Node(
+        return TorchNode(
             node.name, node.op, node.args, node.kwargs, infos, node.source, node.beside, node.near, node.plain_weights
         )
 
-    def _settled(self, node: Node, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
+    def _settled(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
         """The result under the dims torch gives it; what only a run can tell is checked there."""
         if said is None or said.shape is None:
             return found

@@ -34,9 +34,9 @@ from relax_tune.ir.frontend.shared.compositions import clip, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import (
     Handler,
-    Node,
     Number,
     Result,
+    TorchNode,
     as_item,
     as_value,
     common_type,
@@ -119,7 +119,7 @@ def _natural(w: Writer, value: Any) -> bool:
     return w.natural(value) if isinstance(value, Expr) else natural(value)
 
 
-def _with_alpha(w: Writer, n: Node, sign: int) -> tuple[Any, Any, float | int]:
+def _with_alpha(w: Writer, n: TorchNode, sign: int) -> tuple[Any, Any, float | int]:
     """(a, b, alpha): of `a + alpha * b`."""
     alpha = number_of(n.given(2, "alpha", 1))
     if alpha is None:
@@ -127,7 +127,7 @@ def _with_alpha(w: Writer, n: Node, sign: int) -> tuple[Any, Any, float | int]:
     return n.args[0], n.args[1], sign * alpha
 
 
-def _add(w: Writer, n: Node, sign: int = 1) -> ImportedValue:
+def _add(w: Writer, n: TorchNode, sign: int = 1) -> ImportedValue:
     a, b, alpha = _with_alpha(w, n, sign)
     if sign == 1 and not isinstance(a, ImportedValue):
         a, b = b, a
@@ -147,12 +147,12 @@ def _add(w: Writer, n: Node, sign: int = 1) -> ImportedValue:
     return w.of(found, alpha > 0 and n.dtype.is_int and _natural(w, a) and _natural(w, b))
 
 
-def _rsub(w: Writer, n: Node) -> ImportedValue:
+def _rsub(w: Writer, n: TorchNode) -> ImportedValue:
     x, y = as_value(w, n.args[1], n.dtype), as_value(w, n.args[0], n.dtype)
     return w.of(w.emit(Sub(), x, y))
 
 
-def _mul(w: Writer, n: Node) -> ImportedValue:
+def _mul(w: Writer, n: TorchNode) -> ImportedValue:
     a, b = n.args[0], n.args[1]
     if n.dtype is bool_:
         return w.of(w.emit(LogicalAnd(), as_value(w, a, bool_), as_value(w, b, bool_)))
@@ -167,7 +167,7 @@ def _mul(w: Writer, n: Node) -> ImportedValue:
     return w.of(found, n.dtype.is_int and natural(a) and natural(b))
 
 
-def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: Node) -> Value:
+def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: TorchNode) -> Value:
     """One less than the quotient rounded towards zero, where it is negative and not whole."""
     zero = w.literal(0, n.dtype)
     rest = w.emit(Sub(), x, w.emit(Mul(), quotient, y))
@@ -176,7 +176,7 @@ def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: Node) -> Va
     return w.emit(Sub(), quotient, w.emit(Cast(n.dtype), below))
 
 
-def _div(w: Writer, n: Node) -> ImportedValue:
+def _div(w: Writer, n: TorchNode) -> ImportedValue:
     a, b, mode = n.args[0], n.args[1], n.given(2, "rounding_mode")
     if n.dtype.is_int:
         x, y = as_value(w, a, n.dtype), as_value(w, b, n.dtype)
@@ -195,7 +195,7 @@ def _div(w: Writer, n: Node) -> ImportedValue:
     return w.of(found)
 
 
-def _pow(w: Writer, n: Node) -> ImportedValue:
+def _pow(w: Writer, n: TorchNode) -> ImportedValue:
     a, b = n.args[0], n.args[1]
     if not isinstance(a, ImportedValue):
         return w.of(w.emit(Power(), as_value(w, a, n.dtype), as_value(w, b, n.dtype)))
@@ -219,7 +219,7 @@ def _pow(w: Writer, n: Node) -> ImportedValue:
 def compare(op: OperatorSpec, swap: bool = False) -> Handler:
     """Truth of two operands in the element type they meet in."""
 
-    def handler(w: Writer, n: Node) -> ImportedValue:
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
         a, b = n.args[0], n.args[1]
         element = common_type(a, b)
         c = number_of(b)
@@ -232,7 +232,7 @@ def compare(op: OperatorSpec, swap: bool = False) -> Handler:
     return handler
 
 
-def _truth(w: Writer, n: Node, position: int) -> ImportedValue:
+def _truth(w: Writer, n: TorchNode, position: int) -> ImportedValue:
     """An operand as truth values. Raises ParseError for bits of integers."""
     found = n.item(position)
     if found.dtype is bool_:
@@ -242,7 +242,7 @@ def _truth(w: Writer, n: Node, position: int) -> ImportedValue:
     return as_item(w, found, bool_)
 
 
-def _and(w: Writer, n: Node) -> ImportedValue:
+def _and(w: Writer, n: TorchNode) -> ImportedValue:
     """`x and true` is `x`."""
     a, b = _truth(w, n, 0), _truth(w, n, 1)
     for x, other in ((a, b), (b, a)):
@@ -258,41 +258,41 @@ def logical(op: OperatorSpec) -> Handler:
     return lambda w, n: w.of(w.emit(op, w.tensor(_truth(w, n, 0)), w.tensor(_truth(w, n, 1))))
 
 
-def _not(w: Writer, n: Node) -> ImportedValue:
+def _not(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(LogicalNot(), w.tensor(_truth(w, n, 0))))
 
 
-def _where(w: Writer, n: Node) -> ImportedValue:
+def _where(w: Writer, n: TorchNode) -> ImportedValue:
     cond = as_value(w, n.item(0), bool_)
     a, b = as_item(w, n.args[1], n.dtype), as_item(w, n.args[2], n.dtype)
     return w.of(w.emit(Where(), cond, w.tensor(a), w.tensor(b)), a.natural and b.natural)
 
 
-def _neg(w: Writer, n: Node) -> ImportedValue:
+def _neg(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.tensor(n.item(0))))
 
 
-def _reciprocal(w: Writer, n: Node) -> ImportedValue:
+def _reciprocal(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(Div(), w.literal(1.0, n.dtype), as_value(w, n.item(0), n.dtype)))
 
 
-def _silu(w: Writer, n: Node) -> ImportedValue:
+def _silu(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_value(w, n.item(0), n.dtype)
     return w.of(w.emit(Mul(), x, w.emit(Sigmoid(), x)))
 
 
-def _gelu(w: Writer, n: Node) -> ImportedValue:
+def _gelu(w: Writer, n: TorchNode) -> ImportedValue:
     x, how = w.tensor(n.item(0)), n.given(1, "approximate", "none")
     if how not in ("none", "tanh"):
         raise n.refuse(f"wanted approximate 'none' or 'tanh', found {how!r}")
     return w.of(w.emit(Gelu(), x) if how == "none" else tanh_gelu(w, x))
 
 
-def _ceil(w: Writer, n: Node) -> ImportedValue:
+def _ceil(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(n.item(0))))))
 
 
-def _clamp(w: Writer, n: Node) -> ImportedValue:
+def _clamp(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     low, high = n.given(1, "min"), n.given(2, "max")
     value, kept = w.tensor(x), x.natural and (high is None or natural(high))
@@ -307,29 +307,29 @@ def _clamp(w: Writer, n: Node) -> ImportedValue:
     return w.of(value, kept or (n.dtype.is_int and low is not None and natural(low) and high is None))
 
 
-def _hardtanh(w: Writer, n: Node) -> ImportedValue:
+def _hardtanh(w: Writer, n: TorchNode) -> ImportedValue:
     low, high = number(n.given(1, "min_val", -1.0)), number(n.given(2, "max_val", 1.0))
     return w.of(clip(w, w.tensor(n.item(0)), n.dtype, low, high))
 
 
 def pair(op: OperatorSpec) -> Handler:
-    def handler(w: Writer, n: Node) -> ImportedValue:
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
         found = w.emit(op, as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype))
         return w.of(found, natural(n.args[0]) and natural(n.args[1]))
 
     return handler
 
 
-def _to_copy(w: Writer, n: Node) -> ImportedValue:
+def _to_copy(w: Writer, n: TorchNode) -> ImportedValue:
     return as_item(w, n.item(0), n.dtype)
 
 
-def same(w: Writer, n: Node) -> ImportedValue:
+def same(w: Writer, n: TorchNode) -> ImportedValue:
     """The argument: a copy of it, or a name for it."""
     return n.item(0)
 
 
-def _leaky(w: Writer, n: Node) -> ImportedValue:
+def _leaky(w: Writer, n: TorchNode) -> ImportedValue:
     x, slope = w.tensor(n.item(0)), number(n.given(1, "negative_slope", 0.01))
     if slope is None:
         raise n.refuse("wanted negative_slope as a number")
@@ -337,7 +337,7 @@ def _leaky(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, n.dtype)), low, x))
 
 
-def _log1p(w: Writer, n: Node) -> ImportedValue:
+def _log1p(w: Writer, n: TorchNode) -> ImportedValue:
     """`log(1 + x)`, as `log(u) * x / (u - 1)` with `u = 1 + x` rounded, which loses nothing near 0."""
     x = as_value(w, n.item(0), n.dtype)
     one = w.literal(1.0, n.dtype)
@@ -347,14 +347,14 @@ def _log1p(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Where(), exact, x, w.emit(Mul(), w.emit(Log(), u), ratio)))
 
 
-def _expm1(w: Writer, n: Node) -> ImportedValue:
+def _expm1(w: Writer, n: TorchNode) -> ImportedValue:
     """`exp(x) - 1`, as `tanh(x / 2) * (exp(x) + 1)`, which loses nothing near 0."""
     x = as_value(w, n.item(0), n.dtype)
     half = w.emit(Tanh(), w.emit(MulScalar(0.5), x))
     return w.of(w.emit(Mul(), half, w.emit(AddScalar(1.0), w.emit(Exp(), x))))
 
 
-def _elu(w: Writer, n: Node) -> ImportedValue:
+def _elu(w: Writer, n: TorchNode) -> ImportedValue:
     """`scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
     x = w.tensor(n.item(0))
     alpha, scale, inner = (number(n.given(p, k, 1.0)) for p, k in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
@@ -371,7 +371,7 @@ def _elu(w: Writer, n: Node) -> ImportedValue:
 def known(fn: Callable[..., Expr]) -> Handler:
     """Of dims and whole numbers."""
 
-    def handler(w: Writer, n: Node) -> Result:
+    def handler(w: Writer, n: TorchNode) -> Result:
         if any(isinstance(a, (ImportedValue, float)) for a in n.args):
             raise n.refuse("wanted dims and whole numbers: sizes that depend on data are not supported")
         return w.simplify(fn(*map(dim, n.args)))
@@ -382,7 +382,7 @@ def known(fn: Callable[..., Expr]) -> Handler:
 def decided(fn: Callable[..., Expr]) -> Handler:
     """A condition on dims, true or false where that is certain."""
 
-    def handler(w: Writer, n: Node) -> Result:
+    def handler(w: Writer, n: TorchNode) -> Result:
         cond = fn(
             *(a if isinstance(a, Expr) else dim(a) if not isinstance(a, bool) else TRUE if a else FALSE for a in n.args)
         )
@@ -393,7 +393,7 @@ def decided(fn: Callable[..., Expr]) -> Handler:
 
 
 def _whole(fn: Callable[[Expr, Expr], Expr]) -> Handler:
-    def handler(w: Writer, n: Node) -> Result:
+    def handler(w: Writer, n: TorchNode) -> Result:
         divisor = dim(n.args[1])
         if as_int(divisor) == 0 or not w.natural(sub(divisor, 1)):
             raise n.refuse(f"wanted a divisor that is at least 1, found {divisor!r}")
@@ -402,12 +402,12 @@ def _whole(fn: Callable[[Expr, Expr], Expr]) -> Handler:
     return handler
 
 
-def _size(w: Writer, n: Node) -> Result:
+def _size(w: Writer, n: TorchNode) -> Result:
     x = n.item(0)
     return x.shape[n.axis(1, "dim", x.ndim)]
 
 
-def _assert_scalar(w: Writer, n: Node) -> Result:
+def _assert_scalar(w: Writer, n: TorchNode) -> Result:
     """A condition on dims: one that the declared ranges leave open is checked at run time, one that is certain to fail an error."""
     cond = n.args[0]
     if cond is FALSE or cond is False or (isinstance(cond, Expr) and not w.require(cond)):
@@ -415,7 +415,7 @@ def _assert_scalar(w: Writer, n: Node) -> Result:
     return None
 
 
-def _item_refused(w: Writer, n: Node) -> Result:
+def _item_refused(w: Writer, n: TorchNode) -> Result:
     raise ParseError(
         str(n.refuse("wanted dims and branches that do not depend on data; export the model without .item()"))
     )

@@ -9,7 +9,7 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, as_value, number_of
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, number_of
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.einsum import Einsum
@@ -22,7 +22,7 @@ from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, 
 from relax_tune.ir.op.scan import ArgMax, CumSum, Prod, TopK
 
 
-def _linear(w: Writer, n: Node) -> ImportedValue:
+def _linear(w: Writer, n: TorchNode) -> ImportedValue:
     """`x @ W.T + bias`: a weight that only linear layers read is kept as (in, out), one with other readers as it lies."""
     x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
     value = w.tensor(x)
@@ -33,7 +33,7 @@ def _linear(w: Writer, n: Node) -> ImportedValue:
     return w.of(y if bias is None else w.emit(Add(), y, w.tensor(bias)))
 
 
-def _matmul(w: Writer, n: Node) -> ImportedValue:
+def _matmul(w: Writer, n: TorchNode) -> ImportedValue:
     """Products over the last dim of one and the last but one of the other; grouped heads meet their groups without copies."""
     a, b = w.tensor(n.item(0)), w.tensor(n.item(1))
     one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
@@ -82,12 +82,12 @@ def _unrepeated(w: Writer, b: Value) -> Value | None:
     return w.reshape(found[0], [*dims[:2], *dims[3:]])
 
 
-def _einsum(w: Writer, n: Node) -> ImportedValue:
+def _einsum(w: Writer, n: TorchNode) -> ImportedValue:
     operands = [i for i in n.args[1] if isinstance(i, ImportedValue)]
     return w.of(w.emit(Einsum(str(n.args[0])), *(as_value(w, i, n.dtype) for i in operands)))
 
 
-def _addmm(w: Writer, n: Node) -> ImportedValue:
+def _addmm(w: Writer, n: TorchNode) -> ImportedValue:
     bias, a, b = (w.tensor(n.item(p)) for p in range(3))
     beta, alpha = (number_of(n.given(p, name, 1)) for p, name in ((3, "beta"), (4, "alpha")))
     if beta is None or alpha is None:
@@ -98,14 +98,14 @@ def _addmm(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Add(), y, bias))
 
 
-def _plain_product(w: Writer, n: Node) -> ImportedValue:
+def _plain_product(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(Matmul(), w.tensor(n.item(0)), w.tensor(n.item(1))))
 
 
 # attention
 
 
-def _attention(w: Writer, n: Node) -> ImportedValue:
+def _attention(w: Writer, n: TorchNode) -> ImportedValue:
     """Rows that the mask hides altogether give 0, as in torch."""
     q, k, v = (w.tensor(n.item(p)) for p in range(3))
     mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
@@ -136,7 +136,7 @@ def once_per_group(w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Valu
 # rows
 
 
-def _softmax(w: Writer, n: Node) -> ImportedValue:
+def _softmax(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     axis = n.axis(1, "dim", x.ndim)
     if not x.ndim:
@@ -144,7 +144,7 @@ def _softmax(w: Writer, n: Node) -> ImportedValue:
     return w.of(along_last_axis(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
 
 
-def _log_softmax(w: Writer, n: Node) -> ImportedValue:
+def _log_softmax(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     axis = (n.axis(1, "dim", x.ndim),)
     value = w.tensor(x)
@@ -152,7 +152,7 @@ def _log_softmax(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
 
 
-def _layer_norm(w: Writer, n: Node) -> ImportedValue:
+def _layer_norm(w: Writer, n: TorchNode) -> ImportedValue:
     """Over the last dims, as many as the shape given has."""
     x, count = n.item(0), len(n.args[1])
     tail = x.shape[x.ndim - count :]
@@ -169,11 +169,11 @@ def _layer_norm(w: Writer, n: Node) -> ImportedValue:
     return w.of(found if count == 1 else w.reshape(found, x.shape))
 
 
-def _native_layer_norm(w: Writer, n: Node) -> list[ImportedValue | None]:
+def _native_layer_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     return [_layer_norm(w, n), None, None]
 
 
-def _rms_norm(w: Writer, n: Node) -> ImportedValue:
+def _rms_norm(w: Writer, n: TorchNode) -> ImportedValue:
     x, count = n.item(0), len(n.args[1])
     given = number_of(n.given(3, "eps"))
     eps = x.dtype.epsilon if given is None else float(given)
@@ -190,7 +190,7 @@ def _rms_norm(w: Writer, n: Node) -> ImportedValue:
 def reduced(make: Callable[[tuple[int, ...], bool], Reduce], keep: int = 2, truth: bool = False) -> Handler:
     """Over the axes of argument 1, all when it names none. keep: where keepdim stands; truth: of truth values."""
 
-    def handler(w: Writer, n: Node) -> ImportedValue:
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
         x = n.item(0)
         axes = n.axes(1, "dim", x.ndim)
         kept = bool(n.given(keep, "keepdim", False)) if len(n.dims) == x.ndim else False
@@ -203,11 +203,11 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], keep: int = 2, trut
     return handler
 
 
-def _mean(w: Writer, n: Node) -> ImportedValue:
+def _mean(w: Writer, n: TorchNode) -> ImportedValue:
     return reduced(Mean)(w, n)  # type: ignore[return-value]
 
 
-def _variance(w: Writer, n: Node) -> ImportedValue:
+def _variance(w: Writer, n: TorchNode) -> ImportedValue:
     """Squared differences from the mean, over the number of elements less the correction."""
     x = n.item(0)
     axes = n.axes(1, "dim", x.ndim)
@@ -226,7 +226,7 @@ def _variance(w: Writer, n: Node) -> ImportedValue:
 def extreme(make: type[Max] | type[Min]) -> Handler:
     """(values, where) along one axis."""
 
-    def handler(w: Writer, n: Node) -> list[ImportedValue]:
+    def handler(w: Writer, n: TorchNode) -> list[ImportedValue]:
         x = n.item(0)
         axis, kept = n.axis(1, "dim", x.ndim), bool(n.given(2, "keepdim", False))
         value = w.tensor(x)
@@ -237,7 +237,7 @@ def extreme(make: type[Max] | type[Min]) -> Handler:
 
 
 def arg(least: bool) -> Handler:
-    def handler(w: Writer, n: Node) -> ImportedValue:
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
         x, given = n.item(0), n.given(1, "dim")
         if given is None:
             flat = w.reshape(w.tensor(x), [w.simplify(product(x.shape))])
@@ -248,7 +248,7 @@ def arg(least: bool) -> Handler:
     return handler
 
 
-def _top_k(w: Writer, n: Node) -> list[ImportedValue]:
+def _top_k(w: Writer, n: TorchNode) -> list[ImportedValue]:
     x, k = n.item(0), n.number(1, "k")
     axis = n.axis(2, "dim", x.ndim, -1)
     value = w.tensor(x)
@@ -256,12 +256,12 @@ def _top_k(w: Writer, n: Node) -> list[ImportedValue]:
     return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
 
 
-def _cumsum(w: Writer, n: Node) -> ImportedValue:
+def _cumsum(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     return w.of(w.emit(CumSum(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural)
 
 
-def _norm(w: Writer, n: Node) -> ImportedValue:
+def _norm(w: Writer, n: TorchNode) -> ImportedValue:
     """The Euclidean norm."""
     x = n.item(0)
     if number_of(n.given(1, "ord", 2)) != 2:

@@ -20,7 +20,7 @@ Number = Union[int, float, bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class TorchNode:
     """args, kwargs: items, expressions (of dims), numbers, texts, element types, None, and lists of those.
 
     results: what torch says of each result. plain_weight: the weight behind an argument that only linear layers read."""
@@ -102,7 +102,7 @@ class Node:
 
 
 Result = Union[ImportedValue, Expr, Number, Sequence["ImportedValue | None"], None]
-Handler = Callable[[Writer, Node], Result]
+Handler = Callable[[Writer, TorchNode], Result]
 
 
 def _shown(value: Any) -> str:

@@ -14,13 +14,13 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import pad, permute, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.frontend.torch.node import Handler, Node, as_item, as_value, dim, number_of
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, AddScalar, MulScalar
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
 
 
-def _view(w: Writer, n: Node) -> ImportedValue:
+def _view(w: Writer, n: TorchNode) -> ImportedValue:
     """The same elements under the dims torch says."""
     x = n.item(0)
     if x.uniform is not None:
@@ -28,7 +28,7 @@ def _view(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
 
 
-def _expand(w: Writer, n: Node) -> ImportedValue:
+def _expand(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     if x.uniform is not None:
         return w.uniform(n.dims, x.uniform, x.dtype)
@@ -37,12 +37,12 @@ def _expand(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(BroadcastTo(n.dims), w.tensor(x)), x.natural)
 
 
-def _permute(w: Writer, n: Node) -> ImportedValue:
+def _permute(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     return w.of(permute(w, w.tensor(x), n.axes(1, "dims", x.ndim) if x.ndim else ()), x.natural)
 
 
-def _transpose(w: Writer, n: Node) -> ImportedValue:
+def _transpose(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     order = list(range(x.ndim))
     a, b = n.axis(1, "dim0", x.ndim), n.axis(2, "dim1", x.ndim)
@@ -51,12 +51,12 @@ def _transpose(w: Writer, n: Node) -> ImportedValue:
     return w.of(permute(w, w.tensor(x), order), x.natural)
 
 
-def _turned(w: Writer, n: Node) -> ImportedValue:
+def _turned(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     return w.of(permute(w, w.tensor(x), range(x.ndim - 1, -1, -1)), x.natural)
 
 
-def _slice(w: Writer, n: Node) -> ImportedValue:
+def _slice(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     axis = n.axis(1, "dim", x.ndim, 0)
     size, step = x.shape[axis], n.number(4, "step", 1)
@@ -69,7 +69,7 @@ def _slice(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Slice(axis, begin, stop, step), value), x.natural)
 
 
-def _flip(w: Writer, n: Node) -> ImportedValue:
+def _flip(w: Writer, n: TorchNode) -> ImportedValue:
     """Backwards along some axes."""
     x = n.item(0)
     value = w.tensor(x)
@@ -78,7 +78,7 @@ def _flip(w: Writer, n: Node) -> ImportedValue:
     return w.of(value, x.natural)
 
 
-def _select(w: Writer, n: Node) -> ImportedValue:
+def _select(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     axis = n.axis(1, "dim", x.ndim)
     at = dim(n.args[2])
@@ -88,7 +88,7 @@ def _select(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.reshape(slice_axis(w, w.tensor(x), axis, at, w.simplify(plus(at, 1))), n.dims), x.natural)
 
 
-def _split(w: Writer, n: Node) -> list[ImportedValue]:
+def _split(w: Writer, n: TorchNode) -> list[ImportedValue]:
     x = n.item(0)
     axis = n.axis(2, "dim", x.ndim, 0)
     begin: Expr = const(0)
@@ -101,7 +101,7 @@ def _split(w: Writer, n: Node) -> list[ImportedValue]:
     return found
 
 
-def _cat(w: Writer, n: Node) -> ImportedValue:
+def _cat(w: Writer, n: TorchNode) -> ImportedValue:
     """One after the other; an empty tensor of one dim, as a cache begins with, counts for nothing."""
     given = [i for i in n.args[0] if isinstance(i, ImportedValue)]
     items = [i for i in given if i.ndim == len(n.dims) and not (len(given) > 1 and [as_int(d) for d in i.shape] == [0])]
@@ -111,7 +111,7 @@ def _cat(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(Concat(axis), *(as_value(w, i, n.dtype) for i in items)), all(i.natural for i in items))
 
 
-def _repeat(w: Writer, n: Node) -> ImportedValue:
+def _repeat(w: Writer, n: TorchNode) -> ImportedValue:
     x, times = n.item(0), [dim(t) for t in n.args[1]]
     more = len(times) - x.ndim
     own = [*[const(1)] * more, *x.shape]
@@ -120,22 +120,22 @@ def _repeat(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.reshape(w.emit(BroadcastTo(tuple(spread)), value), n.dims), x.natural)
 
 
-def _embedding(w: Writer, n: Node) -> ImportedValue:
+def _embedding(w: Writer, n: TorchNode) -> ImportedValue:
     """Rows of a table; torch refuses indices below zero."""
     return gather(w, n.item(0), 0, replace(n.item(1), natural=True))
 
 
-def _index_select(w: Writer, n: Node) -> ImportedValue:
+def _index_select(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     return gather(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
 
 
-def _gather(w: Writer, n: Node) -> ImportedValue:
+def _gather(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     return gather_elements(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
 
 
-def _index(w: Writer, n: Node) -> ImportedValue:
+def _index(w: Writer, n: TorchNode) -> ImportedValue:
     """`x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
     x, given = n.item(0), list(n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
@@ -157,7 +157,7 @@ def _index(w: Writer, n: Node) -> ImportedValue:
     return gather_nd(w, x, where)
 
 
-def _arange(w: Writer, n: Node) -> ImportedValue:
+def _arange(w: Writer, n: TorchNode) -> ImportedValue:
     """`start + step * (0, 1 ...)`; from a start that is a size, too."""
     start, step = n.args[0], n.given(2, "step", 1)
     if len(n.args) == 1:
@@ -176,7 +176,7 @@ def _arange(w: Writer, n: Node) -> ImportedValue:
     return as_item(w, w.of(value, positive), n.dtype)
 
 
-def _full(w: Writer, n: Node, value: object = None) -> ImportedValue:
+def _full(w: Writer, n: TorchNode, value: object = None) -> ImportedValue:
     """One value everywhere."""
     given = n.args[1] if value is None else value
     known = number_of(given)
@@ -188,7 +188,7 @@ def _full(w: Writer, n: Node, value: object = None) -> ImportedValue:
     return w.uniform(n.dims, known, n.dtype)
 
 
-def _scalar_tensor(w: Writer, n: Node) -> ImportedValue:
+def _scalar_tensor(w: Writer, n: TorchNode) -> ImportedValue:
     return as_item(w, n.args[0], n.dtype)
 
 
@@ -196,7 +196,7 @@ def triangular(upper: bool) -> Handler:
     return lambda w, n: triangle(w, n.item(0), n.number(1, "diagonal", 0), upper)
 
 
-def _pad(w: Writer, n: Node) -> ImportedValue:
+def _pad(w: Writer, n: TorchNode) -> ImportedValue:
     """A value around the last dims, given as (before, after) from the last dim on; below zero cuts."""
     x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
     fill = number_of(n.given(2, "value", 0))
@@ -207,7 +207,7 @@ def _pad(w: Writer, n: Node) -> ImportedValue:
     return w.of(pad(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
 
 
-def getitem(w: Writer, n: Node) -> ImportedValue:
+def getitem(w: Writer, n: TorchNode) -> ImportedValue:
     """One of the results of a node."""
     found, position = n.args[0], n.number(1, "index")
     item = found[position] if isinstance(found, Sequence) and position < len(found) else None

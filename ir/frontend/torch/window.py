@@ -9,12 +9,12 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, Node, as_value, dim, number_of
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
 from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sub
 from relax_tune.ir.op.window import Conv, Pool
 
 
-def _sizes(n: Node, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:
+def _sizes(n: TorchNode, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:
     """A number for each of the last `axes` dims, given once for all of them or one by one."""
     given = n.given(position, name, None) or [default] * axes
     found = [as_int(dim(g)) for g in (given if isinstance(given, list) else [given])]
@@ -34,7 +34,7 @@ def _per_channel(w: Writer, value: Value, x: ImportedValue) -> Value:
     return w.reshape(value, [x.shape[1], *ones])
 
 
-def _convolution(w: Writer, n: Node) -> ImportedValue:
+def _convolution(w: Writer, n: TorchNode) -> ImportedValue:
     x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
     axes = x.ndim - 2
     if n.given(6, "transposed", False):
@@ -48,7 +48,7 @@ def _convolution(w: Writer, n: Node) -> ImportedValue:
     return y if bias is None else w.of(w.emit(Add(), w.tensor(y), _per_channel(w, as_value(w, bias, n.dtype), y)))
 
 
-def _pool(w: Writer, n: Node, x: ImportedValue, ceil: int, dilations: tuple[int, ...], largest: bool) -> Value:
+def _pool(w: Writer, n: TorchNode, x: ImportedValue, ceil: int, dilations: tuple[int, ...], largest: bool) -> Value:
     axes = len(dilations)
     kernel = _sizes(n, 1, "kernel_size", 1, axes)
     strides = _sizes(n, 2, "stride", 1, axes) if n.given(2, "stride", None) else kernel
@@ -60,12 +60,12 @@ def _pool(w: Writer, n: Node, x: ImportedValue, ceil: int, dilations: tuple[int,
     return w.emit(Pool(kernel, strides, dilations, largest), _padded(w, x, _sizes(n, 3, "padding", 0, axes), fill))
 
 
-def _max_pool(w: Writer, n: Node) -> list[ImportedValue | None]:
+def _max_pool(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     x = n.item(0)
     return [w.of(_pool(w, n, x, 5, _sizes(n, 4, "dilation", 1, 2), True)), None]
 
 
-def _average_pool(w: Writer, n: Node) -> ImportedValue:
+def _average_pool(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     if n.given(6, "divisor_override") is not None or not (
         n.given(5, "count_include_pad", True) or not any(_sizes(n, 3, "padding", 0, 2))
@@ -75,7 +75,7 @@ def _average_pool(w: Writer, n: Node) -> ImportedValue:
     return w.of(w.emit(MulScalar(1 / math.prod(kernel)), _pool(w, n, x, 4, (1, 1), False)))
 
 
-def _batch_norm(w: Writer, n: Node) -> list[ImportedValue | None]:
+def _batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     """By the statistics that were learned: `(x - mean) / sqrt(var + eps) * weight + bias`, channel by channel."""
     x, eps = n.item(0), number_of(n.given(6, "eps", 1e-5))
     if eps is None:

@@ -12,9 +12,9 @@ from relax_tune.ir.core.expr import Expr, const, le
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, all_blocks, all_uses
 from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.passes.fusion.fuse_tensor import Stage, fuse_stages
+from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
 from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks
-from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.passes.memory.inplace import ordering_constrained
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
 from relax_tune.ir.rewrite.pattern_kinds import (
     Access,
@@ -31,7 +31,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FusionNode:
     """One binding of a dataflow block: the positions of what it reads, and its pattern."""
 
     var: GVar
@@ -66,16 +66,16 @@ class FuseOps:
         assert isinstance(func, Function)
         table = FunctionTable.of(module.functions)
         found: list[tuple[GVar, ...]] = []
-        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
+        uses, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
         for block in all_blocks(func):
             nodes = _nodes(block, table, {}, fixed)
             found += [tuple(nodes[i].var for i in g) for g in self._groups(nodes, uses, table) if len(g) > 1]
         return tuple(found)
 
     def _function(self, func: Function, table: FunctionTable, env: Env, kinds: dict[str, PatternKind]) -> Function:
-        first: dict[GVar, tuple[Stage, ...]] = {}
+        first: dict[GVar, tuple[FusionStage, ...]] = {}
         inner: set[GVar] = set()
-        readers, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), pinned(func)
+        readers, fixed = Counter(v for value in all_uses(func) for v in used_vars(value)), ordering_constrained(func)
         for block in all_blocks(func):
             nodes = _nodes(block, table, kinds, fixed)
             for group in self._groups(nodes, readers, table):
@@ -96,13 +96,13 @@ class FuseOps:
                 return
             name = "fused_" + "_".join(s.func.name for s in stages)
             fused = fuse_stages(name, stages, out.env)
-            callee = table.add(fused.closed.func)
-            call = CallTIR(callee, tuple(map(out.value, fused.args)), stages[-1].call.out, fused.closed.scalars)
+            callee = table.add(fused.lifted.func)
+            call = CallTIR(callee, tuple(map(out.value, fused.args)), stages[-1].call.out, fused.lifted.scalars)
             out.bindings.append(Binding(binding.var, call))
 
         return rewrite_function(func, visit, env)
 
-    def _groups(self, nodes: Sequence[Node], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
+    def _groups(self, nodes: Sequence[FusionNode], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
         """Positions of each group, in order. uses: how often each variable is read in the whole function."""
         readers: list[list[int]] = [[] for _ in nodes]
         for i, node in enumerate(nodes):
@@ -126,11 +126,11 @@ class FuseOps:
                         groups.merge(members)
         return groups.lists()
 
-    def _all_cheap(self, groups: _Groups, nodes: Sequence[Node], i: int, table: FunctionTable) -> bool:
+    def _all_cheap(self, groups: _Groups, nodes: Sequence[FusionNode], i: int, table: FunctionTable) -> bool:
         """Whether reading through the whole group of `i` costs a product no more than reading its result: each function permutes,
         unpacks, or moves single elements where that is asked for."""
 
-        def is_cheap(node: Node) -> bool:
+        def is_cheap(node: FusionNode) -> bool:
             through = self.through_columns and _reads_one(node, table)
             return through or _moves(node, table) or _unpacks(node, table)
 
@@ -138,7 +138,7 @@ class FuseOps:
 
     @staticmethod
     def _epilogue(
-        groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
+        groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
         """A product or reduction, and elementwise work on its result."""
         if groups.kind(i) is PatternKind.CHAIN:
@@ -162,7 +162,7 @@ class FuseOps:
         return len(path) == 1 or not any(_moves(nodes[p], table) for p in path)
 
     def _producer(
-        self, groups: _Groups, nodes: Sequence[Node], i: int, end: int, path: Sequence[int], table: FunctionTable
+        self, groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
         """Spatial work, and what reads it."""
         if groups.kind(i) > PatternKind.INJECTIVE:
@@ -185,7 +185,7 @@ class FuseOps:
 class _Groups:
     """A partition of the nodes in which every part has one sink, its last node."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[FusionNode]) -> None:
         self._nodes = nodes
         self._of = list(range(len(nodes)))
         self._members: dict[int, list[int]] = {i: [i] for i in range(len(nodes))}
@@ -213,9 +213,11 @@ class _Groups:
         return sorted(self._members.values(), key=lambda g: g[-1])
 
 
-def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind], fixed: frozenset[GVar]) -> list[Node]:
+def _nodes(
+    block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind], fixed: frozenset[GVar]
+) -> list[FusionNode]:
     at: dict[GVar, int] = {}
-    found: list[Node] = []
+    found: list[FusionNode] = []
     for i, b in enumerate(block.bindings):
         call = b.value if isinstance(b, Binding) and isinstance(b.value, CallTIR) else None
         kind = PatternKind.OPAQUE
@@ -226,24 +228,24 @@ def _nodes(block: AnyBlock, table: FunctionTable, kinds: dict[str, PatternKind],
                 if call.callee not in kinds:
                     kinds[call.callee] = pattern_kind(callee)
                 kind = kinds[call.callee]
-        found.append(Node(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
+        found.append(FusionNode(b.var, call, kind, tuple(at[v] for v in used_vars(b.value) if v in at)))
         at[b.var] = i
     return found
 
 
-def _prim(node: Node, table: FunctionTable) -> PrimFunc:
+def _prim(node: FusionNode, table: FunctionTable) -> PrimFunc:
     assert node.call is not None
     func = table.functions[node.call.callee]
     assert isinstance(func, PrimFunc)
     return func
 
 
-def _stage(node: Node, table: FunctionTable) -> Stage:
+def _stage(node: FusionNode, table: FunctionTable) -> FusionStage:
     assert node.call is not None
-    return Stage(node.var, node.call, _prim(node, table))
+    return FusionStage(node.var, node.call, _prim(node, table))
 
 
-def _moves(node: Node, table: FunctionTable) -> bool:
+def _moves(node: FusionNode, table: FunctionTable) -> bool:
     """Whether the function only permutes one tensor."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
@@ -256,13 +258,13 @@ def _moves(node: Node, table: FunctionTable) -> bool:
     )
 
 
-def _casts(node: Node, table: FunctionTable) -> bool:
+def _casts(node: FusionNode, table: FunctionTable) -> bool:
     """Whether the function changes the type of every element, and nothing else."""
     blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
     return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
 
 
-def _reads_one(node: Node, table: FunctionTable) -> bool:
+def _reads_one(node: FusionNode, table: FunctionTable) -> bool:
     """Whether every element is one element of one input, wherever that stands."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
@@ -271,13 +273,13 @@ def _reads_one(node: Node, table: FunctionTable) -> bool:
     return len(block_loads(blocks[0])) == 1
 
 
-def _unpacked_inside(nodes: Sequence[Node], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
+def _unpacked_inside(nodes: Sequence[FusionNode], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
     """Whether products alone read what `p` unpacks: they do so themselves, and what makes its argument writes that."""
     products = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
     return bool(products) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
 
 
-def _unpacks(node: Node, table: FunctionTable) -> bool:
+def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
     """Whether the function reads fewer bytes than it writes, and needs no transcendental function."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
@@ -310,7 +312,9 @@ def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int
     return sorted(seen)
 
 
-def _post_dominators(nodes: Sequence[Node], readers: Sequence[Sequence[int]], escaping: Iterable[GVar]) -> list[int]:
+def _post_dominators(
+    nodes: Sequence[FusionNode], readers: Sequence[Sequence[int]], escaping: Iterable[GVar]
+) -> list[int]:
     """The nearest node that every use of each node leads to; NOWHERE when there is none."""
     out = set(escaping)
     found = [NOWHERE] * len(nodes)

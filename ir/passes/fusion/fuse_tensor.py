@@ -14,13 +14,13 @@ from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
 from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
-from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over, outer_symbols
+from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols, outer_symbols
 from relax_tune.ir.rewrite.emitter import tensor_info
 from relax_tune.ir.rewrite.pattern_kinds import is_trivial, store_axes
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FusionStage:
     """One `call_tir` of a group: what it writes, the call and the function."""
 
     out: GVar
@@ -29,14 +29,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedStages:
     """The function of a whole group, the values its inputs take, and the scalars of the call."""
 
-    closed: Closed
+    lifted: LiftedFunction
     args: tuple[Value, ...]
 
 
-def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
+def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStages:
     """Merge the functions of `stages` (in order; the last one's output is the group's) into one called `name`.
 
     Values between stages become intermediate buffers; then every spatial block that a single block reads is inlined into
@@ -80,7 +80,7 @@ def fuse_stages(name: str, stages: Sequence[Stage], env: Env) -> Fused:
     allocs.remove(output)
     blocks = inline(blocks, output)
     func = PrimFunc(name, (*inputs, output), 1, blocks[0].body, tuple(allocs), tuple(consts))
-    return Fused(close_over(with_blocks(func, blocks), env), tuple(args))
+    return FusedStages(lift_symbols(with_blocks(func, blocks), env), tuple(args))
 
 
 def _dims(buffer: Buffer, symbols: Mapping[Var, Expr], env: Env) -> tuple[Expr, ...]:

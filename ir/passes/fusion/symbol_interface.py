@@ -17,7 +17,7 @@ from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, with_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class LiftedFunction:
     """A tensor function over its own symbols, and what each of them stands for outside."""
 
     func: PrimFunc
@@ -79,7 +79,7 @@ def map_function(func: PrimFunc, fn: Callable[[Expr], Expr], scalars: Sequence[V
     )
 
 
-def close_over(func: PrimFunc, env: Env | None = None, derived: bool = False) -> Closed:
+def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) -> LiftedFunction:
     """Give a plain function written over outside symbols its own.
 
     A dim that is a product of several symbols, not all of which are dims themselves, becomes one symbol (rows of collapsed
@@ -115,7 +115,7 @@ def close_over(func: PrimFunc, env: Env | None = None, derived: bool = False) ->
     func = map_function(func, lambda e: transform(e, own.get))
     readable = {d for b in func.buffers for d in b.shape if isinstance(d, Var)}
     scalars = tuple(v for v in outer_symbols(func) if v not in readable)
-    return Closed(replace(func, params=(*func.buffers, *scalars)), meaning)
+    return LiftedFunction(replace(func, params=(*func.buffers, *scalars)), meaning)
 
 
 def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:

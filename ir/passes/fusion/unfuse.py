@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
-from relax_tune.ir.passes.fusion.symbol_interface import close_over
+from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
@@ -39,8 +39,8 @@ def step_of(
     inner = tuple(a for a in func.allocs if a not in outside)
     consts = tuple(c for c in func.consts if c in inputs)
     params: tuple[Param, ...] = (*inputs, *outputs, *func.scalar_params)
-    closed = close_over(with_blocks(PrimFunc(name, params, len(outputs), func.body, inner, consts), blocks), Env())
-    return FunctionStep(closed.func, (*inputs, *outputs), closed.scalars)
+    lifted = lift_symbols(with_blocks(PrimFunc(name, params, len(outputs), func.body, inner, consts), blocks), Env())
+    return FunctionStep(lifted.func, (*inputs, *outputs), lifted.scalars)
 
 
 def cut_points(func: PrimFunc) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.passes.memory.inplace import ordering_constrained
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import (
@@ -59,7 +59,7 @@ class Canonicalise:
 
         def function(f: Function, _: FunctionTable) -> Function:
             made: dict[GVar, Value] = {}
-            kept = returned(f) | pinned(f)
+            kept = returned(f) | ordering_constrained(f)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 def stays(same: Value) -> bool:

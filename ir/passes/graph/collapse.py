@@ -15,7 +15,7 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
 from relax_tune.ir.passes.fusion.plain_loops import all_loads, plain_blocks, with_blocks
-from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over
+from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
 
 Groups = tuple[tuple[int, ...], ...]
@@ -26,7 +26,7 @@ Groups = tuple[tuple[int, ...], ...]
 class Collapsed:
     """A function over merged dims; which dims of each parameter merged; what its symbols mean in the old ones."""
 
-    closed: Closed
+    lifted: LiftedFunction
     groups: tuple[Groups, ...]
 
 
@@ -66,9 +66,9 @@ class CollapseDims:
                 new = TensorInfo(shape, old.dtype)
                 scalars = tuple(
                     simplify(transform(e, lambda x: symbols.get(x) if isinstance(x, Var) else None), env)
-                    for e in found.closed.scalars
+                    for e in found.lifted.scalars
                 )
-                callee = table.add(found.closed.func)
+                callee = table.add(found.lifted.func)
                 result = CallTIR(callee, tuple(args), (new,), scalars, call.inplace)
                 if shape == old.shape:
                     out.bindings.append(Binding(binding.var, result))
@@ -115,7 +115,7 @@ def collapse(func: PrimFunc) -> Collapsed | None:
         consts=tuple(buffers[b] for b in func.consts),
     )
     new = [_merge_block(b, _pairs(b, seams), buffers, groups) for b in blocks]
-    return Collapsed(close_over(with_blocks(merged, new), derived=True), tuple(groups[b] for b in func.buffers))
+    return Collapsed(lift_symbols(with_blocks(merged, new), derived=True), tuple(groups[b] for b in func.buffers))
 
 
 def _groups(buffer: Buffer, seams: set[Seam]) -> Groups:

@@ -33,7 +33,7 @@ from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of, product
 from relax_tune.ir.op.elementwise import Add, Unary
 from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.passes.fusion.symbol_interface import close_over
+from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.passes.graph.constant_fold import add_constant
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, is_view, map_graphs, rewrite_function, used_vars
 
@@ -107,9 +107,9 @@ class CombineParallelMatmuls:
                 part = wide.parts[i]
                 func = take_columns(part, wide.width, wide.starts[i], dims, Deduction(out.env))
                 assert func is not None
-                closed = close_over(func, out.env)
+                lifted = lift_symbols(func, out.env)
                 info = TensorInfo(tuple(dims), part.dtype)
-                return CallTIR(table.add(closed.func), (whole[wide],), (info,), closed.scalars)
+                return CallTIR(table.add(lifted.func), (whole[wide],), (info,), lifted.scalars)
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 value = binding.value

@@ -15,7 +15,7 @@ from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.passes.memory.inplace import ordering_constrained
 from relax_tune.ir.rewrite.emitter import (
     Emitter,
     FunctionTable,
@@ -54,7 +54,7 @@ class CommonSubexpressions:
         spatial: dict[str, bool] = {}
 
         def function(f: g.Function, table: FunctionTable) -> g.Function:
-            results, fixed = returned(f), pinned(f)
+            results, fixed = returned(f), ordering_constrained(f)
             values = (b for b in g.all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
             number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first to hold the same

@@ -13,7 +13,7 @@ from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.movement import VIEWS, Reshape
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.passes.fusion.symbol_interface import close_over
+from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 
 
@@ -59,9 +59,9 @@ class Legalize:
                 self._view(out, binding, value, found[0])
                 return
             consts = [isinstance(a, Constant) for a in value.args]
-            closed = close_over(value.op.legalize(value.op.name, given, consts, ctx), out.env)
-            name = table.add(closed.func)
-            call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), closed.scalars)
+            lifted = lift_symbols(value.op.legalize(value.op.name, given, consts, ctx), out.env)
+            name = table.add(lifted.func)
+            call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), lifted.scalars)
             out.bindings.append(Binding(binding.var, call))
 
         return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t), env))

@@ -12,7 +12,7 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Binary, Unary
 from relax_tune.ir.op.movement import Permute
-from relax_tune.ir.passes.memory.inplace import pinned
+from relax_tune.ir.passes.memory.inplace import ordering_constrained
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND
@@ -32,7 +32,7 @@ class PushPermutes:
 
         def function(f: Function, _: FunctionTable) -> Function:
             made: dict[GVar, Value] = {}
-            fixed = pinned(f)
+            fixed = ordering_constrained(f)
             readers = Counter(v for value in all_uses(f) for v in used_vars(value))
 
             def visit(out: Emitter, binding: AnyBinding) -> None:

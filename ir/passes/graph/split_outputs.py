@@ -25,7 +25,7 @@ from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, read_buffers, with_blocks
-from relax_tune.ir.passes.fusion.symbol_interface import Closed, bind_symbols, close_over
+from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
 
 
@@ -33,7 +33,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 class OutputGroup:
     """A function of some outputs of another one: which of its inputs it reads, and which of its outputs it writes."""
 
-    closed: Closed
+    lifted: LiftedFunction
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -100,9 +100,9 @@ class SeparateOutputs:
         items: Mapping[tuple[GVar, int], GVar],
     ) -> dict[int, GVar]:
         """One part in place; the variable of each of its outputs."""
-        callee = table.add(part.closed.func)
+        callee = table.add(part.lifted.func)
         infos = tuple(call.out[i] for i in part.outputs)
-        scalars = tuple(simplify(substitute(e, meaning), env) for e in part.closed.scalars)
+        scalars = tuple(simplify(substitute(e, meaning), env) for e in part.lifted.scalars)
         value = CallTIR(callee, tuple(args[i] for i in part.inputs), infos, scalars)
 
         def named(i: int) -> GVar:
@@ -181,4 +181,4 @@ def _part(func: PrimFunc, outputs: Sequence[int], blocks: Sequence[Block], env: 
     name = "_".join([func.name, *map(str, outputs)])
     consts = tuple(c for c in func.consts if c in params)
     whole = PrimFunc(name, params, len(outputs), func.body, func.allocs, consts)
-    return OutputGroup(close_over(with_blocks(whole, blocks), env), inputs, tuple(outputs))
+    return OutputGroup(lift_symbols(with_blocks(whole, blocks), env), inputs, tuple(outputs))

@@ -14,7 +14,7 @@ from relax_tune.ir.core.stmt import Block, Store
 from relax_tune.ir.op.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
 from relax_tune.ir.passes.fusion.plain_loops import block_loads
 
-FOLLOWING: Mapping[str, str] = {
+EPILOGUE_OPS: Mapping[str, str] = {
     "add": "y + d, with an array d",
     "bias": "y + d, with an array d over the columns alone",
     "residual": "y + d, with an array d of every element",
@@ -28,7 +28,7 @@ FOLLOWING: Mapping[str, str] = {
 }
 """The operations there are: name -> meaning."""
 
-TWO_SIDED: Mapping[str, str] = {"add": "add", "bias": "add", "residual": "add", "mul": "mul"}
+BINARY_EPILOGUE_OPS: Mapping[str, str] = {"add": "add", "bias": "add", "residual": "add", "mul": "mul"}
 """Those with an array, each with what it is on elements."""
 
 
@@ -150,7 +150,7 @@ def _next(
                     return name, made, None
             continue
         for node in nodes:
-            if not (isinstance(node, Op) and node.op == TWO_SIDED[name] and now in node.args):
+            if not (isinstance(node, Op) and node.op == BINARY_EPILOGUE_OPS[name] and now in node.args):
                 continue
             (other,) = [a for a in node.args if a is not now] or [now]
             if isinstance(other, Load) and readable(name, other) and _only_through(value, now, node):

@@ -15,7 +15,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32
 from relax_tune.ir.core.expr import Expr, ceildiv, mul
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.passes.library.epilogue_match import TWO_SIDED
+from relax_tune.ir.passes.library.epilogue_match import BINARY_EPILOGUE_OPS
 from relax_tune.ir.passes.pipeline import lower
 
 Sizes = Mapping[str, Expr]
@@ -71,20 +71,20 @@ class MatrixProduct:
         """The type of the result's elements."""
         return self.result or self.dtype
 
-    def may_follow(self, names: Sequence[str]) -> tuple[str, ...]:
+    def allowed_next(self, names: Sequence[str]) -> tuple[str, ...]:
         """The operations it can do after these."""
-        with_array = sum(n in TWO_SIDED for n in names)
+        with_array = sum(n in BINARY_EPILOGUE_OPS for n in names)
         if self.once and with_array < len(names):
             return ()
         return tuple(
             n
             for n in self.follows
-            if (n not in TWO_SIDED or with_array < self.operands) and not (self.once and n in names)
+            if (n not in BINARY_EPILOGUE_OPS or with_array < self.operands) and not (self.once and n in names)
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class WholeFunction:
     """A function that computes the same as `func`, loop by loop, at any sizes: its dims are the symbols' values.
 
     Sizes: the symbols of `func`, by name. Buffers: those of `func`."""
@@ -101,7 +101,7 @@ class Alternative:
     to itself, an array of u8 before the output."""
 
     routine: str
-    takes: MatrixProduct | Whole
+    takes: MatrixProduct | WholeFunction
     scalars: tuple[str, ...]
     targets: tuple[str, ...]
     needs: Callable[[Sizes], Expr] | None = None
@@ -110,7 +110,7 @@ class Alternative:
     def __post_init__(self) -> None:
         takes = self.takes
         known = (
-            (*SIZES, *following_sizes(takes))
+            (*SIZES, *epilogue_sizes(takes))
             if isinstance(takes, MatrixProduct)
             else tuple(v.name for v in takes.func.symbols)
         )
@@ -131,7 +131,7 @@ PLAIN_SIZES = ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc")
 SIZES = ("batch", *PLAIN_SIZES, "stride_a", "stride_b", "stride_c")
 
 
-def following_sizes(takes: MatrixProduct) -> tuple[str, ...]:
+def epilogue_sizes(takes: MatrixProduct) -> tuple[str, ...]:
     """The names of what a routine is told of the operations after its product."""
     strides = [f"{what}_d{i}" for i in range(takes.operands) for what in ("stride", "row", "column")]
     return ("follows", *strides) if takes.follows else ()
@@ -157,7 +157,7 @@ def _of_nvidia() -> Iterator[Alternative]:
             plain = MatrixProduct(dtype, batched, result=result, converts=False)
             yield Alternative(f"cublas.gemm_{kind}{end}", plain, sizes, ("cuda",))
             more = replace(plain, follows=("bias", "residual", "relu", "gelu_tanh"), operands=2, once=True)
-            yield Alternative(f"cublaslt.matmul_{kind}{end}", more, (*sizes, *following_sizes(more)), ("cuda",))
+            yield Alternative(f"cublaslt.matmul_{kind}{end}", more, (*sizes, *epilogue_sizes(more)), ("cuda",))
 
 
 ALTERNATIVES: tuple[Alternative, ...] = (
@@ -176,26 +176,26 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     Alternative("clblast.sgemm", MatrixProduct(), PLAIN_SIZES, ("opencl",)),
     Alternative("clblast.sgemm_batched", MatrixProduct(batched=True), SIZES, ("opencl",)),
     # on OpenCL devices its OpenMP threads would take the processors from the device's own
-    Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *following_sizes(_ONEDNN)), ("c",)),
+    Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *epilogue_sizes(_ONEDNN)), ("c",)),
     Alternative(
         "onednn.matmul_packed",
         replace(_ONEDNN, packing=_BLOCKS),
-        (*(s for s in PLAIN_SIZES if s not in ("trans_b", "ldb")), *following_sizes(_ONEDNN)),
+        (*(s for s in PLAIN_SIZES if s not in ("trans_b", "ldb")), *epilogue_sizes(_ONEDNN)),
         ("c",),
     ),
-    Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *following_sizes(_ONEDNN)), ("c",)),
+    Alternative("onednn.matmul_batched", replace(_ONEDNN, batched=True), (*SIZES, *epilogue_sizes(_ONEDNN)), ("c",)),
     *_of_nvidia(),
 )
 
 
-def whole(x: PrimFunc | IRModule) -> Whole:
+def whole(x: PrimFunc | IRModule) -> WholeFunction:
     """What one tensor function computes: given itself, or as a module that lowers to it (operators that fuse into one)."""
     if isinstance(x, PrimFunc):
-        return Whole(x)
+        return WholeFunction(x)
     prims = list(lower(x).prims.values())
     if len(prims) != 1:
         raise UserError(
             f"alternative: wanted a module that lowers to one tensor function, found {len(prims)}: "
             f"{', '.join(p.name for p in prims)}"
         )
-    return Whole(prims[0])
+    return WholeFunction(prims[0])

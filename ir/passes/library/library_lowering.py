@@ -35,7 +35,7 @@ from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
 from relax_tune.ir.deduce.relations import differences, solve
 from relax_tune.ir.op.base import product
 from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plain_blocks
-from relax_tune.ir.passes.fusion.symbol_interface import close_over, map_function
+from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols, map_function
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep, step_of
 from relax_tune.ir.passes.library.epilogue_match import take_epilogue
 from relax_tune.ir.passes.library.library_forms import (
@@ -44,8 +44,8 @@ from relax_tune.ir.passes.library.library_forms import (
     MatrixProduct,
     Packing,
     Sizes,
-    Whole,
-    following_sizes,
+    WholeFunction,
+    epilogue_sizes,
 )
 from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind, operands
 
@@ -106,7 +106,7 @@ def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
     return fresh(name, {x.name for x in (*func.buffers, *func.allocs, *temps)})
 
 
-def _whole_form(func: PrimFunc, alternative: Alternative, takes: Whole) -> LibraryForm | None:
+def _whole_form(func: PrimFunc, alternative: Alternative, takes: WholeFunction) -> LibraryForm | None:
     """The call alone, when `func` is what the routine computes at the sizes of `func`."""
     mine = takes.func
     given = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
@@ -135,7 +135,7 @@ def _whole_form(func: PrimFunc, alternative: Alternative, takes: Whole) -> Libra
 
 def _key(func: PrimFunc) -> str:
     """What functions share that compute the same way, whichever of their inputs are weights."""
-    return workload_key(replace(close_over(func).func, consts=()))
+    return workload_key(replace(lift_symbols(func).func, consts=()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,9 @@ class _Splitter:
         # what only rounds, and is a copy then, is part of a call that rounds
         least = 0 if takes.writes.is_half else 1
         self.epilogue = (
-            take_epilogue(block, rest, takes.may_follow, self._readable, least) if takes.follows or least == 0 else None
+            take_epilogue(block, rest, takes.allowed_next, self._readable, least)
+            if takes.follows or least == 0
+            else None
         )
 
     def split(self, left: Expr, right: Expr) -> LibraryForm | None:
@@ -343,7 +345,7 @@ class _Splitter:
 
     def _following(self) -> dict[str, Expr]:
         """What the routine is told of the operations after its product."""
-        found: dict[str, Expr] = dict.fromkeys(following_sizes(self.takes), const(0))
+        found: dict[str, Expr] = dict.fromkeys(epilogue_sizes(self.takes), const(0))
         if self.epilogue is None:
             return found
         code = sum((self.takes.follows.index(n) + 1) << (4 * i) for i, n in enumerate(self.epilogue.names))

@@ -20,41 +20,43 @@ from relax_tune.ir.core.graph import (
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.rewrite.emitter import is_view, used_vars
 
-Tensor = tuple[GVar, int]
+AllocatedTensor = tuple[GVar, int]
 """A tensor that is made: the variable, and which field of it."""
 
 
 @dataclass(slots=True)
-class Roots:
+class AliasSets:
     """Which made tensors a variable stands for: itself, or through views, tuples and branches others.
 
     inplace: an output that is written in place is the tensor it overwrites; without, it is a tensor of its own."""
 
     inplace: bool = True
-    _of: dict[GVar, tuple[Tensor, ...]] = field(default_factory=dict)
-    _parts: dict[GVar, tuple[tuple[Tensor, ...], ...]] = field(default_factory=dict)
+    _of: dict[GVar, tuple[AllocatedTensor, ...]] = field(default_factory=dict)
+    _by_field: dict[GVar, tuple[tuple[AllocatedTensor, ...], ...]] = field(default_factory=dict)
 
     def bind(self, var: GVar, value: Value) -> None:
         """Learn what the next variable is bound to."""
         if self.inplace and isinstance(value, CallTIR) and value.inplace:
-            fields = [((var, i),) if at is None else self.fields(value.args[at]) for i, at in enumerate(value.inplace)]
+            fields = [
+                ((var, i),) if at is None else self.tensors_of(value.args[at]) for i, at in enumerate(value.inplace)
+            ]
             self._of[var] = tuple(t for found in fields for t in found)
-            self._parts[var] = tuple(fields)
-        elif not isinstance(value, CallTIR) and not made_tensors(value, var.info):
-            self._of[var] = self.fields(value)
-            parts = self.parts(value)
+            self._by_field[var] = tuple(fields)
+        elif not isinstance(value, CallTIR) and not allocated_tensors(value, var.info):
+            self._of[var] = self.tensors_of(value)
+            parts = self.tensors_by_field(value)
             if parts is not None:
-                self._parts[var] = parts
+                self._by_field[var] = parts
 
-    def parts(self, value: Value) -> tuple[tuple[Tensor, ...], ...] | None:
+    def tensors_by_field(self, value: Value) -> tuple[tuple[AllocatedTensor, ...], ...] | None:
         """What each field of a tuple stands for, where that is known apart."""
         if isinstance(value, TupleValue):
-            return tuple(map(self.fields, value.fields))
+            return tuple(map(self.tensors_of, value.fields))
         if isinstance(value, GVar) and value not in self._of and isinstance(value.info, TupleInfo):
-            return tuple((t,) for t in self.fields(value))
-        return self._parts.get(value) if isinstance(value, GVar) else None
+            return tuple((t,) for t in self.tensors_of(value))
+        return self._by_field.get(value) if isinstance(value, GVar) else None
 
-    def fields(self, value: Value) -> tuple[Tensor, ...]:
+    def tensors_of(self, value: Value) -> tuple[AllocatedTensor, ...]:
         """Everything that `value` may be or hold."""
         if isinstance(value, GVar):
             if value in self._of:
@@ -62,25 +64,25 @@ class Roots:
             count = len(value.info.fields) if isinstance(value.info, TupleInfo) else 1
             return tuple((value, i) for i in range(count))
         if isinstance(value, TupleItem):
-            parts = self.parts(value.value)
-            return self.fields(value.value) if parts is None else parts[value.index]
+            parts = self.tensors_by_field(value.value)
+            return self.tensors_of(value.value) if parts is None else parts[value.index]
         if isinstance(value, TupleValue):
-            return tuple(k for f in value.fields for k in self.fields(f))
+            return tuple(k for f in value.fields for k in self.tensors_of(f))
         if isinstance(value, If):  # either side's result
-            return (*self.fields(value.then.ret), *self.fields(value.orelse.ret))
+            return (*self.tensors_of(value.then.ret), *self.tensors_of(value.orelse.ret))
         if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may give back an argument
-            return tuple(k for v in used_vars(value) for k in self.fields(v))
+            return tuple(k for v in used_vars(value) for k in self.tensors_of(v))
         return ()
 
-    def of_all(self, value: Value) -> set[Tensor]:
+    def read_tensors(self, value: Value) -> set[AllocatedTensor]:
         """Every made tensor a value reads, or may be."""
         if isinstance(value, TupleItem):
-            return set(self.fields(value))
-        found = {k for v in used_vars(value) for k in self.fields(v)}
-        return found | set(self.fields(value)) if isinstance(value, If) else found
+            return set(self.tensors_of(value))
+        found = {k for v in used_vars(value) for k in self.tensors_of(v)}
+        return found | set(self.tensors_of(value)) if isinstance(value, If) else found
 
 
-def made_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorInfo]]:
+def allocated_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorInfo]]:
     """The tensors a binding makes in new memory, by field; none for views, tuples and casts."""
     if isinstance(value, CallTIR) and value.inplace:
         return [(i, t) for i, (t, at) in enumerate(zip(value.out, value.inplace, strict=True)) if at is None]

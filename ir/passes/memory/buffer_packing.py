@@ -26,7 +26,7 @@ _FAR = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LiveRange:
     """`nbytes` of memory that are in use from step `first` to step `last`, both included."""
 
     first: int
@@ -34,28 +34,30 @@ class Span:
     nbytes: Expr
 
 
-def pack(spans: Sequence[Span], env: Env) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
+def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
     """Sizes of storages, and the storage of each span; spans of one storage are never in use at the same step."""
-    sizes = _numbers(tuple(dict.fromkeys(s.nbytes for s in spans)), env)
-    bytes_at = [sizes[s.nbytes] for s in spans]
-    least = _live(spans, bytes_at)
+    sizes = _bytes_at_points(tuple(dict.fromkeys(s.nbytes for s in ranges)), env)
+    bytes_at = [sizes[s.nbytes] for s in ranges]
+    least = _peak_bytes(ranges, bytes_at)
     shares = [b / least for b in bytes_at]
-    arrival = sorted(range(len(spans)), key=lambda i: (spans[i].first, i))
+    arrival = sorted(range(len(ranges)), key=lambda i: (ranges[i].first, i))
     orders = [arrival, sorted(arrival, key=lambda i: -shares[i].sum())]
     orders += [sorted(arrival, key=lambda i: -shares[i][p]) for p in range(len(least))]
     plans = [
-        _grouped(spans, shares, order, tight) for order in dict.fromkeys(map(tuple, orders)) for tight in (False, True)
+        _group_greedily(ranges, shares, order, tight)
+        for order in dict.fromkeys(map(tuple, orders))
+        for tight in (False, True)
     ]
     groups = min(plans, key=lambda groups: _cost(groups, shares))
     groups = sorted(
-        (sorted(g, key=lambda i: (spans[i].first, i)) for g in groups), key=lambda g: (spans[g[0]].first, g[0])
+        (sorted(g, key=lambda i: (ranges[i].first, i)) for g in groups), key=lambda g: (ranges[g[0]].first, g[0])
     )
     where = {i: slot for slot, group in enumerate(groups) for i in group}
-    rooms = tuple(_room([spans[i].nbytes for i in group], env) for group in groups)
-    return rooms, tuple(where[i] for i in range(len(spans)))
+    sizes_of = tuple(_storage_size([ranges[i].nbytes for i in group], env) for group in groups)
+    return sizes_of, tuple(where[i] for i in range(len(ranges)))
 
 
-def _room(sizes: Iterable[Expr], env: Env) -> Expr:
+def _storage_size(sizes: Iterable[Expr], env: Env) -> Expr:
     """What holds each of them."""
     out: Expr | None = None
     for size in dict.fromkeys(sizes):
@@ -64,24 +66,24 @@ def _room(sizes: Iterable[Expr], env: Env) -> Expr:
     return out
 
 
-def _grouped(
-    spans: Sequence[Span], shares: Sequence[NDArray[np.float64]], order: Sequence[int], tight: bool
+def _group_greedily(
+    ranges: Sequence[LiveRange], shares: Sequence[NDArray[np.float64]], order: Sequence[int], tight: bool
 ) -> list[list[int]]:
     """Each span in turn joins the group that grows least by it, or a new one when it meets all; among those that grow alike the
     first, or (tight) the one it leaves least of unused."""
     groups: list[list[int]] = []
     lives: list[list[tuple[int, int]]] = []
-    rooms: list[NDArray[np.float64]] = []
+    sizes_of: list[NDArray[np.float64]] = []
     for i in order:
-        life, share = (spans[i].first, spans[i].last), shares[i]
+        life, share = (ranges[i].first, ranges[i].last), shares[i]
         best: tuple[tuple[float, float], int] | None = None
         for slot, taken in enumerate(lives):
             at = bisect(taken, life)
             if (at and taken[at - 1][1] >= life[0]) or (at < len(taken) and taken[at][0] <= life[1]):
                 continue
-            grown = np.maximum(rooms[slot], share)
+            grown = np.maximum(sizes_of[slot], share)
             cost = (
-                round(float((grown - rooms[slot]).sum()), 9),
+                round(float((grown - sizes_of[slot]).sum()), 9),
                 round(float((grown - share).sum()), 9) if tight else 0.0,
             )
             if best is None or cost < best[0]:
@@ -89,12 +91,12 @@ def _grouped(
         if best is None:
             groups.append([i])
             lives.append([life])
-            rooms.append(share)
+            sizes_of.append(share)
             continue
         slot = best[1]
         groups[slot].append(i)
         lives[slot].insert(bisect(lives[slot], life), life)
-        rooms[slot] = np.maximum(rooms[slot], share)
+        sizes_of[slot] = np.maximum(sizes_of[slot], share)
     return groups
 
 
@@ -106,21 +108,21 @@ def _cost(groups: Sequence[Sequence[int]], shares: Sequence[NDArray[np.float64]]
     return round(float(total.max()), 9), round(float(total.mean()), 9), len(groups)
 
 
-def _live(spans: Sequence[Span], bytes_at: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _peak_bytes(ranges: Sequence[LiveRange], bytes_at: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """The most bytes in use at one step, at each point; at least one."""
-    steps = max((s.last for s in spans), default=0) + 2
-    change = np.zeros((steps, len(bytes_at[0]) if spans else 1))
-    for span, size in zip(spans, bytes_at, strict=True):
+    steps = max((s.last for s in ranges), default=0) + 2
+    change = np.zeros((steps, len(bytes_at[0]) if ranges else 1))
+    for span, size in zip(ranges, bytes_at, strict=True):
         change[span.first] += size
         change[span.last + 1] -= size
     live: NDArray[np.float64] = np.maximum(change.cumsum(axis=0).max(axis=0), 1)
     return live
 
 
-def _numbers(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.float64]]:
+def _bytes_at_points(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.float64]]:
     """Each size at every point; a point where one of them has no value is left out, and without any all count the same."""
     rows = []
-    for point in _points(free_vars(*sizes), env):
+    for point in _sample_points(free_vars(*sizes), env):
         row = [as_int(substitute(e, point)) for e in sizes]
         if None not in row:
             rows.append([max(x or 0, 0) for x in row])
@@ -128,7 +130,7 @@ def _numbers(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.float64]]
     return {e: table[:, at] for at, e in enumerate(sizes)}
 
 
-def _points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
+def _sample_points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
     """All symbols together along their ranges, then each at its ends while the others are between."""
     ends: dict[Var, tuple[int, int]] = {}
     for v in symbols:

@@ -26,13 +26,13 @@ from relax_tune.ir.core.stmt import If as IfStmt
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.aliasing import Roots, Tensor, made_tensors
+from relax_tune.ir.passes.memory.aliasing import AliasSets, AllocatedTensor, allocated_tensors
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
 # -- the loops ---------------------------------------------------------------------------------------------------------
 
 
-def obstacle(func: PrimFunc, output: Buffer, source: Buffer) -> str | None:
+def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | None:
     """Why `output` may not lie in the memory of the input `source`; None when it may: each element of `source` is read only by
     the block that then writes that element of `output`, before anything else is written there.
 
@@ -72,7 +72,7 @@ def reads_of(block: Block) -> tuple[Load, ...]:
     return loads(*(e for s in stores for e in (s.value, *s.indices)), *block.bindings, block.predicate)
 
 
-def in_one_memory(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimFunc:
+def merge_aliased_params(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimFunc:
     """`func` with inputs read from the outputs that lie in their memory, so that no two pointers of a kernel overlap. Nests that
     then only store what is there already are gone."""
     body = replace_buffers(func.body, same)
@@ -91,7 +91,7 @@ def _stays(block: Block) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Misuse:
+class InplaceConflict:
     """An output in a place where it may not be: field `output` of `var`, why, and the node that shows it."""
 
     var: GVar
@@ -100,24 +100,24 @@ class Misuse:
     at: object
 
 
-def misuses(f: Function, module: IRModule) -> Iterator[Misuse]:
+def inplace_conflicts(f: Function, module: IRModule) -> Iterator[InplaceConflict]:
     """Every output that is written in place of something that is not this function's to overwrite, is read later, or that the
     loops of the tensor function need."""
     if not any(isinstance(v, CallTIR) and v.inplace for v in nested_values(f)):
         return
-    yield from _Places(module).body(f)
+    yield from _InplaceChecker(module).body(f)
 
 
-class _Places:
+class _InplaceChecker:
     """A walk over a function in order: who made what, and who has overwritten it."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
-        self.roots = Roots(inplace=False)
-        self.made: dict[Tensor, Function | Body] = {}
-        self.taken: dict[Tensor, Tensor] = {}
+        self.aliases = AliasSets(inplace=False)
+        self.made: dict[AllocatedTensor, Function | Body] = {}
+        self.taken: dict[AllocatedTensor, AllocatedTensor] = {}
 
-    def body(self, body: Function | Body) -> Iterator[Misuse]:
+    def body(self, body: Function | Body) -> Iterator[InplaceConflict]:
         for b in body.bindings:
             if isinstance(b.value, If):
                 yield from self.body(b.value.then)
@@ -125,24 +125,26 @@ class _Places:
             yield from self.reads(b.value, b)
             if isinstance(b.value, CallTIR) and b.value.inplace:
                 yield from self.call(b, b.value, body)
-            self.roots.bind(b.var, b.value)
-            made = enumerate(b.value.out) if isinstance(b.value, CallTIR) else made_tensors(b.value, b.var.info)
+            self.aliases.bind(b.var, b.value)
+            made = enumerate(b.value.out) if isinstance(b.value, CallTIR) else allocated_tensors(b.value, b.var.info)
             self.made.update({(b.var, i): body for i, _ in made})
         yield from self.reads(body.ret, body.ret if isinstance(body, Function) else body)
 
-    def reads(self, value: Value, at: object) -> Iterator[Misuse]:
-        for t in self.roots.of_all(value):
+    def reads(self, value: Value, at: object) -> Iterator[InplaceConflict]:
+        for t in self.aliases.read_tensors(value):
             if t in self.taken:
                 var, i = self.taken[t]
-                yield Misuse(var, i, f"{t[0].name} is used here, after {var.name} was written in its memory", at)
+                yield InplaceConflict(
+                    var, i, f"{t[0].name} is used here, after {var.name} was written in its memory", at
+                )
 
-    def call(self, b: AnyBinding, call: CallTIR, body: Function | Body) -> Iterator[Misuse]:
+    def call(self, b: AnyBinding, call: CallTIR, body: Function | Body) -> Iterator[InplaceConflict]:
         for i, at in enumerate(call.inplace):
             if at is None:
                 continue
             arg = call.args[at]
             name = getattr(arg, "name", repr(arg))
-            found = set(self.roots.fields(arg))
+            found = set(self.aliases.tensors_of(arg))
             t = next(iter(found), None)
             why: str | None = None
             if not isinstance(arg, GVar) or t is None or len(found) != 1 or t not in self.made:
@@ -156,34 +158,34 @@ class _Places:
                 self.taken[t] = b.var, i
             if why is not None:
                 wanted = f"wanted an argument that output {i} of {call.callee} may overwrite"
-                yield Misuse(b.var, i, f"{wanted}: {why}; call_tir gives it memory of its own", b)
+                yield InplaceConflict(b.var, i, f"{wanted}: {why}; call_tir gives it memory of its own", b)
 
-    def loops(self, call: CallTIR, i: int, t: Tensor) -> str | None:
+    def loops(self, call: CallTIR, i: int, t: AllocatedTensor) -> str | None:
         func = self.module.prim(call.callee)
-        sources = sources_of(func, call, t, self.roots)
-        return next((w for s in sources if (w := obstacle(func, func.output_buffers[i], s)) is not None), None)
+        sources = sources_of(func, call, t, self.aliases)
+        return next((w for s in sources if (w := why_not_inplace(func, func.output_buffers[i], s)) is not None), None)
 
 
-def sources_of(func: PrimFunc, call: CallTIR, t: Tensor, roots: Roots) -> list[Buffer]:
+def sources_of(func: PrimFunc, call: CallTIR, t: AllocatedTensor, aliases: AliasSets) -> list[Buffer]:
     """The parameters of `func` that a call gives the memory of `t`."""
     pairs = zip(func.input_buffers, call.args, strict=True)
-    return [b for b, arg in pairs if isinstance(arg, GVar) and t in roots.fields(arg)]
+    return [b for b, arg in pairs if isinstance(arg, GVar) and t in aliases.tensors_of(arg)]
 
 
-def pinned(f: Function) -> frozenset[GVar]:
+def ordering_constrained(f: Function) -> frozenset[GVar]:
     """What must stay where it is because of outputs written in place: those calls, and what reads the memory before them."""
     calls = {v for v in nested_values(f) if isinstance(v, CallTIR) and v.inplace}
     if not calls:
         return frozenset()
-    roots = Roots(inplace=False)
-    reads: list[tuple[GVar, set[Tensor]]] = []
-    overwritten: set[Tensor] = set()
+    aliases = AliasSets(inplace=False)
+    reads: list[tuple[GVar, set[AllocatedTensor]]] = []
+    overwritten: set[AllocatedTensor] = set()
     for b in all_bindings(f):
         var, value = b.var, b.value
-        reads.append((var, roots.of_all(value)))
+        reads.append((var, aliases.read_tensors(value)))
         if isinstance(value, CallTIR) and value in calls:
-            overwritten.update(t for at in value.inplace if at is not None for t in roots.fields(value.args[at]))
-        roots.bind(var, value)
+            overwritten.update(t for at in value.inplace if at is not None for t in aliases.tensors_of(value.args[at]))
+        aliases.bind(var, value)
     return frozenset(var for var, read in reads if read & overwritten)
 
 
@@ -199,7 +201,7 @@ class InplacePair:
     output: number of the output
     argument: position of the argument
     inputs: positions of all arguments in that memory
-    obstacle: reason against it in the graph or in the loops, if there is one
+    reason: reason against it in the graph or in the loops, if there is one
     """
 
     var: GVar
@@ -207,7 +209,7 @@ class InplacePair:
     output: int
     argument: int
     inputs: tuple[int, ...]
-    obstacle: str | None = None
+    reason: str | None = None
 
 
 def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[InplacePair, ...]:
@@ -215,8 +217,8 @@ def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[Inp
 
     Whether a variant reads ahead is for the caller to ask, who knows the variants."""
     pairs = (*_stated(f), *(_Finder(f, module).pairs() if find else ()))
-    wrong = {(m.var, m.output): m.why for m in misuses(with_inplace(f, pairs), module)}
-    return tuple(replace(p, obstacle=wrong.get((p.var, p.output))) for p in pairs)
+    wrong = {(m.var, m.output): m.why for m in inplace_conflicts(with_inplace(f, pairs), module)}
+    return tuple(replace(p, reason=wrong.get((p.var, p.output))) for p in pairs)
 
 
 def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:
@@ -237,18 +239,18 @@ def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:
 
 def _stated(f: Function) -> Iterator[InplacePair]:
     """List the pairs of `call_tir_inplace`."""
-    roots = Roots(inplace=False)
+    aliases = AliasSets(inplace=False)
     for b in all_bindings(f):
         if isinstance(b.value, CallTIR):
             for i, at in enumerate(b.value.inplace):
                 if at is not None:
-                    yield _pair(b.var, b.value, i, at, roots)
-        roots.bind(b.var, b.value)
+                    yield _pair(b.var, b.value, i, at, aliases)
+        aliases.bind(b.var, b.value)
 
 
-def _pair(var: GVar, call: CallTIR, output: int, at: int, roots: Roots) -> InplacePair:
-    tensors = set(roots.fields(call.args[at]))
-    inputs = (k for k, arg in enumerate(call.args) if isinstance(arg, GVar) and tensors & set(roots.fields(arg)))
+def _pair(var: GVar, call: CallTIR, output: int, at: int, aliases: AliasSets) -> InplacePair:
+    tensors = set(aliases.tensors_of(call.args[at]))
+    inputs = (k for k, arg in enumerate(call.args) if isinstance(arg, GVar) and tensors & set(aliases.tensors_of(arg)))
     return InplacePair(var, call.callee, output, at, tuple(inputs))
 
 
@@ -257,14 +259,14 @@ class _Finder:
 
     def __init__(self, f: Function, module: IRModule) -> None:
         self.f, self.module, self.env = f, module, env_of(module.bounds)
-        self.roots = Roots(inplace=False)
-        self.last: dict[Tensor, int] = {}
+        self.aliases = AliasSets(inplace=False)
+        self.last: dict[AllocatedTensor, int] = {}
         self.at_step: dict[GVar, int] = {}
         for position, b in enumerate(all_bindings(f)):
             self.at_step[b.var] = position
-            self.last.update(dict.fromkeys(self.roots.of_all(b.value), position))
-            self.roots.bind(b.var, b.value)
-        self.last.update(dict.fromkeys(self.roots.of_all(f.ret), len(self.at_step)))
+            self.last.update(dict.fromkeys(self.aliases.read_tensors(b.value), position))
+            self.aliases.bind(b.var, b.value)
+        self.last.update(dict.fromkeys(self.aliases.read_tensors(f.ret), len(self.at_step)))
         self.made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 
     def pairs(self) -> Iterator[InplacePair]:
@@ -278,19 +280,19 @@ class _Finder:
                 at = self._argument(call, b.var, i, taken)
                 if at is not None:
                     taken.add(at)
-                    yield _pair(b.var, call, i, at, self.roots)
+                    yield _pair(b.var, call, i, at, self.aliases)
 
     def _argument(self, call: CallTIR, var: GVar, i: int, taken: Collection[int]) -> int | None:
         """Return the first argument whose memory output `i` can take."""
         func = self.module.prim(call.callee)
         for at, arg in enumerate(call.args):
-            found = self.roots.fields(arg) if isinstance(arg, GVar) else ()
+            found = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
             if at in taken or len(found) != 1 or found[0][0] not in self.made:
                 continue
             if self.last[found[0]] != self.at_step[var] or not self._alike(info_of(arg), call.out[i]):
                 continue
-            sources = sources_of(func, call, found[0], self.roots)
-            if all(obstacle(func, func.output_buffers[i], s) is None for s in sources):
+            sources = sources_of(func, call, found[0], self.aliases)
+            if all(why_not_inplace(func, func.output_buffers[i], s) is None for s in sources):
                 return at
         return None
 

@@ -13,8 +13,8 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar, all_bindings
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.passes.memory.aliasing import Roots, Tensor, made_tensors
-from relax_tune.ir.passes.memory.buffer_packing import Span, pack
+from relax_tune.ir.passes.memory.aliasing import AliasSets, AllocatedTensor, allocated_tensors
+from relax_tune.ir.passes.memory.buffer_packing import LiveRange, pack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class PlanMemory:
         spaces: dict[GVar, list[int]] = {}
         lives = lifetimes(module, name, workspaces)
         sizes = [_at_bounds(life, env) if self.constant else life.nbytes for life in lives]
-        storages, slots = pack([Span(x.first, x.last, e) for x, e in zip(lives, sizes, strict=True)], env)
+        storages, slots = pack([LiveRange(x.first, x.last, e) for x, e in zip(lives, sizes, strict=True)], env)
         for life, slot in zip(lives, slots, strict=True):
             if life.index is None:
                 spaces.setdefault(life.var, []).append(slot)
@@ -97,16 +97,16 @@ def lifetimes(
     func = module.functions[name]
     assert isinstance(func, Function)
     env = env_of(module.bounds)
-    roots = Roots()
-    last: dict[Tensor, int] = {}
+    aliases = AliasSets()
+    last: dict[AllocatedTensor, int] = {}
     made: list[tuple[int, GVar, int, TensorInfo]] = []
     for position, b in enumerate(all_bindings(func)):
         var, value = b.var, b.value
-        roots.bind(var, value)
-        made += [(position, var, i, t) for i, t in made_tensors(value, var.info)]
-        for read in roots.of_all(value):
+        aliases.bind(var, value)
+        made += [(position, var, i, t) for i, t in allocated_tensors(value, var.info)]
+        for read in aliases.read_tensors(value):
             last[read] = position
-    kept = roots.of_all(func.ret)
+    kept = aliases.read_tensors(func.ret)
     placed = [m for m in made if (m[1], m[2]) not in kept]
     lives = [Lifetime(v, i, _nbytes(v, t, env), at, last.get((v, i), at)) for at, v, i, t in placed]
     where = {b.var: at for at, b in enumerate(all_bindings(func))}
@@ -123,6 +123,6 @@ def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
 
 def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]:
     """Sizes of places that hold any one group of arrays at a time, and for each group the places of its arrays."""
-    sizes, places = pack([Span(at, at, size) for at, group in enumerate(groups) for size in group], env)
+    sizes, places = pack([LiveRange(at, at, size) for at, group in enumerate(groups) for size in group], env)
     left = iter(places)
     return sizes, tuple(tuple(next(left) for _ in group) for group in groups)

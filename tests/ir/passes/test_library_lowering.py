@@ -25,7 +25,7 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep
-from relax_tune.ir.passes.library.epilogue_match import FOLLOWING, TWO_SIDED
+from relax_tune.ir.passes.library.epilogue_match import BINARY_EPILOGUE_OPS, EPILOGUE_OPS
 from relax_tune.ir.passes.library.library_forms import ALTERNATIVES, Alternative, MatrixProduct, whole
 from relax_tune.ir.passes.library.library_lowering import LibraryForm, library_forms
 from relax_tune.ir.passes.pipeline import lower
@@ -78,7 +78,7 @@ def gemm(
     for i in range(sizes.get("batch", 1)):
         y, left = operand("a", a, i, m, k) @ operand("b", b, i, k, n), list(enumerate(arrays))
         for name in followed(sizes.get("follows", 0), known):
-            if name in TWO_SIDED:
+            if name in BINARY_EPILOGUE_OPS:
                 (at, array), *left = left
                 stride, row, column = (sizes[f"{what}_d{at}"] for what in ("stride", "row", "column"))
                 y = AFTER[name](y, matrix(array, i * stride, m, n, row, column))
@@ -363,7 +363,7 @@ def test_library_entries_match_the_library() -> None:
     assert {(a.takes.follows, a.takes.operands) for a in CUBLASLT if isinstance(a.takes, MatrixProduct)} == {
         (cublaslt.FOLLOWS, len(cublaslt.WITH_ARRAY))
     }
-    assert set(FOLLOWING) == {*onednn.FOLLOWS, *cublaslt.FOLLOWS}
+    assert set(EPILOGUE_OPS) == {*onednn.FOLLOWS, *cublaslt.FOLLOWS}
 
 
 @pytest.mark.parametrize(
