@@ -141,17 +141,23 @@ class PassManager:
     seconds: the time of every pass, in the order in which they ran."""
 
     always_verify: ClassVar[bool] = False
-    """Set by tests: every manager verifies."""
+    """Set by tests: every manager verifies after each pass, unless the program was wrong before the first."""
 
     verify: bool = False
     after: str | None = None
     stages: list[tuple[str, IRModule]] = field(default_factory=list)
     seconds: list[tuple[str, float]] = field(default_factory=list)
+    _wrong_before: bool = False
 
     def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
         """The module after the passes. Raises VerifyError naming the pass that breaks it."""
-        if self.verify or self.always_verify:
+        if self.verify:
             self._verified(module, "before the passes")
+        elif self.always_verify:
+            try:
+                verify_module(module)
+            except VerifyError:
+                self._wrong_before = True
         for step, name in zip(passes, pass_names(passes), strict=True):
             start = time.perf_counter()
             new = step(module)
@@ -166,7 +172,7 @@ class PassManager:
         """Note what `step` made of a module."""
         if after is before:
             return
-        if self.verify or self.always_verify:
+        if self.verify or (self.always_verify and not self._wrong_before):
             self._verified(after, f"after {step}")
         self.stages.append((step, after))
 
