@@ -1,0 +1,43 @@
+"""The settings page: its table is made from the declarations, and its example is read as it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from relax_tune.tuner.settings import FILE, OPTIONS, describe, load_settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+TABLE = re.compile(r"^\| Setting .*?(?=^[^|]|\Z)", re.M | re.S)
+EXAMPLE = re.compile(r"^```toml\n(.*?)^```", re.M | re.S)
+
+
+def example() -> str:
+    found = EXAMPLE.search(PAGE.read_text())
+    assert found, f"wanted an example of {FILE} in {PAGE.name}"
+    return found[1]
+
+
+def test_settings_page_has_the_table_of_the_declarations(request: pytest.FixtureRequest) -> None:
+    page = PAGE.read_text()
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(TABLE.sub(lambda _: describe(), page))
+        return
+    assert TABLE.findall(page) == [describe()], "docs/settings.md is not of today; run this test with --update-golden"
+
+
+def test_settings_page_example_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(example())
+    settings = load_settings({}, {}, tmp_path)
+    given = {name for name in OPTIONS if re.search(rf"^{name} = ", example(), re.M)}
+    assert given == set(re.findall(r"^(\w+) =", example(), re.M))
+    assert (settings.target, settings.effort, settings.seed) == ("c", "full", 7)
+
+
+def test_settings_page_precedence_holds(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(example())
+    variables = {"RELAX_TUNE_EFFORT": "normal", "RELAX_TUNE_SEED": "3"}
+    settings = load_settings({"effort": "quick", "seed": None}, variables, tmp_path)
+    assert (settings.effort, settings.seed, settings.target, settings.qkv) == ("quick", 3, "c", "separate")
