@@ -80,13 +80,13 @@ def test_sqlite_is_opened_as_promised(tmp_path: Path) -> None:
             assert int(connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()) >= 1000
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError) as error:
         open_store(f"sqlite:///{tmp_path}/no/records.db")
     assert "make it first" in explained(error) and not (tmp_path / "no").exists()
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.db"
     path.write_bytes(b"this is only a text, and long enough to be seen as one\n" * 100)
     with pytest.raises(DatabaseError) as error:
@@ -142,7 +142,7 @@ def test_a_read_only_file_on_disk(tmp_path: Path) -> None:
     assert counted == "1" and "read-only" in refused and "permissions" in refused
 
 
-def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+def test_full_disk_keeps_committed_records(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'small.db'}"
     with open_store(url) as store:
         assert isinstance(store, SqlStore)

@@ -85,7 +85,7 @@ def test_work_goes_on_when_the_server_comes_back(postgres_url: str) -> None:
     road.cut()
 
 
-def test_a_server_that_stays_away_is_an_error_in_time(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_server_raises_in_time(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = urlsplit(postgres_url)
     road = Road(str(parts.hostname), int(parts.port or 5432))
     monkeypatch.setattr(engine, "AWAY_SECS", 1)

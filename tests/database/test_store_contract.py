@@ -30,7 +30,7 @@ from relax_tune.database.store import MemoryStore, Store
 from relax_tune.errors import DatabaseError
 
 
-def test_what_was_added_comes_back_equal(store: Store) -> None:
+def test_added_records_come_back_equal(store: Store) -> None:
     filled(store)
     environment = Environment((("relax-tune", "0.1.0"), ("numpy", "2")))
     store.add_environment(environment)
@@ -81,7 +81,7 @@ def test_one_id_never_stands_for_two_subjects(store: Store, other: dict[str, Any
     assert store.count(ZEN.key) + store.count(ZEN_OLD.key) == 1, "a refused batch leaves nothing behind"
 
 
-def test_what_a_caller_does_to_a_point_changes_nothing_stored(store: Store) -> None:
+def test_stored_point_ignores_later_mutation(store: Store) -> None:
     given = timing("a", 1.0)
     filled(store).add_measurements([given])
     given.symbols["n"] = 77
@@ -259,7 +259,7 @@ def test_a_lease_is_held_by_one(store: Store) -> None:
     assert store.release_lease(taken) is False and store.renew_lease(taken, now=1.0, secs=1.0) is None
 
 
-def test_the_lease_of_a_dead_holder_is_given_back_for_it(store: Store) -> None:
+def test_lease_of_dead_holder_is_released(store: Store) -> None:
     """Whoever knows that a holder is dead may give its lease back; of several who know, one gets the task."""
     filled(store)
     task = (MATMUL.key, ZEN.key)
@@ -276,7 +276,7 @@ def test_the_lease_of_a_dead_holder_is_given_back_for_it(store: Store) -> None:
     assert store.lease(*task) == taken
 
 
-def test_threads_that_find_a_dead_holder_take_its_task_once(store: Store) -> None:
+def test_racing_threads_take_dead_holders_task_once(store: Store) -> None:
     filled(store)
     task = (MATMUL.key, ZEN.key)
     store.acquire_lease(*task, "dead", now=1.0, secs=1000.0)
@@ -301,7 +301,7 @@ def test_threads_that_find_a_dead_holder_take_its_task_once(store: Store) -> Non
     assert lease is not None and won == [lease.holder]
 
 
-def test_threads_that_race_for_a_lease_get_it_once(store: Store) -> None:
+def test_racing_threads_get_lease_once(store: Store) -> None:
     filled(store)
     start = threading.Barrier(6)
     won: list[str] = []
@@ -357,7 +357,7 @@ def test_jobs_and_histograms_are_replaced(store: Store) -> None:
     assert len(store.histograms(None)) == 3
 
 
-def test_prune_removes_what_was_asked_and_no_more(store: Store) -> None:
+def test_prune_removes_selected_only(store: Store) -> None:
     filled(store)
     records = [
         timing("old", 1.0, tile=1, measured_at=100.0),

@@ -88,7 +88,7 @@ def test_renaming_twice_changes_nothing() -> None:
         assert not set(words) & set(words.values())
 
 
-def test_renaming_keeps_apart_what_old_names_kept_apart() -> None:
+def test_renaming_is_injective() -> None:
     assert len(set(PRIMITIVES.values())) == len(PRIMITIVES)
     assert len(set(SKETCHES.values())) == len(SKETCHES)
 
@@ -139,7 +139,7 @@ def test_upgrade_works_on_both_engines(sql_url: str, old_file: Path, upgraded: S
         assert list(export_lines(store)) == list(export_lines(upgraded))
 
 
-def test_upgrade_that_fails_changes_nothing(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_upgrade_changes_nothing(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> str:
         raise OSError(28, "No space left on device")
 
@@ -161,7 +161,7 @@ def test_traces_replay_after_the_upgrade(upgraded: Store) -> None:
     assert len(seen) >= 12
 
 
-def test_upgrade_merges_variants_that_become_equal(tmp_path: Path, sql_url: str) -> None:
+def test_upgrade_merges_equal_variants(tmp_path: Path, sql_url: str) -> None:
     old = VariantRecord("tuned", "rows.few", '{"tunables":{},"steps":[["join_iters",{"block":"b"}]]}')
     new = VariantRecord("tuned", "rowwise.warp_per_row", '{"tunables":{},"steps":[["fuse_block_iters",{"block":"b"}]]}')
     body: dict[str, Any] = {
@@ -197,7 +197,7 @@ def test_upgrade_merges_variants_that_become_equal(tmp_path: Path, sql_url: str)
         assert document["set"] == plan_set_name("m", {MATMUL.key: document}) != plan["set"]
 
 
-def test_plans_of_half_a_set_keep_its_name() -> None:
+def test_partial_plan_set_keeps_name() -> None:
     variant = VariantRecord("tuned", "rows.few")
     fields = {n: getattr(variant, n) for n in ("kind", "sketch", "trace", "parameters")}
     plan = canonical_json(

@@ -150,7 +150,7 @@ def test_hostile_lines_are_left_out_one_by_one(store: Store) -> None:
     assert all(len(problem.why) < 600 for problem in report.problems)
 
 
-def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
+def test_malformed_export_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cat.jpg"
     path.write_bytes(bytes(range(256)) * 20)
     with pytest.raises(DatabaseError, match="db export"):
@@ -163,7 +163,7 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
         list(export_lines(MemoryStore(), ["nobody"]))
 
 
-def test_a_store_that_cannot_be_written_is_an_error_not_a_problem(tmp_path: Path) -> None:
+def test_read_only_store_raises_on_import(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'r.db'}"
     open_store(url).close()
     with open_store(url, read_only=True) as store, pytest.raises(DatabaseError, match="read-only"):
@@ -192,7 +192,7 @@ def test_merging_is_a_union_in_any_order(left: set[int], right: set[int]) -> Non
     assert list(export_lines(one)) == list(export_lines(other)) == list(export_lines(holding(left | right)))
 
 
-def test_names_that_look_like_fields_do_not_confuse() -> None:
+def test_values_named_like_fields_round_trip() -> None:
     source = MemoryStore()
     target = Target("target", "kind", (("record", "v"), ("v", "2")))
     source.add_target(target)

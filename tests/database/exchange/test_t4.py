@@ -39,7 +39,7 @@ def test_our_results_come_back() -> None:
     assert export_t4(ZEN, records[::-1], "0.1.0") == text
 
 
-def test_our_file_says_what_the_schema_asks_for() -> None:
+def test_exported_t4_meets_schema() -> None:
     opencl = replace(ZEN, kind="opencl")
     records = [
         replace(timing("a", 2.0), target=opencl.key, measured_at=1e9),
@@ -112,7 +112,7 @@ def test_anothers_failures_keep_their_stage(word: str) -> None:
         kernel_tuner().replace("2.0", "NaN"),
     ],
 )
-def test_what_is_not_t4_is_refused(text: str) -> None:
+def test_malformed_t4_is_refused(text: str) -> None:
     with pytest.raises(DatabaseError):
         import_t4(text, MATMUL.key, ZEN.key)
 

@@ -42,7 +42,7 @@ def test_code_and_report(compiler: CUDACompiler) -> None:
 
 
 @pytest.mark.nvrtc
-def test_what_was_compiled_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernel_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another compiler of the same architecture; what was damaged meanwhile is."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
@@ -63,7 +63,7 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.nvrtc
-def test_every_architecture_has_its_own_code(compiler: CUDACompiler) -> None:
+def test_architectures_compile_separately(compiler: CUDACompiler) -> None:
     kernels = [KernelSource("turn", "cuda", PRELUDE + TURN)]
     codes = {CUDACompiler(name).compile(kernels).code for name in ("sm_80", "sm_90", "sm_90a")}
     assert len(codes) == 3
@@ -72,7 +72,7 @@ def test_every_architecture_has_its_own_code(compiler: CUDACompiler) -> None:
 
 
 @pytest.mark.nvrtc
-def test_what_it_refuses_comes_with_its_log(compiler: CUDACompiler) -> None:
+def test_compile_error_has_log(compiler: CUDACompiler) -> None:
     with pytest.raises(BuildError, match=r"refused kernels broken .*sm_80.*\nbroken.* error: .*nonsense"):
         compiler.compile([KernelSource("broken", "cuda", 'extern "C" __global__ void broken() { nonsense; }')])
     with pytest.raises(BuildError, match="the source of kernel missing gives no such kernel"):
@@ -89,7 +89,7 @@ ptxas info    : Used 8 registers, used 0 barriers, 368 bytes cmem[0]
     assert reports(log) == {"a": KernelReport(255, 49152, 40, 12, 16), "b": KernelReport(8, 0, 0, 0, 0)}
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(UserError, match=r"pip install 'relax-tune\[cuda-compiler\]'"):
         CUDACompiler("sm_80")

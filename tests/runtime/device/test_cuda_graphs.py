@@ -56,14 +56,14 @@ def test_a_recording_is_made_once_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("failing", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"])
-def test_what_the_driver_does_not_record_is_launched_as_ever(failing: str) -> None:
+def test_unrecordable_by_driver_is_launched_singly(failing: str) -> None:
     driver = Driver(failing)
     assert Graphs(driver).record(5, lambda: None) is None
     assert driver.calls.count("cuStreamBeginCapture") == 1
     assert driver.calls.count("cuStreamEndCapture") == (failing != "cuStreamBeginCapture")
 
 
-def test_a_recording_that_fails_says_so_and_capture_ends_with_an_error() -> None:
+def test_failed_capture_ends_with_error() -> None:
     launch = Graphs(Driver("cuGraphLaunch")).record(5, lambda: None)
     assert launch is not None
     with pytest.raises(GraphError, match="it broke"):
@@ -91,7 +91,7 @@ def copied_and_added_to() -> Program:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_what_cannot_be_recorded_is_launched_as_ever(tmp_path: Path) -> None:
+def test_unrecordable_steps_are_launched_singly(tmp_path: Path) -> None:
     """As a library's call may refuse while its stream is recorded; a device that is lost says so."""
     device = emulated(tmp_path)
     kernel = device.compile([KernelSource("add", "cuda", ADD)])["add"]
@@ -112,7 +112,7 @@ def test_what_cannot_be_recorded_is_launched_as_ever(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_a_binding_that_comes_again_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_binding_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = emulated(tmp_path)
     recorded: list[int] = []
     record = device.record

@@ -123,7 +123,7 @@ def filled(device: Device, values: Any) -> Any:
     return buffer
 
 
-def test_info_says_what_rules_need(device: Device, opener: Opener) -> None:
+def test_info_has_limits_for_rules(device: Device, opener: Opener) -> None:
     info = device.info
     assert set(dict(info.limits)) == LIMITS | (OF_CUDA if info.kind == "cuda" else set())
     assert all(type(v) is int for _, v in info.limits)
@@ -247,7 +247,7 @@ def test_host_code_joins_through_mapping_too() -> None:
     device.close()
 
 
-def test_what_others_enqueue_takes_its_turn(device: Device, kernels: dict[str, Any]) -> None:
+def test_native_queue_keeps_launch_order(device: Device, kernels: dict[str, Any]) -> None:
     """As libraries with kernels of their own do, by the driver's handles; devices without a queue say so."""
     buffers = [filled(device, np.full(64, value)) for value in (1, 2)]
     native = device.native(buffers)
@@ -289,7 +289,7 @@ def test_memory_is_aligned(device: Device) -> None:
         assert addresses[0] % 64 == 0
 
 
-def test_transfers_that_do_not_fit(device: Device) -> None:
+def test_oversized_transfer_is_refused(device: Device) -> None:
     buffer = device.alloc(8)
     with pytest.raises(MeasureError, match="wanted 12 bytes, found a buffer of 8"):
         device.upload(buffer, np.zeros(3, np.float32))
@@ -314,7 +314,7 @@ def test_a_freed_buffer_is_refused(device: Device, kernels: dict[str, Any]) -> N
     device.free(buffer)
 
 
-def test_source_that_does_not_compile(device: Device) -> None:
+def test_compile_error_is_reported(device: Device) -> None:
     kind = device.info.kind
     with pytest.raises(BuildError, match="nonsense"):
         device.compile([KernelSource("broken", kind, f"{HEADS[kind][0]} broken(void) {{ nonsense; }}")])
@@ -431,7 +431,7 @@ def test_limits_are_checked_before_the_driver() -> None:
 
 
 @pytest.mark.parametrize("spec", ["cuda:", "cuda:x", "", "opencl:", "c:0", "opencl:no such thing"])
-def test_a_device_that_does_not_exist_names_those_that_do(spec: str) -> None:
+def test_unknown_device_names_known_devices(spec: str) -> None:
     with pytest.raises(UserError) as caught:
         open_device(spec)
     names = [entry.name for entry in list_devices() if not isinstance(entry, DeviceFailure) and entry.kind == "opencl"]

@@ -33,7 +33,7 @@ def test_arrays_are_aligned_and_share_no_byte(sizes: list[int]) -> None:
     assert all(start + size <= after for (start, size), (after, _) in zip(places, places[1:], strict=False))
 
 
-def test_a_slab_lives_as_long_as_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slab_is_freed_with_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[mmap.mmap]] = []
 
     class Watched(mmap.mmap):
@@ -76,7 +76,7 @@ def test_slabs_ask_for_large_pages_of_their_own() -> None:
         assert "hg" in flags
 
 
-def test_memory_that_there_is_not() -> None:
+def test_missing_memory_is_error() -> None:
     with pytest.raises(MeasureError, match="wanted a size of 0 or more bytes, found -1"):
         Slabs().take(-1)
     with pytest.raises(MeasureError, match="the host has not that much to give"):

@@ -26,7 +26,7 @@ def names(kind: str, fingerprint: dict[str, str]) -> set[str]:
     return {q.name for q in quirks_of(kind, fingerprint)}
 
 
-def test_entries_are_told_apart_and_say_what_and_how() -> None:
+def test_quirks_have_distinct_names_and_texts() -> None:
     assert len({(q.kind, q.name) for q in QUIRKS}) == len(QUIRKS)
     for q in QUIRKS:
         assert q.kind in ("c", "cuda", "opencl") and q.changes and q.seen
@@ -45,7 +45,7 @@ def test_caps_lower_and_facts_add(kind: str, fingerprint: dict[str, str]) -> Non
     assert len(set(facts)) == len(facts), "two entries tell the same"
 
 
-def test_wide_vectors_are_those_of_old_pocl_alone_where_its_compiler_knows_no_better() -> None:
+def test_only_old_pocl_on_unknown_processor_widens_vectors() -> None:
     assert "wide vectors" not in names("opencl", WHEEL | {"cpu": "x86_64 Intel(R) Xeon(R) Processor"})
     assert "wide vectors" in names("opencl", WHEEL | {"cpu": "x86_64 AMD EPYC 9R14"})
     assert "wide vectors" in names("opencl", WHEEL) & names("opencl", {"platform": "PoCL 1.8"})
@@ -57,9 +57,7 @@ def test_wide_vectors_are_those_of_old_pocl_alone_where_its_compiler_knows_no_be
 @pytest.mark.parametrize(
     ("version", "word"), [("clang version 17.0.6", "clang"), ("tcc version 0.9.27 (x86_64)", "tcc")]
 )
-def test_compilers_that_go_wrong_are_refused(
-    version: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_compilers_are_refused(version: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "cc"
     program.write_text(f"#!/bin/sh\necho '{version}'\n")
     program.chmod(0o755)
@@ -81,7 +79,7 @@ def test_options_that_change_the_process_are_refused() -> None:
 
 
 @pytest.mark.opencl
-def test_an_opened_device_has_them() -> None:
+def test_opened_device_lists_quirks() -> None:
     info = OpenCLDevice().info
     limits = dict(info.limits)
     for quirk in quirks_of(info.kind, info.fingerprint):

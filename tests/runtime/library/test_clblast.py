@@ -87,7 +87,7 @@ def test_large_products(device: Device, blas: ClBlast) -> None:
         check(device, blas, rng, sizes, (False, True))
 
 
-def test_it_takes_its_turn_on_the_queue(device: Device, blas: ClBlast) -> None:
+def test_call_runs_in_queue_order(device: Device, blas: ClBlast) -> None:
     """A product of a product, twice, with nothing waited for in between."""
     rng = np.random.default_rng(8)
     x, w = (rng.standard_normal((64, 64)).astype(F32) / 8 for _ in range(2))
@@ -104,7 +104,7 @@ def test_it_takes_its_turn_on_the_queue(device: Device, blas: ClBlast) -> None:
 
 
 @pytest.mark.clblast
-def test_it_is_found_and_named() -> None:
+def test_library_is_found_with_fingerprint() -> None:
     try:
         found = ClBlast()
     except BuildError as error:
@@ -114,7 +114,7 @@ def test_it_is_found_and_named() -> None:
     assert "clblast" in facts["file"] and len(facts["build"]) == 16 and facts == dict(ClBlast().fingerprint())
 
 
-def test_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clblast, "_FILES", ("libclblast-none.so.1",))
     assert "clblast" not in open_libraries() and "apt install libclblast1" in how_to_install("clblast")
     with pytest.raises(BuildError, match=r"wanted the library libclblast-none\.so\.1, found .*; install"):
@@ -152,7 +152,7 @@ class Refusing:
         return lambda *arguments: self.statuses.pop(0)
 
 
-def test_what_does_not_fit_is_refused_before_it_is_asked() -> None:
+def test_unsuitable_call_is_refused_before_library_runs() -> None:
     blas, device, small, huge = ClBlast(Refusing()), elsewhere(), *map(elsewhere().alloc, (16, 2**40))
     with pytest.raises(ArtifactError, match=r"CLBlast: wanted one of clblast\.sgemm, .*, found clblast\.hgemm"):
         blas.bind("clblast.hgemm", device, [small] * 3, [2] * 8)

@@ -139,7 +139,7 @@ def test_products(gpu: Emulated, kind: str, turned: tuple[bool, bool]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("follows", CHAINS, ids="-".join)
-def test_what_follows_a_product(gpu: Emulated, follows: tuple[str, ...]) -> None:
+def test_product_applies_epilogue(gpu: Emulated, follows: tuple[str, ...]) -> None:
     for seed, (kind, sizes) in enumerate(
         zip([*cublas_api.ELEMENTS, "f32"], [(1, 9, 13, 5), (2, 3, 8, 16)] * 3, strict=True)
     ):
@@ -243,7 +243,7 @@ def test_wrong_arrays_after_a_product_are_refused(gpu: Emulated) -> None:
 
 
 @pytest.mark.process
-def test_what_heuristics_do_not_know_is_refused_when_bound(gpu: Emulated) -> None:
+def test_bind_refuses_product_without_algorithm(gpu: Emulated) -> None:
     """The stand-in has no algorithm for odd rows of 16-bit floats."""
     buffers, scalars, routine = square(gpu, gpu.lt, "bf16", 7)
     with pytest.raises(MeasureError, match="wanted an algorithm for a product, found none"):
@@ -262,7 +262,7 @@ def test_a_status_is_an_error(gpu: Emulated, monkeypatch: pytest.MonkeyPatch) ->
     assert gpu.driver.depth == 0
 
 
-def test_where_they_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_name_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas_api, "MAJORS", (99,))
     for kind in (CuBlas, CuBlasLt):
         with pytest.raises(BuildError, match=r"wanted the library libcublas(Lt)?\.so\.99, found .*; pip install"):
@@ -273,6 +273,6 @@ def test_where_they_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-def test_they_are_named_by_their_version(gpu: Emulated) -> None:
+def test_fingerprint_names_version(gpu: Emulated) -> None:
     for library in (gpu.blas, gpu.lt):
         assert dict(library.fingerprint()) == {"version": "13.1.2", "workspace": str(32 << 20)}

@@ -31,7 +31,7 @@ def filled(device: Device, array: Any) -> Any:
     return buffer
 
 
-def test_it_is_found_and_named(blas: OpenBlas) -> None:
+def test_library_is_found_with_fingerprint(blas: OpenBlas) -> None:
     assert "openblas" in open_libraries()
     facts = dict(blas.fingerprint())
     assert "OpenBLAS" in facts["config"] and facts["threads"] == str(blas.threads)
@@ -84,7 +84,7 @@ def test_matrices_inside_larger_ones(device: Device, blas: OpenBlas) -> None:
     np.testing.assert_allclose(device.download(out, F32, wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_an_empty_sum_leaves_what_is_between_the_rows(device: Device, blas: OpenBlas) -> None:
+def test_empty_sum_keeps_row_gaps(device: Device, blas: OpenBlas) -> None:
     c = filled(device, np.full((3, 5), 7, F32))
     empty = device.alloc(0)
     blas.bind("openblas.sgemm", device, [empty, empty, c], [3, 4, 0, 0, 0, 0, 4, 5])()
@@ -93,7 +93,7 @@ def test_an_empty_sum_leaves_what_is_between_the_rows(device: Device, blas: Open
     np.testing.assert_array_equal(device.download(c, F32, (3, 5)), wanted)
 
 
-def test_what_does_not_fit_is_refused(device: Device, blas: OpenBlas) -> None:
+def test_unsuitable_call_is_refused(device: Device, blas: OpenBlas) -> None:
     small = device.alloc(16)
     with pytest.raises(ArtifactError, match=r"openblas\.dgemm"):
         blas.bind("openblas.dgemm", device, [small] * 3, [2] * 8)

@@ -94,7 +94,7 @@ def packed(device: Device, dnn: OneDnn, weights: Any, sizes: tuple[int, int, int
     return made
 
 
-def test_it_is_found_and_named(dnn: OneDnn) -> None:
+def test_library_is_found_with_fingerprint(dnn: OneDnn) -> None:
     assert "onednn" in open_libraries()
     facts = dict(dnn.fingerprint())
     assert facts["version"].startswith("3.") and facts["threads"] == str(dnn.threads)
@@ -113,11 +113,11 @@ def test_random_products(device: Device, dnn: OneDnn, seed: int) -> None:
 
 
 @pytest.mark.parametrize("follows", [("add", "gelu"), ("add", "add"), ("add", "relu", "mul"), ("add", "swish")])
-def test_what_models_do(device: Device, dnn: OneDnn, follows: Sequence[str]) -> None:
+def test_products_of_models(device: Device, dnn: OneDnn, follows: Sequence[str]) -> None:
     check(device, dnn, np.random.default_rng(9), (1, 127, 96, 257), follows)
 
 
-def test_what_does_not_fit_is_refused(device: Device, dnn: OneDnn) -> None:
+def test_unsuitable_call_is_refused(device: Device, dnn: OneDnn) -> None:
     small, none = device.alloc(16), [0] * 7
     with pytest.raises(ArtifactError, match=r"onednn\.convolution"):
         dnn.bind("onednn.convolution", device, [small] * 3, [2] * 8)

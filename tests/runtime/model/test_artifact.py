@@ -83,7 +83,7 @@ def test_programs_without_kernels_are_for_the_device_they_were_built_for(tmp_pat
 
 
 @pytest.mark.ccompiler
-def test_it_opens_its_own_device(saved: Path, small: Any) -> None:
+def test_model_opens_device_by_name(saved: Path, small: Any) -> None:
     with load_artifact(saved).open() as model:
         x = RNG.standard_normal((6, 3), dtype=np.float32)
         np.testing.assert_allclose(model.run([x])[0], small.reference(x), rtol=1e-5, atol=1e-5)
@@ -186,7 +186,7 @@ def test_forged_parts_are_refused(saved: Path, small: Any) -> None:
             load_artifact(saved)
 
 
-def test_what_does_not_belong_together_is_not_saved(tmp_path: Path, small: Any) -> None:
+def test_save_refuses_mismatched_parts(tmp_path: Path, small: Any) -> None:
     program = small.program("c")
     with pytest.raises(ArtifactError, match=r"missing \['bias'\]"):
         save_artifact(tmp_path / "m.rta", program, {})

@@ -79,7 +79,7 @@ def test_a_model_counts_its_calls(device: Device, small: Any, tmp_path: Path) ->
         artifact.open(device, shapes=ShapeProfile("b" * 32))
 
 
-def test_memory_is_bounded_however_many_shapes_there_are() -> None:
+def test_histogram_memory_is_bounded() -> None:
     profile = ShapeProfile()
     record = profile.recorder("main", ["b", "n"])
     for step in range(5000):

@@ -112,7 +112,7 @@ def test_wrong_arguments(executor: Executor, inputs: Any, says: str) -> None:
         executor.run(inputs)
 
 
-def test_an_upper_bound_counts_even_when_memory_is_there(device: Device, small: Any) -> None:
+def test_upper_bound_is_checked_when_memory_suffices(device: Device, small: Any) -> None:
     executor = Executor(small.program(device.info.kind, upper=4), device, small.constants)
     with pytest.raises(UserError, match="wanted n <= 4, found 5"):
         executor.run([rows(5)])
@@ -135,7 +135,7 @@ def test_a_symbol_seen_twice_must_agree(device: Device, small: Any) -> None:
         executor.run([x, np.zeros(6, np.int32)])
 
 
-def test_a_symbol_that_no_input_binds_is_given_to_bind_and_refused_by_run(device: Device, small: Any) -> None:
+def test_unbound_symbol_is_taken_by_bind_and_refused_by_run(device: Device, small: Any) -> None:
     """Measuring names every symbol; a model must find them in its inputs."""
     program = small.program(device.info.kind)
     program = replace(program, symbols=(*program.symbols, Symbol("m")))
@@ -146,7 +146,7 @@ def test_a_symbol_that_no_input_binds_is_given_to_bind_and_refused_by_run(device
             refused()
 
 
-def test_what_cannot_run_is_refused_at_construction(device: Device, small: Any) -> None:
+def test_executor_refuses_foreign_program(device: Device, small: Any) -> None:
     program = small.program(device.info.kind)
     with pytest.raises(ArtifactError, match="constant bias, found none"):
         Executor(program, device, {})
@@ -158,7 +158,7 @@ def test_what_cannot_run_is_refused_at_construction(device: Device, small: Any) 
         Executor(broken, device, small.constants)
 
 
-def test_a_temp_larger_than_its_storage_is_refused(device: Device, small: Any) -> None:
+def test_temp_larger_than_storage_is_refused(device: Device, small: Any) -> None:
     program = small.program(device.info.kind)
     executor = Executor(replace(program, storages=(program.buffers[0].shape[1],)), device, small.constants)
     with pytest.raises(ArtifactError, match="buffer y: wanted 84 bytes, its storage has 3"):

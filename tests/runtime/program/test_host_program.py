@@ -133,7 +133,7 @@ def machine(drivers: Sequence[HostProgram] = DRIVERS) -> VirtualMachine:
     return VirtualMachine(drivers, {"double": cast(Executor, Doubling())}, weights)
 
 
-def test_instructions_do_what_they_say() -> None:
+def test_instructions_match_definition() -> None:
     seen: list[Any] = []
     m = machine()
     hosts = {"seen": lambda x, k: seen.append((x.copy(), k))}
@@ -158,7 +158,7 @@ def test_results_are_nobody_elses() -> None:
     assert x.tolist() == [1, 1, 1]
 
 
-def test_only_calls_that_are_not_the_last_are_deep() -> None:
+def test_tail_call_does_not_nest() -> None:
     hosts = {"seen": lambda *_: None}
     x = np.zeros(1, np.float32)
     assert machine([repeat(True)]).run("repeat", [x, 2 * MAX_DEPTH], hosts)[0].tolist() == [0]
@@ -279,7 +279,7 @@ def test_altered_drivers_are_refused_or_run_to_an_error_of_ours() -> None:
     assert min(outcomes.values()) > 10, outcomes
 
 
-def test_the_runtime_has_every_operator_that_it_is_left() -> None:
+def test_host_operators_cover_emitted_ones() -> None:
     left = {name: op for name, op in OPERATORS.items() if issubclass(op, ShapeOperator)}
     assert set(left) == set(HOST_OPERATORS)
     for name, op in left.items():

@@ -64,7 +64,7 @@ def reachable(code: list[int], slots: list[int]) -> list[int]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("flags", [(), ("-ftrapv",)])
-def test_c_says_what_the_evaluator_says(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_c_plan_agrees_with_evaluator(tmp_path: Path, flags: tuple[str, ...]) -> None:
     rng = random.Random(len(flags))
     made = []
     for _ in range(150):

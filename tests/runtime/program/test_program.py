@@ -87,7 +87,7 @@ def test_hostile_programs_are_refused_saying_where(small: Any, path: Any, value:
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"schema": 1}', "[" * 100_000, '{"schema": NaN}', "3"])
-def test_what_is_no_program(text: str) -> None:
+def test_malformed_program_is_refused(text: str) -> None:
     with pytest.raises(ArtifactError, match="program"):
         program_from_json(text)
 

@@ -186,7 +186,7 @@ def test_long_lists_cross_the_chunks() -> None:
     assert evaluate(code, [3]) == oracle(code, [3])
 
 
-def test_what_depends_on_symbols() -> None:
+def test_symbol_dependence_is_found() -> None:
     builder = ScalarBuilder()
     n, two = builder.symbol(0), builder.const(2)
     product = builder.op(Opcode.MUL, n, two)
