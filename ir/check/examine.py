@@ -1,7 +1,7 @@
-"""Tensor functions somebody wrote, tried at a few small sizes before anything is compiled.
+"""Trial runs of user-written tensor functions, interpreted at a few small sizes before compilation.
 
-A program may obey every rule and still read past the end of a buffer, or leave part of its output unwritten; compiled code
-would not notice. The interpreter does, so each call of such a function is run with small values for the symbols."""
+A well-formed function may still read past the end of a buffer, or leave part of its output unwritten. Compiled code would not
+notice; the interpreter does."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.interp.interp import run_prim
 
-# Values of the first symbol, the second and so on in each try; distinct ones tell dims apart.
+# Values of the first symbol, the second and so on in each trial; distinct values tell dims apart.
 TRIES = ((3, 5, 2, 4), (1, 1, 1, 1), (4, 2, 5, 3))
 LARGEST = 4096
 """Elements of all buffers of a call together; what cannot be as small is not tried."""
 
 
 def examine(module: IRModule, names: Collection[str] | None = None) -> None:
-    """Run every call of a tensor function (of those called `names`, when given) at small sizes within the declared bounds.
+    """Interpret every call of a tensor function at small sizes within the declared bounds.
 
-    Floats are 1, 2, 3 ... and integers 0, which is an index wherever there is one. Sizes at which a call does not fit the
-    function are passed over: run-time checks refuse them.
+    names: functions to try; None: all. Floats are 1, 2, 3 ...; integers are 0, a valid index of every non-empty dim. Sizes that
+    do not fit the signature are skipped, since run-time checks refuse them.
 
     Raises: VerifyError for a function that reads or writes where it must not, with the sizes and the statement."""
     bounds = {b.var: (b.lower, b.upper) for b in module.bounds}

@@ -1,9 +1,9 @@
-"""Equality and hashing of programs up to consistent renaming (STYLE 1), and the key of a workload.
+"""Structural (alpha) equality and hashing of programs, and the key of a workload.
 
-Everything is written out as one flat stream of tokens in which variables, buffers and graph variables are numbered by order
-of appearance and binders open a new number. Two programs are equal when their streams are; the hash is the stream's hash.
-Names (of variables, blocks, functions) are hints and never looked at; names that refer to something else (a callee, a
-weight, a library routine, the key of a function in its module) are compared as they are.
+A program is encoded as a flat stream of tokens. Binders and identities (variables, buffers, graph variables) are numbered by order
+of appearance. Two programs are equal when their streams are; the hash is that of the stream. Names of variables, blocks and
+functions are hints and ignored. Names that refer to something else (a callee, a weight, a library routine, the key of a function
+in its module) are compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ Token = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class ProgramDifference:
-    """The first place where two programs differ: a path such as `body.stmts[1].body.value`, and what stands there."""
+    """The first place where two programs differ.
+
+    path: place, such as `body.stmts[1].body.value`
+    left, right: text of the place in each program
+    """
 
     path: str
     left: str
@@ -42,7 +46,7 @@ class ProgramDifference:
 
 
 def structural_equal(a: Node, b: Node) -> bool:
-    """Whether `a` and `b` are the same program up to consistent renaming of identities.
+    """Return True if `a` and `b` are the same program up to consistent renaming of identities.
 
     Modules are compared with the values of their weights; the order of their functions does not matter.
     """
@@ -54,7 +58,7 @@ def structural_equal(a: Node, b: Node) -> bool:
 
 
 def first_difference(a: Node, b: Node) -> ProgramDifference | None:
-    """Where `a` and `b` first differ, or None when `structural_equal(a, b)`."""
+    """Return the first difference of `a` and `b`, or None when `structural_equal(a, b)`."""
     left, right = _Encoder(), _Encoder()
     left.root(a)
     right.root(b)
@@ -74,15 +78,15 @@ def first_difference(a: Node, b: Node) -> ProgramDifference | None:
 
 
 def structural_hash(a: Node) -> int:
-    """A 64-bit hash that is equal for structurally equal programs, in every process."""
+    """Return a 64-bit hash that is equal for structurally equal programs, in every process."""
     digest = hashlib.blake2b(repr(_tokens(a)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 def workload_key(func: PrimFunc) -> str:
-    """The identity of a workload: BLAKE2 (32 hex digits) of its alpha-normalised printed text and the format version.
+    """Return the key of a workload: BLAKE2 (32 hex digits) of its normalised text and the format version.
 
-    Independent of every name in it, of its own name, of ids and of PYTHONHASHSEED.
+    Independent of all names, of ids and of PYTHONHASHSEED.
     """
     text = f"relax-tune text {FORMAT_VERSION}\n{print_text(func, normalise=True)}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -125,7 +129,7 @@ class _Encoder:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget, on leaving, what was bound inside; tunables belong to the whole program and stay."""
+        """Drop the identities bound inside on leaving, except tunables, which belong to the whole program."""
         saved = dict(self.numbers)
         yield
         saved.update((k, v) for k, v in self.numbers.items() if isinstance(k, Tunable))
@@ -207,7 +211,7 @@ class _Encoder:
                 self.generic(binding.var.info, path + ".var.info")
 
     def generic(self, x: object, path: str) -> None:
-        """Values, annotations and operators with their attributes: dataclasses of plain fields, taken apart field by field."""
+        """Encode a value, annotation or operator field by field: dataclasses of plain fields."""
         if isinstance(x, Expr):
             self.expr(x, path)
         elif isinstance(x, GVar):
@@ -307,7 +311,7 @@ class _Encoder:
             self.emit(path, "swizzle", b.swizzle)
 
     def expr(self, e: Expr, path: str) -> None:
-        """Nodes in post-order with local numbers, so shared parts are written once."""
+        """Encode nodes in post-order with local numbers, so that shared nodes are written once."""
         local: dict[Expr, int] = {}
         for node in postorder((e,)):
             below = tuple(local[c] for c in node.children)

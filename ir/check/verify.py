@@ -1,8 +1,13 @@
-"""Well-formedness: what every program must obey, whoever made it. A broken rule is a VerifyError that shows the statement.
+"""Well-formedness of programs. A broken rule is a VerifyError that shows the statement.
 
-Tensor functions: everything used is in scope, ranks and dtypes fit, block iterators are bound once by enclosing loops, what is
-stored is chosen by spatial iterators only, reductions start somewhere, inputs stay unwritten and outputs do not.
-Graph functions are `relax_tune.ir.check.verify_graph`'s.
+Rules of tensor functions:
+
+* every name used is in scope; ranks and dtypes fit;
+* block iterators are bound once, by enclosing loops;
+* only spatial iterators choose the stored element; reductions have an initial value;
+* inputs are never written, and outputs are.
+
+`relax_tune.ir.check.verify_graph` has the rules of graph functions.
 """
 
 from __future__ import annotations
@@ -113,7 +118,7 @@ class _Prim:
                     self.fail(f"the shape of {b.name} reads a buffer", b)
 
     def names(self) -> None:
-        """Schedules find blocks, loops and buffers by name; lowered functions are past that."""
+        """Require unique names of blocks, loops and buffers, unless lowered: schedules refer to names."""
         f = self.func
         self.unique("buffer", [(b.name, b) for b in (*f.buffers, *f.allocs)])
         found = blocks(f.body)
@@ -271,7 +276,7 @@ def _exprs(s: Stmt) -> tuple[Expr, ...]:
 
 
 def _type_problem(n: Op) -> str | None:
-    """What is wrong with the dtypes of an operation, if anything."""
+    """Return the type error of an operation, or None."""
     kind, types = SCALAR_OPS[n.op].kind, [a.dtype for a in n.args]
     if n.op == "cast":
         return None

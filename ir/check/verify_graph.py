@@ -1,4 +1,4 @@
-"""Well-formedness of graph functions: A-normal form, definition before use, calls that fit, annotations deduction agrees with."""
+"""Well-formedness of graph functions: A-normal form, definition before use, fitting calls, deducible annotations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Graph:
             self.fail(f"the result does not fit the declared {self.f.ret_info!r}: {problem}", ret)
 
     def annotation(self, var: g.GVar) -> None:
-        """A variable says what it holds, in integers."""
+        """Require an annotation of a variable, over integer symbols."""
         if not isinstance(var.info, INFOS):
             raise VerifyError(f"{self.f.name}: wanted an annotation on {var.name}, found {var.info!r}")
         dims = info_dims(var.info) if isinstance(var.info, (TensorInfo, ShapeInfo)) else None
@@ -74,7 +74,7 @@ class _Graph:
                 raise VerifyError(f"{self.f.name}: wanted integer expressions as dims of {var.name}, found {d!r}")
 
     def determined(self) -> None:
-        """Every symbol of the parameters can be read off or solved for."""
+        """Require that the arguments determine every symbol of the parameters."""
         params = tuple(p.info for p in self.f.params)
         meaning = solve(CallableInfo(params, ObjectInfo()), params)
         for p in self.f.params:
@@ -98,11 +98,11 @@ class _Graph:
                 self.binding(b)
 
     def result(self, ret: g.Value, node: object) -> None:
-        """An atom, or a tuple of atoms."""
+        """Check a result: an atom, or a tuple of atoms."""
         self.atoms(ret.fields if isinstance(ret, g.TupleValue) else (ret,), node)
 
     def branch(self, value: g.If, b: g.AnyBinding) -> None:
-        """Each side by itself; what it defines and binds ends with it."""
+        """Check each side of an `if` in a scope of its own."""
         self.atoms((value.cond,), b)
         try:
             check_condition(value.cond)
@@ -126,7 +126,7 @@ class _Graph:
                 self.fail(f"symbol {s.name} is bound by no parameter and no match_cast before", node)
 
     def atoms(self, values: Sequence[g.Value], node: object) -> None:
-        """Operands must be atoms that exist."""
+        """Require operands that are atoms in scope."""
         for v in values:
             if isinstance(v, g.GVar):
                 if v not in self.defined:
@@ -217,5 +217,5 @@ class _Graph:
 
 
 def info_of_array(array: NDArray[Any]) -> TensorInfo:
-    """The annotation of a NumPy array."""
+    """Return the annotation of a NumPy array."""
     return TensorInfo(tuple(const(d) for d in array.shape), dtype(array.dtype))

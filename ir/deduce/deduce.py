@@ -1,4 +1,4 @@
-"""Deduction: the annotation of a value from those of its operands, across operators, calls of functions and branches."""
+"""Forward deduction of annotations (Relax, section 3.3): operators, calls of functions and branches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from relax_tune.ir.op.base import Deduction, OperatorSpec
 
 
 def info_of(value: g.Value) -> StructInfo:
-    """The annotation a value has by itself: an atom, a tuple of atoms or a destination-passing call."""
+    """Return the annotation stored in a value: an atom, a tuple of atoms or a destination-passing call."""
     if isinstance(value, (g.GVar, g.Constant, g.FunctionRef)):
         return value.info
     if isinstance(value, g.ShapeValue):
@@ -52,7 +52,7 @@ def info_of(value: g.Value) -> StructInfo:
 
 
 def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
-    """The annotation of any value; the bindings inside an `if` count as they are annotated. Raises DeduceError."""
+    """Deduce the annotation of a value. Bindings inside an `if` keep their annotations. Raises DeduceError."""
     if isinstance(value, g.CallFunction):
         return infer_call(value, ctx)
     if isinstance(value, g.If):
@@ -74,7 +74,9 @@ def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
 
 
 def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:
-    """No dim of what is made is negative; those of arguments are not. Raises DeduceError; unknown becomes a check."""
+    """Require non-negative dims of the result `made`, given non-negative dims of the arguments.
+
+    Raises DeduceError; undecided dims become run-time checks."""
     given = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
     new = [
         (p, d)
@@ -103,7 +105,9 @@ def _natural(e: Expr, env: Env) -> bool:
 
 
 def require_inplace_infos(call: g.CallTIR, ctx: Deduction) -> None:
-    """What is written in place is what lay there before, in dims and dtype. Raises DeduceError; unknown becomes a check."""
+    """Require each in-place output to have the dims and dtype of its argument.
+
+    Raises DeduceError; undecided dims become run-time checks."""
     if call.inplace and len(call.inplace) != len(call.out):
         raise DeduceError(
             f"{call.callee}: wanted a place for each of {len(call.out)} outputs (None: memory of its own), found {len(call.inplace)}"
@@ -126,13 +130,13 @@ def require_inplace_infos(call: g.CallTIR, ctx: Deduction) -> None:
 
 
 def signature(f: g.Function) -> CallableInfo:
-    """What a caller sees of a graph function: symbols that its body binds are unknown in the result."""
+    """Return the signature of a graph function for its callers; dims over symbols bound in its body become unknown."""
     whole = CallableInfo(tuple(p.info for p in f.params), f.ret_info, f.pure, tuple(p.name for p in f.params))
     return CallableInfo(whole.params, without_symbols(f.ret_info, own_symbols(whole)), f.pure, whole.names)
 
 
 def infer_call(value: g.CallFunction, ctx: Deduction) -> StructInfo:
-    """The result of calling a graph function: its symbols are bound by the arguments and put into its result.
+    """Deduce the result of calling a graph function: bind its symbols to the arguments, substitute them in its result.
 
     Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
     callee = value.callee
@@ -144,9 +148,9 @@ def infer_call(value: g.CallFunction, ctx: Deduction) -> StructInfo:
 
 
 def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-    """The result of calling `callee` on arguments with these annotations; coarser where they determine too little.
+    """Deduce the result of calling `callee`; undetermined symbols make it coarser.
 
-    Raises DeduceError; what is undecided becomes a run-time check of `ctx`."""
+    Raises DeduceError; undecided conditions become run-time checks of `ctx`."""
     if callee.params is None:
         return callee.ret
     titles = [f"parameter {n}" for n in callee.names] or [f"argument {i}" for i in range(len(callee.params))]
@@ -161,7 +165,7 @@ def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo],
 
 
 def _bare(callee: CallableInfo) -> frozenset[Expr]:
-    """What stands alone as a dim of a parameter: never negative."""
+    """Return the symbols that are dims of parameters by themselves: never negative."""
     found: list[Expr] = []
     stack = list(callee.params or ())
     while stack:
@@ -178,9 +182,10 @@ def _bare(callee: CallableInfo) -> frozenset[Expr]:
 def require_bounds(
     name: str, meaning: Mapping[Var, Expr | None], ctx: Deduction, bare: frozenset[Expr] = frozenset()
 ) -> None:
-    """Symbols must lie within what is declared of them (at least 0). `bare`: symbols that are dims, so never negative.
+    """Require the value of each symbol to lie within its declared bounds (at least 0).
 
-    Raises DeduceError when one never does; undecided ones become run-time checks."""
+    bare: symbols that are dims, hence never negative.
+    Raises DeduceError when a value never does; undecided bounds become run-time checks."""
     for symbol, found in meaning.items():
         if found is None or found is symbol:
             continue
@@ -196,7 +201,7 @@ def require_bounds(
 
 
 def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
-    """What holds on both sides, without the symbols that only one of them binds. Raises DeduceError."""
+    """Join the annotations of both sides, without symbols that one side binds. Raises DeduceError."""
     check_condition(value.cond)
     outer = {v for o in value.operands for v in info_symbols(info_of(o))}
     sides = []
@@ -208,7 +213,7 @@ def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
 
 
 def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
-    """What is known on a side of an `if`: its condition holds there, or does not, where that is said in symbols."""
+    """Return the facts on one side of an `if`: `env` and the condition or its negation, if it is over symbols."""
     info = info_of(cond)
     if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
         return env
@@ -216,7 +221,7 @@ def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
 
 
 def check_condition(cond: g.Value) -> None:
-    """Raises DeduceError unless `cond` can be a scalar of bool."""
+    """Require a condition that can be a scalar of bool. Raises DeduceError."""
     info = info_of(cond)
     if isinstance(info, PrimInfo) and info.dtype is bool_:
         return

@@ -1,6 +1,6 @@
-"""Relations between annotations: their symbols, which values two of them share, and the least one above both.
+"""Relations between annotations: substitution, subtyping, unification with arguments, and joins.
 
-Unknown parts are never guessed: `differences` answers yes (nothing listed), no, or unknown for every part on its own.
+The order is that of `IsBaseOf` and the join that of `StructInfoLCA` in TVM Relax. Unknown parts are never guessed.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ Meaning = Mapping[Var, Expr | None]
 
 
 def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
-    """The dims of a tensor, as far as they are known."""
+    """Return the known dims of a tensor; none when its shape is unknown."""
     return info.shape or () if isinstance(info, TensorInfo) else ()
 
 
 def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
-    """Whether this is a tensor of known dims and dtype."""
+    """Return True for a tensor of known dims and dtype."""
     return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None
 
 
 def is_certain(wanted: StructInfo, found: StructInfo, env: Env) -> bool:
-    """Whether a value annotated `found` is certain to be all that `wanted` says."""
+    """Return True if every value annotated `found` provably satisfies `wanted`."""
     return next(differences(wanted, found, env), None) is None
 
 
 def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) -> StructInfo:
-    """`info` with symbols replaced simultaneously; parts that speak of a symbol without a value become unknown."""
+    """Substitute symbols simultaneously; parts over a symbol without a value become unknown."""
     if isinstance(info, TensorInfo) and info.shape is not None:
         dims = _dims(info.shape, meaning, env)
         return TensorInfo(dims, info.dtype, info.ndim)
@@ -80,7 +80,7 @@ def _dims(dims: Sequence[Expr], meaning: Meaning, env: Env | None) -> tuple[Expr
 
 
 def _meant(e: Expr, meaning: Meaning, env: Env | None) -> Expr | None:
-    """`e` under `meaning`; None when it speaks of a symbol without a value."""
+    """Substitute `meaning` in `e`; None when `e` contains a symbol without a value."""
     symbols = [v for v in free_vars(e) if v in meaning]
     known = {v: m for v in symbols if (m := meaning[v]) is not None}
     if len(known) < len(symbols):
@@ -89,16 +89,20 @@ def _meant(e: Expr, meaning: Meaning, env: Env | None) -> Expr | None:
 
 
 def without_symbols(info: StructInfo, known: Collection[Var]) -> StructInfo:
-    """`info` with every part that speaks of a symbol outside `known` unknown."""
+    """Replace parts over symbols outside `known` by unknown."""
     return substitute_info(info, {v: None for v in info_symbols(info) if v not in known})
 
 
 @dataclass(frozen=True, slots=True)
 class InfoDifference:
-    """A part of a value that is not certain to be as wanted.
+    """A part of a value that may not satisfy the wanted annotation.
 
-    proof: NO when it never is, UNKNOWN when run time decides. dims: the two scalars when that is what differs, `wanted` as it is
-    written and as it is meant."""
+    path: place of the part
+    wanted: wanted part, as text
+    found: found part, as text
+    proof: NO when they never agree, UNKNOWN when run time decides
+    dims: for scalars, the wanted one as written, the wanted one after substitution, and the found one
+    """
 
     path: str
     wanted: str
@@ -113,9 +117,9 @@ class InfoDifference:
 def differences(
     wanted: StructInfo, found: StructInfo, env: Env | None = None, meaning: Meaning | None = None, path: str = ""
 ) -> Iterator[InfoDifference]:
-    """Every part of a value annotated `found` that is not certain to be what `wanted` says, first the surest.
+    """List the parts of a value annotated `found` that may not satisfy `wanted`, certain ones first.
 
-    meaning: what symbols of `wanted` stand for."""
+    meaning: value of each symbol of `wanted`. Nothing listed: `found` is a subtype of `wanted`."""
     if isinstance(wanted, ObjectInfo):
         return
     if isinstance(found, ObjectInfo):
@@ -137,7 +141,7 @@ def differences(
 def _plain(
     wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
-    """Tensors, shapes and scalars."""
+    """List the differences of tensors, shapes and scalars."""
     if isinstance(wanted, (TensorInfo, PrimInfo)) and isinstance(found, (TensorInfo, PrimInfo)):
         dtype = wanted.dtype
         if dtype not in (None, found.dtype):
@@ -170,7 +174,7 @@ def _plain(
 def _callables(
     wanted: CallableInfo, found: CallableInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
-    """Calling `found` as `wanted` says must go well and give what `wanted` says."""
+    """List the differences of signatures: parameters are contravariant, results covariant."""
     if wanted.pure and not found.pure:
         yield InfoDifference(path, "a pure function", "one with side effects", Proof.NO)
     if wanted.params is not None:
@@ -195,7 +199,7 @@ def _callables(
 
 
 def _for_all(d: InfoDifference, own: Collection[Var], env: Env | None) -> InfoDifference:
-    """A difference inside a signature: it must not be there for any values of the signature's own symbols, and no run decides."""
+    """Quantify a difference inside a signature over its own symbols; run time cannot decide it."""
     if d.dims is None or d.proof is not Proof.UNKNOWN or not any(v in own for v in free_vars(*d.dims[1:])):
         return d
     for start in (1, 2, 5):
@@ -206,15 +210,15 @@ def _for_all(d: InfoDifference, own: Collection[Var], env: Env | None) -> InfoDi
 
 
 def without_own(signature: CallableInfo) -> StructInfo:
-    """What is known of a signature's result whatever it is called with."""
+    """Return the result of a signature, without parts over its own symbols."""
     return substitute_info(signature.ret, dict.fromkeys(own_symbols(signature)))
 
 
 def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None = None) -> dict[Var, Expr | None]:
-    """What the own symbols of a signature stand for in a call; None for one the arguments do not determine.
+    """Solve for the own symbols of a signature in a call; None for an undetermined symbol.
 
-    A symbol that is a dim by itself is that dim; one that is left is solved for where it is the only unknown of a linear dim
-    (`2 * n` of 6 gives 3, and of 7 gives 3 as well: the caller compares)."""
+    A symbol that is a dim by itself takes that dim of the argument. Another symbol is solved for if it is the only unknown of a
+    linear dim. Division rounds (`2 * n` against 7 gives 3): the caller compares the dims afterwards."""
     meaning: dict[Var, Expr | None] = dict.fromkeys(own_symbols(signature))
     pairs = [p for w, f in zip(signature.params or (), args, strict=False) for p in _pairs(w, f)]
     for want, size in pairs:
@@ -239,7 +243,7 @@ def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None =
 
 
 def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]:
-    """Scalars of two annotations of one kind that stand at the same place."""
+    """List pairs of scalars at the same place of two annotations of one kind."""
     if type(wanted) is not type(found):
         return
     if isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
@@ -253,9 +257,10 @@ def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]
 def call_differences(
     func: PrimFunc, infos: Sequence[StructInfo], scalars: Sequence[Expr], env: Env | None = None
 ) -> Iterator[tuple[Buffer, Iterator[InfoDifference]]]:
-    """For every buffer of a tensor function what is not certain to fit in a call of it with `infos`, arguments and then outputs.
+    """List the differences of each buffer of a tensor function from a call's arguments and outputs.
 
-    Raises DeduceError for a wrong number of either."""
+    infos: annotations of the arguments, then of the outputs.
+    Raises DeduceError for a wrong number of buffers or scalars."""
     if len(infos) != len(func.buffers) or len(scalars) != len(func.scalar_params):
         raise DeduceError(
             f"{func.name}: wanted {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
@@ -269,18 +274,18 @@ def call_differences(
 
 
 def is_base(wanted: StructInfo, found: StructInfo, env: Env | None = None) -> Proof:
-    """Is every value annotated `found` one of `wanted`? NO when none is."""
+    """Prove that every value annotated `found` satisfies `wanted`; NO when none does."""
     proofs = [d.proof for d in differences(wanted, found, env)]
     return Proof.NO if Proof.NO in proofs else Proof.UNKNOWN if proofs else Proof.YES
 
 
 def conflict(declared: StructInfo, found: StructInfo, env: Env | None = None) -> str | None:
-    """Why a value annotated `found` can never be `declared`, or None when it can."""
+    """Return why a value annotated `found` can never satisfy `declared`, or None when it can."""
     return next((str(d) for d in differences(declared, found, env) if d.proof is Proof.NO), None)
 
 
 def join(a: StructInfo, b: StructInfo, env: Env | None = None) -> StructInfo:
-    """The least annotation that holds for the values of both."""
+    """Return the least annotation above `a` and `b`."""
     if isinstance(a, TensorInfo) and isinstance(b, TensorInfo):
         dtype = a.dtype if a.dtype is b.dtype else None
         ndim = a.ndim if a.ndim == b.ndim else None
@@ -310,10 +315,10 @@ def _join_dims(a: tuple[Expr, ...] | None, b: tuple[Expr, ...] | None, env: Env 
 def check_annotation(
     name: str, found: StructInfo, wanted: StructInfo, ctx: Deduction, bound: Collection[Var] | None = None
 ) -> set[Var]:
-    """The value `name`, annotated `found`, must have annotation `wanted`: decided now or checked at run time.
+    """Require the value `name`, annotated `found`, to satisfy `wanted`, now or by run-time checks.
 
-    bound: the symbols that have a value; a bare dim of `wanted` outside them is bound by it instead of checked (all are
-    bound when None). Returns the symbols that have a value afterwards.
+    bound: symbols that have a value; None: all. A symbol outside them that is a dim of `wanted` is bound instead of checked.
+    Returns the symbols that have a value afterwards.
     Raises DeduceError naming the value, the dim and both sizes, when it never fits."""
     symbols = info_symbols(wanted)
     meaning: Meaning = {}
@@ -325,7 +330,7 @@ def check_annotation(
 
 
 def require_all(name: str, found: Iterator[InfoDifference], ctx: Deduction) -> None:
-    """Raises DeduceError for the first difference that is certain; undecided scalars become run-time checks."""
+    """Require that no difference is certain; undecided scalars become run-time checks. Raises DeduceError."""
     for d in found:
         if d.proof is Proof.NO:
             raise DeduceError(f"{name}: {d}")

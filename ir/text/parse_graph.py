@@ -1,4 +1,4 @@
-"""Reading graph functions: annotations, values and dataflow blocks."""
+"""Parse graph functions: annotations, values and dataflow blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
 
 
 class GraphReader(TensorReader):
-    """A reader that also knows the graph level; `operators` maps names to operator classes."""
+    """Parser of both levels; `operators` maps names to operator classes."""
 
     def __init__(self, text: str, operators: Mapping[str, type[g.Operator]]) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class GraphReader(TensorReader):
     # annotations
 
     def annotation(self, node: ast.expr) -> StructInfo:
-        """An annotation; unknown names in its dims declare symbols."""
+        """Parse an annotation; unknown names in its dims declare symbols."""
         with self.declaring():
             return self.info(node)
 
@@ -120,6 +120,12 @@ class GraphReader(TensorReader):
             return g.Constant(self.constant(args[0], str, "the weight's name in quotes"), self.tensor(args[1]))
         if kind == "shape":
             return g.ShapeValue(tuple(self.expr(a) for a in args))
+        return self._destination_passing(node, kind, args, options)
+
+    def _destination_passing(
+        self, node: ast.expr, kind: str, args: list[ast.expr], options: dict[str, ast.expr]
+    ) -> g.CallTIR | g.CallDPSLibrary:
+        """Parse `call_tir(...)`, `call_tir_inplace(...)` or `call_dps_library(...)`."""
         inplace = kind == "call_tir_inplace"
         self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
@@ -142,7 +148,7 @@ class GraphReader(TensorReader):
         return g.CallTIR(callee, values, infos, tuple(scalars), numbers)
 
     def reference(self, node: ast.expr) -> g.FunctionRef:
-        """A graph function of the module, which may come later in the text."""
+        """Parse a reference to a graph function of the module, which may come later in the text."""
         name = self.constant(node, str, "a graph function's name in quotes")
         found = self.signatures.get(name)
         if found is None:
@@ -177,8 +183,9 @@ class GraphReader(TensorReader):
             raise self.error(node, f"operator {name[3:]} refuses its attributes: {e}") from None
 
     def attribute(self, node: ast.expr) -> object:
-        """An operator's attribute: a plain value, a dtype, a tuple of attributes, or an expression; a list is a tuple of
-        expressions."""
+        """Parse an attribute of an operator: a plain value, dtype, tuple of attributes, or expression.
+
+        A list is a tuple of expressions."""
         sign = 1
         inner = node
         if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub):
@@ -201,7 +208,7 @@ class GraphReader(TensorReader):
     # functions
 
     def params(self, node: ast.FunctionDef) -> tuple[g.GVar, ...]:
-        """The parameters, which the names then mean."""
+        """Parse the parameters and bring their names into scope."""
         params: list[g.GVar] = []
         for arg in node.args.args:
             if arg.annotation is None:
@@ -216,7 +223,7 @@ class GraphReader(TensorReader):
         return self.annotation(node.returns)
 
     def learn_signature(self, node: ast.FunctionDef, name: str, pure: bool) -> None:
-        """What callers of a graph function may know, before its body is read."""
+        """Record the signature of a graph function for its callers, before its body is parsed."""
         with self.scope():
             params = self.params(node)
             whole = g.Function(name, params, (), g.TupleValue(()), self.result(node), pure)
@@ -233,7 +240,7 @@ class GraphReader(TensorReader):
             return g.Function(name, params, blocks, ret, self.result(node), pure)
 
     def blocks(self, body: Sequence[ast.stmt]) -> tuple[g.AnyBlock, ...]:
-        """Dataflow blocks, and the plain bindings and branches between them."""
+        """Parse dataflow blocks, and the plain bindings and branches between them."""
         blocks: list[g.AnyBlock] = []
         plain: list[g.AnyBinding] = []
         rest = list(reversed(body))
@@ -258,7 +265,7 @@ class GraphReader(TensorReader):
         return tuple(blocks)
 
     def branch(self, declared: ast.AnnAssign, node: ast.If) -> g.Binding:
-        """`y: annotation`, then an `if` whose sides both end in `y = value`."""
+        """Parse `y: annotation` and an `if` whose sides both end in `y = value`."""
         name = self.one_name(declared.target, "the result of an `if`")
         var = g.GVar(name, self.annotation(declared.annotation))
         cond = self.value(node.test)
@@ -296,7 +303,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _dims(wanted: object, value: object) -> object:
-    """An attribute with its numbers as expressions where the operator holds a tuple of expressions: `(n, 6)` and `(3, 2)`."""
+    """Convert the numbers of an attribute to expressions where the operator holds a tuple of expressions: `(n, 6)`, `(3, 2)`."""
     if wanted != tuple[Expr, ...] or not isinstance(value, tuple):
         return value
     return tuple(expr(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value)

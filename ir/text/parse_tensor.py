@@ -1,7 +1,7 @@
-"""Reading tensor functions: scalar expressions, buffers, loops and blocks from Python's own syntax tree.
+"""Parse tensor functions: scalar expressions, buffers, loops and blocks, from the syntax tree of Python.
 
-Nothing is executed and nothing is folded: the tree that was printed is the tree that comes back. A plain number beside an
-operand of another dtype takes that dtype, as in `x * 2` for a float `x`.
+Nothing is executed or folded: parsing gives back the printed tree. A plain number takes the dtype of the other operand, as in
+`x * 2` for a float `x`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ARITY = {o.name: o.arity for o in SCALAR_OPS.values() if o.precedence == ATOM a
 
 
 class TensorReader:
-    """The text being read and the names in scope."""
+    """Parser of the tensor level: the text and the names in scope."""
 
     def __init__(self, text: str) -> None:
-        self.lines = re.split(r"\r\n|\r|\n", text)  # the line breaks that Python's parser counts, and no others
+        self.lines = re.split(r"\r\n|\r|\n", text)  # exactly the line breaks that the parser of Python counts
         self.names: dict[str, Named] = {}
         self.implicit = False
 
@@ -59,7 +59,7 @@ class TensorReader:
 
     @contextmanager
     def declaring(self) -> Iterator[None]:
-        """Inside, an unknown name in a dim declares a symbol."""
+        """Let unknown names in dims declare symbols inside the context."""
         before, self.implicit = self.implicit, True
         yield
         self.implicit = before
@@ -67,7 +67,7 @@ class TensorReader:
     # small parts
 
     def call(self, node: ast.AST, wanted: Sequence[str]) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
-        """`name(args, key=value)` with a name from `wanted`."""
+        """Parse `name(args, key=value)` with a name from `wanted`."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in wanted:
             raise self.error(node, f"wanted {' or '.join(f'{w}(...)' for w in wanted)}")
         return node.func.id, list(node.args), self.keywords(node)
@@ -86,7 +86,7 @@ class TensorReader:
                 raise self.error(given[name], f"unknown option {name!r}; known: {', '.join(known) or 'none'}")
 
     def constant(self, node: ast.AST, kind: type[T], what: str) -> T:
-        """A plain literal of one Python type (a bool is not an int)."""
+        """Parse a plain literal of one Python type (a bool is not an int)."""
         value = node.value if isinstance(node, ast.Constant) else None
         if type(value) is not kind:
             raise self.error(node, f"wanted {what}")
@@ -121,7 +121,7 @@ class TensorReader:
     # scalar expressions
 
     def expr(self, node: ast.expr) -> Expr:
-        """One expression. Chains of operators are followed by a loop, so their length is free."""
+        """Parse one expression. A loop follows chains of operators, so their length has no limit."""
         spine: list[ast.BinOp] = []
         while isinstance(node, ast.BinOp):
             spine.append(node)
@@ -137,7 +137,7 @@ class TensorReader:
         return result
 
     def _alike(self, *operands: tuple[Expr, bool]) -> list[Expr]:
-        """Plain numbers take the dtype of the first operand that is not one; a whole number beside a float is a float."""
+        """Give plain numbers the dtype of the first operand that is none; of an integer and a float, both become floats."""
         dtype = next((e.dtype for e, plain in operands if not plain), None)
         if dtype is None:
             dtype = next((e.dtype for e, _ in operands if e.dtype.is_float), None)
@@ -229,7 +229,7 @@ class TensorReader:
         return op(name, tuple(operands), operands[0].dtype)
 
     def typed_literal(self, node: ast.expr, dtype: DType) -> Expr:
-        """`const(value, dtype)`; infinities and nan are strings."""
+        """Parse `const(value, dtype)`; infinities and nan are strings."""
         if isinstance(node, ast.Constant) and node.value in ("inf", "-inf", "nan") and dtype.is_float:
             return const(float(node.value), dtype)
         found = self._term(node) if _is_number(node) or isinstance(node, ast.Constant) else None
@@ -255,7 +255,7 @@ class TensorReader:
         return tuple(self.expr(d) for d in self.items(node, "a tuple of dims"))
 
     def new_buffer(self, name: str, node: ast.expr, kinds: Sequence[str]) -> tuple[str, Buffer]:
-        """`Buffer((n, 4), f32, scope="global")` and its like; gives which kind it was."""
+        """Parse `Buffer((n, 4), f32, scope="global")` or another kind; return the kind and the buffer."""
         kind, args, options = self.call(node, kinds)
         if len(args) != 2:
             raise self.error(node, f"wanted {kind}(dims, dtype), found {len(args)} arguments")
@@ -266,7 +266,7 @@ class TensorReader:
         return kind, Buffer(name, self.dims(args[0]), self.dtype(args[1]), cast(Scope, scope), row, turned)
 
     def row(self, node: ast.expr) -> tuple[Expr, int]:
-        """`(factor, offset)`"""
+        """Parse `(factor, offset)`."""
         parts = self.dims(node)
         offset = as_int(parts[1]) if len(parts) == 2 else None
         if offset is None:
@@ -400,7 +400,7 @@ class TensorReader:
     # declarations outside functions
 
     def declaration(self, node: ast.Assign) -> tuple[int, int | None] | None:
-        """`n = symbol("n", lower=1)`, `T = tunable([1, 2])` or `B = alloc(...)`; gives a symbol's bounds if it has any."""
+        """Parse `n = symbol("n", lower=1)`, `T = tunable([1, 2])` or `B = alloc(...)`; return the bounds of a symbol."""
         name = self.one_name(node.targets[0], "a symbol, tunable or buffer")
         kind, args, options = self.call(node.value, ("symbol", "tunable", "alloc"))
         if kind == "alloc":
@@ -422,7 +422,7 @@ class TensorReader:
 
 
 def _is_number(node: ast.expr) -> bool:
-    """A plain number: `3`, `0.5`, `-1` (not True)."""
+    """Return True for a plain number: `3`, `0.5`, `-1` (not True)."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)

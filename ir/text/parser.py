@@ -1,7 +1,7 @@
-"""Reading the text form back: `parse_text(print_text(x))` is structurally equal to `x`.
+"""Parse the text form: `parse_text(print_text(x))` is structurally equal to `x`.
 
-The text is untrusted: it is taken apart with Python's `ast` and never executed, and every refusal is a ParseError with line,
-column and the line in question.
+The text is untrusted. It is parsed with the `ast` module and never executed. A refusal is a ParseError with line, column and the
+text of the line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.parse_graph import GraphReader
 from relax_tune.ir.text.printer import FORMAT_VERSION
 
-# Text longer than this is refused before Python's parser, which is not made for hostile input, sees it.
+# Longer text is refused first, since the parser of Python is not made for hostile input.
 MAX_CHARACTERS = 64 << 20
 
 
@@ -29,9 +29,10 @@ def parse_text(
     operators: Mapping[str, type[Operator]] | None = None,
     constants: Mapping[str, NDArray[Any]] | None = None,
 ) -> PrimFunc | Function | ExternFunc | IRModule:
-    """What `text` says: a module when it begins with `module(...)`, otherwise the one function in it.
+    """Parse a module, when `text` begins with `module(...)`, or the one function in it.
 
-    operators: graph operators by the name they print with. constants: the weights of a module, which text does not hold.
+    operators: graph operators by printed name
+    constants: weights of a module, which text does not hold
 
     Raises:
         ParseError: naming line and column, with a caret.
@@ -52,7 +53,7 @@ def parse_text(
 
 
 def parse_prim_func(text: str) -> PrimFunc:
-    """The one tensor function in `text`. Raises ParseError."""
+    """Parse the one tensor function in `text`. Raises ParseError."""
     found = parse_text(text)
     if not isinstance(found, PrimFunc):
         raise ParseError(f"wanted the text of one tensor function, found a {type(found).__name__}")
@@ -64,7 +65,7 @@ def parse_module(
     operators: Mapping[str, type[Operator]] | None = None,
     constants: Mapping[str, NDArray[Any]] | None = None,
 ) -> IRModule:
-    """The module in `text`; a single function becomes a module that holds it. Raises ParseError."""
+    """Parse the module in `text`; a single function becomes a module that holds it. Raises ParseError."""
     found = parse_text(text, operators, constants)
     return found if isinstance(found, IRModule) else IRModule({found.name: found}, constants or {})
 
@@ -137,7 +138,7 @@ def _extern(
 
 
 def _learn_signatures(reader: GraphReader, tree: ast.Module) -> None:
-    """Calls of graph functions may come before the function."""
+    """Record the signatures of all graph functions, since calls may come before the function."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             kind, name, options = _heading(reader, node)
@@ -146,7 +147,7 @@ def _learn_signatures(reader: GraphReader, tree: ast.Module) -> None:
 
 
 def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict[str, ast.expr]]:
-    """The kind of function, its name, and the options of its decorator."""
+    """Return the kind of a function, its name, and the options of its decorator."""
     a = node.args
     if a.posonlyargs or a.kwonlyargs or a.vararg or a.kwarg or a.defaults:
         raise reader.error(node, "wanted plain annotated parameters")

@@ -1,4 +1,4 @@
-"""Printing graph functions: annotations, values, blocks and branches."""
+"""Print graph functions: annotations, values, blocks and branches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relax_tune.ir.text.print_tensor import TensorPrinter, quote
 
 
 class GraphPrinter(TensorPrinter):
-    """A printer that also knows the graph level."""
+    """Printer of both levels."""
 
     def function(self, f: g.Function, key: str) -> None:
         with self.scope():
@@ -31,7 +31,7 @@ class GraphPrinter(TensorPrinter):
                 info = self.annotation(p.info)
                 params.append(f"{self.declare(p, 'g')}: {info}")
                 self.line_of[id(p)] = len(self.lines) + 1
-            # the result may speak of symbols that only a match_cast in the body binds: printed last, put where it belongs
+            # the result may use symbols that a match_cast in the body binds: printed last, inserted in the header
             at = len(self.lines)
             self.depth += 1
             self.blocks(f.blocks)
@@ -48,7 +48,7 @@ class GraphPrinter(TensorPrinter):
         return key not in {id(p) for p in f.params}
 
     def blocks(self, blocks: Sequence[g.AnyBlock]) -> None:
-        """Dataflow blocks under their heading, other bindings plain."""
+        """Print dataflow blocks under their heading, other bindings plain."""
         for dataflow, bindings in g.regions(blocks):
             if dataflow:
                 self.emit("with dataflow():")
@@ -71,7 +71,7 @@ class GraphPrinter(TensorPrinter):
         self.emit(f"{self.declare(b.var, 'g')}: {info} = {value}", b)
 
     def branch(self, b: g.Binding, value: g.If, info: str) -> None:
-        """The result's annotation first; each side ends in an assignment to it."""
+        """Print an `if`: the annotation of the result first; each side ends in an assignment to it."""
         cond = self.value(value.cond)
         name = self.declare(b.var, "g")
         self.emit(f"{name}: {info}")
@@ -128,8 +128,10 @@ class GraphPrinter(TensorPrinter):
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
     def attribute(self, x: object) -> str:
-        """An operator's attribute. A non-empty tuple of expressions prints as a list, a literal expression in full, so that
-        expressions are never taken for plain numbers."""
+        """Return the text of an attribute.
+
+        A non-empty tuple of expressions prints as a list and a literal expression in full, so that the parser tells expressions
+        from plain numbers."""
         if isinstance(x, Const):
             return f"const({x.value!r}, {x.dtype})"
         if isinstance(x, Expr):
@@ -149,7 +151,7 @@ class GraphPrinter(TensorPrinter):
         raise TypeError(f"wanted an operator attribute of plain values, expressions or tuples of them; found {x!r}")
 
     def annotation(self, info: StructInfo) -> str:
-        """An annotation whose unknown symbols it declares by naming them."""
+        """Return the text of an annotation that declares its unknown symbols by naming them."""
         before, self.implicit = self.implicit, True
         text = self.info(info)
         self.implicit = before
@@ -177,6 +179,6 @@ class GraphPrinter(TensorPrinter):
 
 
 def operator_name(op: g.Operator) -> str:
-    """The name an operator's class sets."""
+    """Return the name that the class of an operator sets."""
     name: str = getattr(op, "name")  # noqa: B009 - the base class declares no attributes
     return name

@@ -1,4 +1,4 @@
-"""Printing tensor functions, statements and scalar expressions; names of everything."""
+"""Print tensor functions, statements and scalar expressions, and choose unique names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ RESERVED = frozenset(
 
 
 class TensorPrinter:
-    """One printing of one thing. `line_of` maps `id(node)` to the line (from 0, after the header) where it starts."""
+    """Printer of the tensor level, for one text.
+
+    line_of: `id(node)` -> first line of the node (from 0, after the header)
+    """
 
     def __init__(self, normalise: bool) -> None:
         self.normalise = normalise
@@ -67,7 +70,7 @@ class TensorPrinter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Free the names declared inside on leaving, except names in the header."""
+        """Free the names declared inside, on leaving, except names in the header."""
         names, taken, headers = dict(self.names), set(self.taken), len(self.header)
         yield
         new = {x: n for x, n in self.names.items() if x not in names and n in self._header_names(headers)}
@@ -78,7 +81,7 @@ class TensorPrinter:
         return {line.split(" = ", 1)[0] for line in self.header[since:]}
 
     def name(self, x: _Identity) -> str:
-        """The name of `x`; what nothing in the text binds is declared in the header (or by its first annotation)."""
+        """Return the name of `x`; an unbound `x` is declared in the header (or by its first annotation)."""
         if x in self.names:
             return self.names[x]
         if isinstance(x, Tunable):
@@ -216,7 +219,7 @@ class TensorPrinter:
 
 
 def flattened(s: Seq) -> tuple[Stmt, ...]:
-    """The statements of `s` and of the sequences in it, in order; how they nest means nothing."""
+    """Return the statements of `s` and of its nested sequences, in order."""
     parts: list[Stmt] = []
     stack: list[Stmt] = [s]
     while stack:
@@ -229,7 +232,7 @@ def flattened(s: Seq) -> tuple[Stmt, ...]:
 
 
 def quote(text: str) -> str:
-    """A string literal in double quotes."""
+    """Return a string literal in double quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 

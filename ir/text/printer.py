@@ -1,8 +1,8 @@
-"""The text form of programs: Python syntax, deterministic, and read back by `relax_tune.ir.text.parser`.
+"""Print programs as text: Python syntax, deterministic, parsed by `relax_tune.ir.text.parser`.
 
-Names are hints, so the printer makes them identifiers that are unique in their scope (`i`, `i_1`, ...). With `normalise`
-every identity is renamed by order of appearance instead and names of blocks and of the function are dropped: that text is
-what a workload is known by. A change of this form must raise `FORMAT_VERSION`.
+Names are hints: the printer makes them identifiers that are unique in their scope (`i`, `i_1`, ...). `normalise` renames every
+identity by order of appearance and drops the names of blocks and of the function; the key of a workload hashes this text. A change
+of the form must raise `FORMAT_VERSION`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ Printable = Union[IRModule, PrimFunc, Function, ExternFunc, Stmt, Expr, StructIn
 
 
 def print_text(x: Printable, *, normalise: bool = False) -> str:
-    """`x` as text that ends without a newline. `normalise`: rename every identity by order of appearance."""
+    """Print `x`, without a final newline. normalise: rename every identity by order of appearance."""
     return Printer(normalise).run(x)
 
 
 def excerpt(x: Printable, node: object, context: int = 1) -> str:
-    """The printed lines around `node` (a statement, binding, buffer or parameter of `x`) with a caret under its line; the
-    first line when `node` is not part of `x`."""
+    """Return the printed lines around `node`, with a caret under its line.
+
+    node: statement, binding, buffer or parameter of `x`; for any other, the first line is shown"""
     return Excerpts(x).around(node, context)
 
 
 class Excerpts:
-    """The text of `x`, printed once, for several excerpts."""
+    """Excerpts of `x`, which is printed once."""
 
     def __init__(self, x: Printable) -> None:
         self._printer = Printer(False)
         self._lines = self._printer.run(x).splitlines()
 
     def around(self, node: object, context: int = 1) -> str:
-        """As `excerpt`."""
+        """Return the lines around `node`; see `excerpt`."""
         header = len(self._printer.header)
         return show_lines(self._lines, self._printer.line_of.get(id(node), -header) + header, context=context)
 
 
 def show_lines(lines: Sequence[str], at: int, column: int | None = None, context: int = 1) -> str:
-    """Lines `at - context ..= at` (from 0) numbered from 1, a caret under `column` or under the whole text of line `at`."""
+    """Return lines `at - context ..= at` (from 0), numbered from 1, with a caret.
+
+    column: column of the caret in line `at`; None: under its whole text"""
     shown = [f"{i + 1:5} | {lines[i]}" for i in range(max(0, at - context), min(at + 1, len(lines)))]
     text = lines[at] if at < len(lines) else ""
     start = len(text) - len(text.lstrip()) if column is None else column
@@ -57,7 +60,7 @@ def show_lines(lines: Sequence[str], at: int, column: int | None = None, context
 
 
 class Printer(GraphPrinter):
-    """A printer of everything."""
+    """Printer of modules and functions."""
 
     def run(self, x: Printable) -> str:
         if isinstance(x, IRModule):

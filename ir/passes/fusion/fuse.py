@@ -1,4 +1,6 @@
-"""Which calls fuse: the graph side of fusion (paper section 4.2), along post-dominators."""
+"""Group `call_tir`s to fuse: the graph side of fusion (Relax, section 4.2: `FuseOps`), along post-dominators.
+
+Pattern kinds and the post-dominator rule are those of TVM (Chen et al., OSDI 2018)."""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ from relax_tune.ir.rewrite.pattern_kinds import (
 )
 
 NOWHERE = -1
-"""Post-dominator of a value that the function returns, or that several unrelated values read."""
+"""Post-dominator of a value that the function returns, or whose uses meet nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusionNode:
-    """One binding of a dataflow block: the positions of what it reads, and its pattern."""
+    """One binding of a dataflow block.
+
+    var: bound variable
+    call: `call_tir`, or None for another value
+    kind: pattern kind of the callee
+    reads: positions of the bindings it reads
+    """
 
     var: GVar
     call: CallTIR | None
@@ -42,15 +50,19 @@ class FusionNode:
 
 @dataclass(frozen=True, slots=True)
 class FuseOps:
-    """Groups of `call_tir` become one `call_tir` of one merged function each.
+    """Replace groups of `call_tir` by one `call_tir` of a merged function each.
 
-    A matmul-like or reducing function takes along what follows elementwise (its tile order kept or permuted); elementwise,
-    broadcasting and injective functions join each other and the reductions that read them; a producer joins a matmul-like
-    function when it only moves values or reads fewer bytes than it writes (unpacking), so that nothing is computed twice. Several
-    products in one function (attention) take such producers, and a cast or permute of their result.
-    Chains end at views, at values with readers outside, and at opaque functions. `max_stages` bounds a group.
+    * Matmul-like and reducing functions fuse with elementwise epilogues, whose index order is the same or permuted.
+    * Elementwise, broadcasting and injective functions fuse with each other and with reductions that read them.
+    * A producer fuses into a matmul-like function when it only moves values, or reads fewer bytes than it writes (unpacking).
+      Nothing is then computed twice.
+    * A function of several contractions (attention) fuses with such producers, and with a cast or permutation of its result.
 
-    through_columns: a producer of a matmul-like function may also take part of a value, at indices known without reading."""
+    Groups end at views, at values with readers outside, and at opaque functions.
+
+    max_stages: largest number of calls in a group
+    through_columns: a producer of a matmul-like function may also select elements, at indices known without reading
+    """
 
     max_stages: int = 16
     through_columns: bool = False
@@ -61,7 +73,7 @@ class FuseOps:
         return map_graphs(module, lambda f, table: self._function(f, table, env, kinds))
 
     def groups(self, module: IRModule, name: str = "main") -> tuple[tuple[GVar, ...], ...]:
-        """The groups of more than one call that the graph function `name` splits into."""
+        """Return the groups of two or more calls in the graph function `name`."""
         func = module.functions[name]
         assert isinstance(func, Function)
         table = FunctionTable.of(module.functions)
@@ -103,7 +115,7 @@ class FuseOps:
         return rewrite_function(func, visit, env)
 
     def _groups(self, nodes: Sequence[FusionNode], uses: Mapping[GVar, int], table: FunctionTable) -> list[list[int]]:
-        """Positions of each group, in order. uses: how often each variable is read in the whole function."""
+        """Return the positions of each group, in order. uses: number of reads of each variable in the whole function."""
         readers: list[list[int]] = [[] for _ in nodes]
         for i, node in enumerate(nodes):
             for r in node.reads:
@@ -127,8 +139,9 @@ class FuseOps:
         return groups.lists()
 
     def _all_cheap(self, groups: _Groups, nodes: Sequence[FusionNode], i: int, table: FunctionTable) -> bool:
-        """Whether reading through the whole group of `i` costs a product no more than reading its result: each function permutes,
-        unpacks, or moves single elements where that is asked for."""
+        """Return True if a contraction may read through the group of `i` at the cost of reading its result.
+
+        Each function of the group then permutes or unpacks, or, with `through_columns`, moves single elements."""
 
         def is_cheap(node: FusionNode) -> bool:
             through = self.through_columns and _reads_one(node, table)
@@ -140,7 +153,7 @@ class FuseOps:
     def _epilogue(
         groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
-        """A product or reduction, and elementwise work on its result."""
+        """Return True if a contraction or reduction may fuse with the elementwise work on its result."""
         if groups.kind(i) is PatternKind.CHAIN:
             moves = nodes[end].kind is PatternKind.INJECTIVE and _moves(nodes[end], table)
             return len(path) == 1 and (moves or _casts(nodes[end], table))
@@ -164,7 +177,7 @@ class FuseOps:
     def _producer(
         self, groups: _Groups, nodes: Sequence[FusionNode], i: int, end: int, path: Sequence[int], table: FunctionTable
     ) -> bool:
-        """Spatial work, and what reads it."""
+        """Return True if spatial work may fuse into its readers."""
         if groups.kind(i) > PatternKind.INJECTIVE:
             return False
         if any(nodes[p].kind > PatternKind.INJECTIVE for p in path[:-1]):
@@ -178,12 +191,12 @@ class FuseOps:
             return True
         if kind > PatternKind.INJECTIVE:
             return False
-        # the reader may already be the epilogue of a product: then only what the epilogue reads once per element joins
+        # the reader may already be an epilogue: then only a value that it reads once per element joins
         return groups.kind(end) <= PatternKind.INJECTIVE or groups.kind(i) <= PatternKind.BROADCAST
 
 
 class _Groups:
-    """A partition of the nodes in which every part has one sink, its last node."""
+    """A partition of the nodes; the sink of a group is its last node."""
 
     def __init__(self, nodes: Sequence[FusionNode]) -> None:
         self._nodes = nodes
@@ -246,7 +259,7 @@ def _stage(node: FusionNode, table: FunctionTable) -> FusionStage:
 
 
 def _moves(node: FusionNode, table: FunctionTable) -> bool:
-    """Whether the function only permutes one tensor."""
+    """Return True if the function only permutes one tensor."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     return (
@@ -259,13 +272,13 @@ def _moves(node: FusionNode, table: FunctionTable) -> bool:
 
 
 def _casts(node: FusionNode, table: FunctionTable) -> bool:
-    """Whether the function changes the type of every element, and nothing else."""
+    """Return True if the function only casts every element."""
     blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
     return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
 
 
 def _reads_one(node: FusionNode, table: FunctionTable) -> bool:
-    """Whether every element is one element of one input, wherever that stands."""
+    """Return True if every element of the result is one element of one input."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or not is_movement(blocks[0]) or len(func.input_buffers) != 1:
@@ -274,13 +287,13 @@ def _reads_one(node: FusionNode, table: FunctionTable) -> bool:
 
 
 def _unpacked_inside(nodes: Sequence[FusionNode], p: int, readers: Sequence[int], table: FunctionTable) -> bool:
-    """Whether products alone read what `p` unpacks: they do so themselves, and what makes its argument writes that."""
+    """Return True if `p` unpacks for contractions only: they unpack while reading, so that `p` joins them."""
     products = readers and all(nodes[r].kind is PatternKind.OUT_FUSIBLE for r in readers)
     return bool(products) and nodes[p].kind is PatternKind.ELEMENTWISE and _unpacks(nodes[p], table)
 
 
 def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
-    """Whether the function reads fewer bytes than it writes, and needs no transcendental function."""
+    """Return True if the function reads fewer bytes than it writes, without transcendental functions."""
     func = _prim(node, table)
     blocks = plain_blocks(func)
     if blocks is None or len(blocks) != 1 or uses_math(func):
@@ -289,7 +302,7 @@ def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
     read = dict.fromkeys(r.buffer for r in block_loads(blocks[0]) if len(r.buffer.shape) >= len(output.shape))
     if not read:
         return False
-    # a buffer as large as the output costs its bytes per element; a smaller one (scales of groups) its share of them
+    # bytes of all inputs: those of smaller buffers, such as scales of groups, spread over several elements
     total: Expr = const(0)
     for b in read:
         total = total + product(b.shape) * b.dtype.bytes
@@ -299,7 +312,7 @@ def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
 
 
 def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:
-    """Every node on a way from `start` to its post-dominator `end`, `end` last, `start` not among them."""
+    """Return the nodes on paths from `start` to its post-dominator `end`: without `start`, `end` last."""
     seen: set[int] = set()
     stack = list(readers[start])
     while stack:
@@ -315,7 +328,7 @@ def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int
 def _post_dominators(
     nodes: Sequence[FusionNode], readers: Sequence[Sequence[int]], escaping: Iterable[GVar]
 ) -> list[int]:
-    """The nearest node that every use of each node leads to; NOWHERE when there is none."""
+    """Return the immediate post-dominator of each node, or NOWHERE."""
     out = set(escaping)
     found = [NOWHERE] * len(nodes)
     depth = [0] * len(nodes)

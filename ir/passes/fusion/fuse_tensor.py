@@ -1,4 +1,4 @@
-"""One tensor function out of several: the loop side of fusion (paper section 4.2)."""
+"""Merge several tensor functions into one: the loop side of fusion (Relax, section 4.2: `FuseTensorIR`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from relax_tune.ir.rewrite.pattern_kinds import is_trivial, store_axes
 
 @dataclass(frozen=True, slots=True)
 class FusionStage:
-    """One `call_tir` of a group: what it writes, the call and the function."""
+    """One `call_tir` of a group.
+
+    out: variable that the call binds
+    call: call
+    func: callee
+    """
 
     out: GVar
     call: CallTIR
@@ -30,17 +35,21 @@ class FusionStage:
 
 @dataclass(frozen=True, slots=True)
 class FusedStages:
-    """The function of a whole group, the values its inputs take, and the scalars of the call."""
+    """The merged function of a group.
+
+    lifted: function over its own symbols
+    args: values of its inputs
+    """
 
     lifted: LiftedFunction
     args: tuple[Value, ...]
 
 
 def fuse_stages(name: str, stages: Sequence[FusionStage], env: Env) -> FusedStages:
-    """Merge the functions of `stages` (in order; the last one's output is the group's) into one called `name`.
+    """Merge the functions of `stages`, in order, into one called `name`.
 
-    Values between stages become intermediate buffers; then every spatial block that a single block reads is inlined into
-    it, and a pure permutation at the end becomes the way its producer writes."""
+    The output of the last stage is the output of the group. Values between stages become intermediate buffers. A spatial block
+    with one reader is inlined into it. A final permutation is merged into the store of its producer."""
     held: dict[object, Buffer] = {}
     inputs: list[Buffer] = []
     args: list[Value] = []
@@ -88,7 +97,7 @@ def _dims(buffer: Buffer, symbols: Mapping[Var, Expr], env: Env) -> tuple[Expr, 
 
 
 def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
-    """Inline what can be without computing anything twice; `output` stays."""
+    """Inline spatial blocks into their readers where nothing is computed twice; keep the block of `output`."""
     left = list(blocks)
     for block in reversed(blocks):
         if block not in left:
@@ -123,7 +132,7 @@ def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr
 
 
 def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
-    """A last block that only permutes what an earlier block made disappears: the maker writes permuted."""
+    """Drop a last block that only permutes an intermediate buffer, and let the producers write permuted."""
     last = blocks[-1]
     axes, value = store_axes(last), last.body.value
     if len(blocks) < 2 or last.is_reduction or axes is None or not isinstance(value, Load):

@@ -13,8 +13,9 @@ from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, seq
 
 
 def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
-    """The blocks of `func` in order when nothing is scheduled yet: every block under a perfect nest of serial loops whose
-    variables are, in order, the block's iterators. None otherwise."""
+    """Return the blocks of an unscheduled function in order, or None when it is scheduled.
+
+    Unscheduled: each block is under a perfect nest of serial loops whose variables are, in order, its iterators."""
     found: list[Block] = []
     for nest in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
         loops: list[For] = []
@@ -33,7 +34,7 @@ def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
 
 
 def with_blocks(func: PrimFunc, blocks: Sequence[Block]) -> PrimFunc:
-    """`func` with other blocks under fresh plain loops; allocations nobody touches are dropped."""
+    """Return `func` with other blocks under fresh plain loops, without unused allocations."""
     names: set[str] = set()
     body = seq(*(_nest(b, names) for b in blocks))
     used = {b for block in blocks for b in (*read_buffers(block), block.body.buffer)}
@@ -58,7 +59,7 @@ def _nest(block: Block, names: set[str]) -> Stmt:
 
 
 def block_loads(block: Block) -> tuple[Load, ...]:
-    """Distinct reads of a block's body, those inside indices included."""
+    """Return the distinct reads of a block's body, including reads inside indices."""
     return all_loads((block.body.value, *block.body.indices))
 
 

@@ -1,4 +1,4 @@
-"""The border between graph symbols and a tensor function's own symbols."""
+"""Symbols at the interface of tensor functions: a graph's symbols outside, a function's own symbols inside."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, with_blocks
 
 @dataclass(frozen=True, slots=True)
 class LiftedFunction:
-    """A tensor function over its own symbols, and what each of them stands for outside."""
+    """A tensor function over its own symbols.
+
+    func: function
+    meaning: value of each own symbol, over the symbols outside
+    """
 
     func: PrimFunc
     meaning: Mapping[Var, Expr]
 
     @property
     def scalars(self) -> tuple[Expr, ...]:
-        """The explicit scalar arguments of a call."""
+        """Explicit scalar arguments of a call."""
         return tuple(self.meaning[v] for v in self.func.scalar_params)
 
 
 def bind_symbols(
     func: PrimFunc, args: Sequence[TensorInfo], out: Sequence[TensorInfo], scalars: Sequence[Expr]
 ) -> dict[Var, Expr]:
-    """What the symbols of `func` stand for in one call, from the dims of the arguments and the scalar arguments.
+    """Return the value of each symbol of `func` in one call, from its dims and scalar arguments.
 
     Raises VerifyError when the call does not fit the signature."""
     buffers, infos = func.buffers, (*args, *out)
@@ -52,7 +56,7 @@ def bind_symbols(
 
 
 def outer_symbols(func: PrimFunc) -> tuple[Var, ...]:
-    """Every variable used that no block or loop binds: the symbols, first those of parameter dims."""
+    """Return the free variables of `func`, symbols of parameter dims first."""
     dims = [d for b in (*func.buffers, *func.allocs) for d in b.shape]
     found = dict.fromkeys(free_vars(*dims, *func.scalar_params))
     for block in blocks(func.body):
@@ -64,7 +68,9 @@ def outer_symbols(func: PrimFunc) -> tuple[Var, ...]:
 
 
 def map_function(func: PrimFunc, fn: Callable[[Expr], Expr], scalars: Sequence[Var] | None = None) -> PrimFunc:
-    """A plain function with `fn` applied to every dim, extent, index and value. scalars: the new scalar parameters."""
+    """Apply `fn` to every dim, extent, index and value of an unscheduled function.
+
+    scalars: new scalar parameters; None: unchanged"""
     found = plain_blocks(func)
     assert found is not None, func.name
     renamed = {b: replace(b, shape=tuple(fn(d) for d in b.shape)) for b in (*func.buffers, *func.allocs)}
@@ -80,15 +86,15 @@ def map_function(func: PrimFunc, fn: Callable[[Expr], Expr], scalars: Sequence[V
 
 
 def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) -> LiftedFunction:
-    """Give a plain function written over outside symbols its own.
+    """Replace the free symbols of an unscheduled function by symbols of its own (lambda lifting).
 
-    A dim that is a product of several symbols, not all of which are dims themselves, becomes one symbol (rows of collapsed
-    dims); with `derived`, so does every dim whose symbols are used for nothing else. Symbols that are needed and are no bare
-    dim of a parameter become scalar parameters.
+    A dim that is a product of symbols becomes one symbol, unless each factor is a dim by itself (rows of collapsed dims).
+    A symbol that is no bare dim of a parameter becomes a scalar parameter.
+    derived: a dim whose symbols occur nowhere else becomes one symbol too
     """
     known = env or Env()
     meaning: dict[Var, Expr] = {}
-    # shapes, extents and indices in normal form, so that equal dims are the same node
+    # normal form of shapes, extents and indices, so that equal dims are the same node
     func = map_function(func, lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e, ())
     dims = list(dict.fromkeys(d for b in func.buffers for d in b.shape))
     equal = _representatives([d for d in dims if not isinstance(d, (Var, Const))], known)
@@ -119,7 +125,7 @@ def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) 
 
 
 def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:
-    """For every dim that equals an earlier one in another form, that one."""
+    """Map each dim that provably equals an earlier one to that earlier dim."""
     found: dict[Expr, Expr] = {}
     first: list[Expr] = []
     for d in dims:
@@ -136,7 +142,7 @@ def _reads(e: Expr) -> bool:
 
 
 def _factors(d: Expr) -> tuple[Var, ...] | None:
-    """The symbols of a product of at least two symbols (and numbers)."""
+    """Return the symbols of a product of at least two symbols and any numbers, or None for another expression."""
     found: list[Var] = []
     stack = [d]
     while stack:
@@ -151,6 +157,6 @@ def _factors(d: Expr) -> tuple[Var, ...] | None:
 
 
 def _alone(func: PrimFunc, d: Expr) -> bool:
-    """Whether the symbols of `d` are used as a part of it only."""
+    """Return True if the symbols of `d` occur in `func` only as part of `d`."""
     rest = outer_symbols(map_function(func, lambda e: transform(e, {d: Var("m")}.get)))
     return not set(free_vars(d)) & set(rest)

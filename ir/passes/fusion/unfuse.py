@@ -1,6 +1,6 @@
-"""A fused function as several: cut at buffers, each part a tensor function that computes what later parts read.
+"""Split a fused tensor function into several at its intermediate buffers.
 
-Nothing is decided here: a cut is an alternative to the fused loops that measuring compares (DESIGN 2, "variant").
+A split is an alternative to the fused loops; measuring chooses between them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from relax_tune.ir.text.printer import print_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionStep:
-    """A tensor function over its own symbols, called on buffers of the whole (inputs, then outputs) and scalars over the whole
-    function's symbols."""
+    """A call of a part of a tensor function.
+
+    func: part, over its own symbols
+    args: buffers of the whole function, inputs then outputs
+    scalars: scalar arguments, over the symbols of the whole function
+    """
 
     func: PrimFunc
     args: tuple[Buffer, ...]
@@ -34,7 +38,7 @@ class FunctionStep:
 def step_of(
     func: PrimFunc, name: str, blocks: Sequence[Block], inputs: Sequence[Buffer], outputs: Sequence[Buffer]
 ) -> FunctionStep:
-    """Some blocks of `func`, or ones made for it, as a function of their own."""
+    """Make a function of some blocks of `func`, or of new blocks over its buffers."""
     outside = {*inputs, *outputs}
     inner = tuple(a for a in func.allocs if a not in outside)
     consts = tuple(c for c in func.consts if c in inputs)
@@ -44,9 +48,10 @@ def step_of(
 
 
 def cut_points(func: PrimFunc) -> tuple[str, ...]:
-    """The blocks that parts of `func` begin with after the first, such that a product is a part with what is done to its elements
-    before the next product; a row function between or around products is a part, and so is what a product reads that is computed.
-    Nothing for a function without products, or of one part."""
+    """Return the names of the blocks to split `func` at.
+
+    A contraction begins a part, which takes the elementwise blocks up to the next contraction. A reduction after a contraction
+    begins a part with all blocks between. Empty: there is no contraction, or only one part."""
     blocks = plain_blocks(func) or ()
     products = [k for k, b in enumerate(blocks) if block_kind(b) is PatternKind.OUT_FUSIBLE]
     found = []
@@ -58,10 +63,9 @@ def cut_points(func: PrimFunc) -> tuple[str, ...]:
 
 
 def split_at(func: PrimFunc, begins: Sequence[str]) -> tuple[FunctionStep, ...]:
-    """The parts of `func`, the second and later ones beginning with the blocks named. What a part computes and another reads is
-    an argument of both.
+    """Split `func` before each of the named blocks. Buffers between parts become arguments of both.
 
-    Raises ScheduleError when those are not blocks of an unscheduled function, in its order and after its first."""
+    Raises ScheduleError unless `begins` names blocks of an unscheduled function, in its order and after its first."""
     blocks = plain_blocks(func) or ()
     names = [b.name for b in blocks]
     at = [names.index(b) for b in begins if b in names[1:]]
@@ -83,6 +87,6 @@ def _part(func: PrimFunc, number: int, parts: Sequence[Sequence[Block]]) -> Func
     outputs = tuple(b for b in written if b in later or b in func.output_buffers)
     inputs = tuple(dict.fromkeys(x.buffer for b in mine for x in block_loads(b) if x.buffer not in written))
     step = step_of(func, f"{func.name}_part{number}", mine, inputs, outputs)
-    # as tasks are, so that what a trace names is the same whatever the whole function calls things
+    # normalised names, as in tasks: a trace then finds the same names whatever the whole function uses
     normal = parse_prim_func(print_text(step.func, normalise=True))
     return replace(step, func=replace(normal, name=step.func.name))

@@ -1,4 +1,4 @@
-"""What a function does to each element of its product afterwards, as operations that a library can do before it stores."""
+"""Match the elementwise work after a matrix product against the epilogue operations of libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relax_tune.ir.passes.fusion.plain_loops import block_loads
 
 EPILOGUE_OPS: Mapping[str, str] = {
     "add": "y + d, with an array d",
-    "bias": "y + d, with an array d over the columns alone",
+    "bias": "y + d, with an array d over the columns only",
     "residual": "y + d, with an array d of every element",
     "mul": "y * d, with an array d",
     "relu": "max(y, 0)",
@@ -26,10 +26,10 @@ EPILOGUE_OPS: Mapping[str, str] = {
     "sigmoid": "1 / (1 + exp(-y))",
     "swish": "y / (1 + exp(-y))",
 }
-"""The operations there are: name -> meaning."""
+"""Epilogue operations on an element y of the product: name -> formula."""
 
 BINARY_EPILOGUE_OPS: Mapping[str, str] = {"add": "add", "bias": "add", "residual": "add", "mul": "mul"}
-"""Those with an array, each with what it is on elements."""
+"""Epilogue operations that read an array: name -> scalar operation."""
 
 
 def _swish(y: Expr) -> Expr:
@@ -37,13 +37,13 @@ def _swish(y: Expr) -> Expr:
 
 
 def _tanh_of_cube(y: Expr) -> Expr:
-    """As most models write it."""
+    """Return the tanh form of GELU (Hendrycks & Gimpel 2016)."""
     inner = MulScalar(math.sqrt(2 / math.pi)).scalar(add(y, MulScalar(0.044715).scalar(mul(mul(y, y), y))))
     return mul(MulScalar(0.5).scalar(y), AddScalar(1.0).scalar(Tanh().scalar(inner)))
 
 
 def _sigmoid_of_cube(y: Expr) -> Expr:
-    """The same by tanh(x) = 2 / (1 + exp(-2 x)) - 1."""
+    """Return the tanh form of GELU through a sigmoid: tanh(x) = 2 / (1 + exp(-2 x)) - 1."""
     cubic = AddScalar(1.0).scalar(MulScalar(0.044715).scalar(mul(y, y)))
     return mul(y, Sigmoid().scalar(MulScalar(2 * math.sqrt(2 / math.pi)).scalar(mul(y, cubic))))
 
@@ -60,8 +60,12 @@ _FORMS: Mapping[str, Sequence[Callable[[Expr], Expr]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Epilogue:
-    """names: the operations, in order. arrays: what those with an array read, over the product's iterators. rest: the block that
-    does what is left, on the product's own array and iterators."""
+    """Epilogue operations matched after a product.
+
+    names: operations, in order
+    arrays: reads of the operations with an array, over the iterators of the product
+    rest: block of the work left, on the array and iterators of the product
+    """
 
     names: tuple[str, ...]
     arrays: tuple[Load, ...]
@@ -69,7 +73,7 @@ class Epilogue:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left but to store."""
+        """True if the rest only stores."""
         return isinstance(self.rest.body.value, Load)
 
 
@@ -80,9 +84,13 @@ def take_epilogue(
     readable: Callable[[str, Load], bool],
     least: int = 1,
 ) -> Epilogue | None:
-    """The longest run of operations that the first block after a product begins with: `known` says which may come after those there
-    are, `readable` which arrays those may read. None when there are fewer than `least`, or the block is over other points than the
-    product."""
+    """Match the longest sequence of epilogue operations that the first block after a product begins with.
+
+    known: operations allowed after a sequence of names
+    readable: condition on an operation and the array it reads
+    least: smallest number of operations
+
+    None: fewer operations match, or the block iterates over other points than the product."""
     target = product.body.buffer
     if not after or any(r.buffer is target for b in after[1:] for r in block_loads(b)):
         return None
@@ -120,7 +128,9 @@ def take_epilogue(
 
 
 def _same_points(product: Block, first: Block) -> dict[Var, Expr] | None:
-    """The iterators of a block that reads the product once at each of its points, as those of the product."""
+    """Map the iterators of the block after a product to those of the product.
+
+    None: the block does not read each element of the product once."""
     reads = [r for r in block_loads(first) if r.buffer is product.body.buffer]
     if len(reads) != 1 or len(first.iters) != sum(i.kind == "spatial" for i in product.iters):
         return None
@@ -140,7 +150,9 @@ def _same_points(product: Block, first: Block) -> dict[Var, Expr] | None:
 def _next(
     value: Expr, now: Expr, known: Sequence[str], readable: Callable[[str, Load], bool]
 ) -> tuple[str, Expr, Load | None] | None:
-    """An operation on `now` through which alone `value` uses it: its name, its result in `value`, the array it reads."""
+    """Find an operation on `now` through which every use of `now` in `value` passes.
+
+    Returns its name, its node in `value` and the read of its array."""
     nodes = tuple(postorder((value,)))
     for name in known:
         if name in _FORMS:

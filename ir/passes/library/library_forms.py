@@ -1,9 +1,9 @@
-"""Which library routines can take a tensor function's work: the table, one entry per routine.
+"""Table of library routines that can replace tensor functions, one entry per routine.
 
-To add a routine: implement it in `runtime/library` (its buffers are inputs, then workspace, then the output), and put an entry
-here. A package of its own brings both by entry points: a class of the `Library` protocol in the group
-`relax_tune.libraries`, and an `Alternative` (or a tuple of them) in `relax_tune.alternatives`. An entry decides nothing: the
-routine becomes a variant of every task it fits, and is dispatched where it measured fastest.
+To add a routine, implement it in `runtime/library` (buffers: inputs, workspace, output) and add an entry here. A separate package
+registers both by entry points: a class of the `Library` protocol in the group `relax_tune.libraries`, and an `Alternative`
+(or a tuple of them) in the group `relax_tune.alternatives`. The routine becomes a variant of every task it fits, and is
+dispatched where it measured fastest.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from relax_tune.ir.passes.library.epilogue_match import BINARY_EPILOGUE_OPS
 from relax_tune.ir.passes.pipeline import lower
 
 Sizes = Mapping[str, Expr]
-"""What a routine can be told, by name, over the symbols of the function whose work it takes."""
+"""Scalar arguments available to a routine: name -> value over the symbols of the replaced function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a routine wants weights: as another, `routine`, writes them once, when a model is loaded.
+    """Prepacking of weights by a second routine, once, when a model is loaded.
 
-    scalars: the sizes that one is called with, in its order, all known numbers then. Its buffers: the weights, the array that it
-    writes, of `elements` elements at least."""
+    routine: LIBRARY.NAME; its buffers are the weights and the packed array
+    scalars: names of its sizes, in its order; all must be constants
+    elements: number of elements of the packed array
+    """
 
     routine: str
     scalars: tuple[str, ...]
@@ -36,25 +38,24 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """The one matrix product of a function, `C = op(A) op(B)` row-major, read off its loops; what is computed before and after
-    it become kernels of their own, and operands that no strides describe are packed.
+    """Work of a routine: the one matrix product of a function, `C = op(A) op(B)` row-major (BLAS GEMM).
 
-    dtype: of the operands' elements. A product of 16-bit floats sums in f32, and is one here where both operands are stored so.
-    converts: whether such operands are written out as f32 for a routine that reads those; not where its library has one that reads
-    them as they are. result: the type of what it writes, where it is another than that of the operands; f32 is for sums of 16-bit
-    floats that the function uses as f32.
+    Work before and after the product becomes separate kernels. Operands without a strided layout are packed.
 
-    Sizes: m, n, k; trans_a, trans_b (1 when stored transposed); lda, ldb, ldc, the lengths of rows in elements; and of a
-    batched product batch, stride_a, stride_b, stride_c, the distances of matrices in elements. Buffers: A, B, C.
-    transposed: whether the routine reads transposed operands; otherwise they are packed.
+    dtype: element type of the operands; products of 16-bit floats accumulate in f32
+    batched: routine takes a batch of matrices
+    transposed: routine reads transposed operands; otherwise they are packed
+    follows: epilogue operations of the routine, names of `EPILOGUE_OPS`
+    operands: largest number of arrays that its epilogue operations read
+    packing: prepacking of B, which must then be a weight
+    result: element type of C, if not `dtype`; f32 keeps the sums of 16-bit floats
+    once: each epilogue operation at most once, and none after one without an array
+    converts: 16-bit operands may be written out as f32 for this routine
 
-    follows: the operations it can do to each element of the product before storing it, names of `epilogue.FOLLOWING`; what the
-    function does so after its product becomes part of the call, as far as it is that. The size `follows` tells which, in order: the
-    sum of (place in this tuple, from 1) * 16**position. Two-sided ones read one more buffer each, between B and C, `operands`
-    of them at most; stride_d0, row_d0, column_d0 (d1 ...) are its strides, 0 where it has none of the role. once: it does each at
-    most once, and nothing after one without an array.
-
-    packing: how the routine wants B, which has to be a weight then; None: as it lies."""
+    Buffers: A, B, arrays of the epilogue, C.
+    Sizes: m, n, k; trans_a, trans_b (1: stored transposed); lda, ldb, ldc (elements of a row). Batched: batch and stride_a,
+    stride_b, stride_c (elements of a matrix). The size `follows` encodes the epilogue operations, in order, as the sum of
+    (index in `follows`, from 1) * 16**position. Strides of epilogue array i: stride_di, row_di, column_di (0: broadcast)."""
 
     dtype: DType = f32
     batched: bool = False
@@ -68,11 +69,11 @@ class MatrixProduct:
 
     @property
     def writes(self) -> DType:
-        """The type of the result's elements."""
+        """Element type of C."""
         return self.result or self.dtype
 
     def allowed_next(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The operations it can do after these."""
+        """Return the epilogue operations that the routine can do after `names`."""
         with_array = sum(n in BINARY_EPILOGUE_OPS for n in names)
         if self.once and with_array < len(names):
             return ()
@@ -85,20 +86,24 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeFunction:
-    """A function that computes the same as `func`, loop by loop, at any sizes: its dims are the symbols' values.
+    """Work of a routine: a function equal to `func`, loop by loop, for some values of its symbols.
 
-    Sizes: the symbols of `func`, by name. Buffers: those of `func`."""
+    Sizes: the symbols of `func`, by name. Buffers: the buffers of `func`."""
 
     func: PrimFunc
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A routine and the work it takes.
+    """A library routine and the work it can take.
 
-    routine: LIBRARY.NAME, as the library has it. scalars: the sizes it is called with, in its order. targets: the languages of
-    the devices whose memory it can reach. needs: a condition on the sizes that must be proved. workspace: bytes it wants
-    to itself, an array of u8 before the output."""
+    routine: LIBRARY.NAME
+    takes: replaced work
+    scalars: names of its sizes, in its order
+    targets: languages of the devices whose memory it reads
+    needs: condition on the sizes that must be proved
+    workspace: bytes of its workspace, an array of u8 before the output
+    """
 
     routine: str
     takes: MatrixProduct | WholeFunction
@@ -132,14 +137,14 @@ SIZES = ("batch", *PLAIN_SIZES, "stride_a", "stride_b", "stride_c")
 
 
 def epilogue_sizes(takes: MatrixProduct) -> tuple[str, ...]:
-    """The names of what a routine is told of the operations after its product."""
+    """Return the names of the sizes that describe the epilogue."""
     strides = [f"{what}_d{i}" for i in range(takes.operands) for what in ("stride", "row", "column")]
     return ("follows", *strides) if takes.follows else ()
 
 
 _FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
 _ONEDNN = MatrixProduct(follows=_FOLLOWS, operands=2)
-# blocks of at most 64 columns and as many rows
+# blocks of at most 64 columns and 64 rows
 _BLOCKS = Packing(
     "onednn.pack",
     ("n", "k", "trans_b", "ldb"),
@@ -148,7 +153,7 @@ _BLOCKS = Packing(
 
 
 def _of_nvidia() -> Iterator[Alternative]:
-    """cuBLAS, and cuBLASLt with what follows, for each pair of types."""
+    """List cuBLAS routines, and cuBLASLt routines with epilogues, for each pair of types."""
     pairs = ((f32, None), (f16, None), (bf16, None), (f16, f32), (bf16, f32))
     for batched in (False, True):
         end, sizes = ("_batched", SIZES) if batched else ("", PLAIN_SIZES)
@@ -175,7 +180,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     ),
     Alternative("clblast.sgemm", MatrixProduct(), PLAIN_SIZES, ("opencl",)),
     Alternative("clblast.sgemm_batched", MatrixProduct(batched=True), SIZES, ("opencl",)),
-    # on OpenCL devices its OpenMP threads would take the processors from the device's own
+    # not on OpenCL devices: its OpenMP threads would compete with the threads of the device
     Alternative("onednn.matmul", _ONEDNN, (*PLAIN_SIZES, *epilogue_sizes(_ONEDNN)), ("c",)),
     Alternative(
         "onednn.matmul_packed",
@@ -189,7 +194,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
 
 
 def whole(x: PrimFunc | IRModule) -> WholeFunction:
-    """What one tensor function computes: given itself, or as a module that lowers to it (operators that fuse into one)."""
+    """Return the work of one tensor function, given as such or as a module that lowers to one. Raises UserError."""
     if isinstance(x, PrimFunc):
         return WholeFunction(x)
     prims = list(lower(x).prims.values())

@@ -1,7 +1,6 @@
-"""The unfused form of a fused function: a library call with what must happen before and after it.
+"""Lower a fused function to a library call with kernels before and after it.
 
-Nothing is decided here; the form is an alternative that measuring compares (DESIGN 2, "library variant"). Which routines there
-are, and what they take, says the table in `alternatives`.
+The form is an alternative to generated kernels; measuring chooses. The table of routines is in `library_forms`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind, operand
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryCall:
-    """`routine(buffers, scalars)`, the buffer that it writes last."""
+    """The call `routine(buffers, scalars)`; the last buffer is the output."""
 
     routine: str
     buffers: tuple[Buffer, ...]
@@ -61,10 +60,16 @@ class LibraryCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryForm:
-    """`before` steps, then `routine(buffers, scalars)`, then `after`; once, for all of them, `packing`.
+    """A fused function as a library call.
 
-    Buffers, the output last, are parameters of the fused function, `temps`, whose dims are over its symbols, or what `packing`
-    writes."""
+    routine: LIBRARY.NAME
+    buffers: arguments, the output last: parameters of the fused function, `temps` or the packed array
+    scalars: scalar arguments
+    packing: call that packs weights, once, at load time
+    temps: intermediate buffers, over the symbols of the fused function
+    before: steps before the call
+    after: step after the call
+    """
 
     routine: str
     buffers: tuple[Buffer, ...]
@@ -76,7 +81,7 @@ class LibraryForm:
 
 
 def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNATIVES) -> tuple[LibraryForm, ...]:
-    """The forms of a tensor function around the routines that can take its work, in the order of the table."""
+    """Return a library form of `func` for each routine that can take its work, in table order."""
     found = []
     for alternative in alternatives:
         takes = alternative.takes
@@ -91,7 +96,7 @@ def library_forms(func: PrimFunc, alternatives: Sequence[Alternative] = ALTERNAT
 
 
 def _finished(func: PrimFunc, alternative: Alternative, form: LibraryForm, sizes: Sizes) -> LibraryForm | None:
-    """The form with what the routine is told and its workspace; None where what it needs is not proved."""
+    """Add the scalar arguments and the workspace to a form; None when the condition of the routine is not proved."""
     if alternative.needs is not None and prove(alternative.needs(sizes)) is not Proof.YES:
         return None
     form = replace(form, scalars=tuple(sizes[name] for name in alternative.scalars))
@@ -107,7 +112,7 @@ def _free_name(name: str, func: PrimFunc, temps: Sequence[Buffer]) -> str:
 
 
 def _whole_form(func: PrimFunc, alternative: Alternative, takes: WholeFunction) -> LibraryForm | None:
-    """The call alone, when `func` is what the routine computes at the sizes of `func`."""
+    """Return the plain call if `func` equals the function of the routine at the sizes of `func`."""
     mine = takes.func
     given = tuple(TensorInfo(b.shape, b.dtype) for b in func.buffers)
     wanted = tuple(TensorInfo(b.shape, b.dtype) for b in mine.buffers)
@@ -134,7 +139,7 @@ def _whole_form(func: PrimFunc, alternative: Alternative, takes: WholeFunction) 
 
 
 def _key(func: PrimFunc) -> str:
-    """What functions share that compute the same way, whichever of their inputs are weights."""
+    """Return the workload key of a function, ignoring which inputs are weights."""
     return workload_key(replace(lift_symbols(func).func, consts=()))
 
 
@@ -149,10 +154,10 @@ class _Axes:
 
 
 def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct) -> LibraryForm | None:
-    """Split `func` around its one matrix product; None when it holds none or more than one, or one of another kind.
+    """Split `func` around its one matrix product; None unless it has exactly one, of the kind `takes`.
 
-    An operand that is computed or whose layout no strided product can read is first written out packed; a result layout
-    that none can write is produced packed and permuted after."""
+    A computed operand, or one without a strided layout, is first written out packed. A result without a strided layout is
+    written packed and permuted by a step after the call."""
     blocks = plain_blocks(func)
     if blocks is None or func.outputs != 1:
         return None
@@ -197,14 +202,14 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
 
 
 def _widened(factor: Expr, dtype: DType) -> Expr | None:
-    """What is of 16 bits until a product reads it."""
+    """Return the operand of a cast from `dtype`, or None for another factor."""
     return factor.args[0] if isinstance(factor, Op) and factor.op == "cast" and factor.args[0].dtype is dtype else None
 
 
 def _rounded(
     func: PrimFunc, block: Block, rest: Sequence[Block], dtype: DType
 ) -> tuple[PrimFunc, Block, list[Block]] | None:
-    """The function with the product's array of `dtype`, where nothing reads it but rounded to that."""
+    """Narrow the array of the product to `dtype`; None unless every reader rounds it to `dtype`."""
     wide = block.body.buffer
     narrow = Buffer(wide.name, wide.shape, dtype)
 
@@ -223,7 +228,7 @@ def _rounded(
 
 @dataclass(frozen=True, slots=True)
 class _Strides:
-    """Of one operand, in elements: per role the stride of the flattened role, None where the operand has none of it."""
+    """Strides of one operand in elements, by role of the flattened iterators; None: the operand lacks the role."""
 
     batch: Expr | None
     rows: Expr | None
@@ -240,7 +245,7 @@ class _Strides:
 
 
 def _strides(read: Load, axes: _Axes) -> _Strides | None:
-    """Strides of a plain read; None when an index is no bare iterator or a role does not flatten to one stride."""
+    """Return the strides of a read; None when an index is no bare iterator, or a role does not flatten to one stride."""
     shape = read.buffer.shape
     at: dict[Var, Expr] = {}
     for p, index in enumerate(read.indices):
@@ -269,7 +274,7 @@ def _extent(role: Sequence[IterVar]) -> Expr:
 
 
 class _Splitter:
-    """Builds one library form."""
+    """Builder of one library form."""
 
     def __init__(
         self,
@@ -284,7 +289,7 @@ class _Splitter:
         self.alternative, self.takes = alternative, takes
         self.temps: list[Buffer] = []
         self.before: list[FunctionStep] = []
-        # what only rounds, and is a copy then, is part of a call that rounds
+        # an epilogue that only rounds is part of a call that writes 16 bits
         least = 0 if takes.writes.is_half else 1
         self.epilogue = (
             take_epilogue(block, rest, takes.allowed_next, self._readable, least)
@@ -298,7 +303,7 @@ class _Splitter:
         b, sb = self._operand(right, axes.inner, axes.columns, "b_packed")
         c, sc, after = self._result()
         m, n, k = map(_extent, (axes.rows, axes.columns, axes.inner))
-        # a matrix of one row may have any leading dim that is at least its width
+        # BLAS accepts any leading dim of at least the width for a matrix of one row
         trans_a, lda = _leading(sa.rows, sa.inner, m, k)
         trans_b, ldb = _leading(sb.inner, sb.columns, k, n)
         _, ldc = _leading(sc.rows, sc.columns, m, n)
@@ -321,7 +326,7 @@ class _Splitter:
         return _finished(self.func, self.alternative, form, sizes)
 
     def _packing(self, wanted: Packing, b: Buffer, sizes: Sizes) -> LibraryCall | None:
-        """The call that packs the second operand; None for what is no weight, or of sizes that only a run knows."""
+        """Return the call that packs the second operand; None unless it is a weight of constant sizes."""
         told = tuple(simplify(sizes[name]) for name in wanted.scalars)
         if b not in self.func.consts or any(as_int(s) is None for s in told):
             return None
@@ -329,7 +334,7 @@ class _Splitter:
         return LibraryCall(wanted.routine, (b, Buffer(name, (simplify(wanted.elements(sizes)),), b.dtype)), told)
 
     def _readable(self, operation: str, read: Load) -> bool:
-        """Whether an operation after the product can read an array: by strides, and as its name says."""
+        """Return True if an epilogue operation can read an array: strided, and over the roles of the operation."""
         found = _strides(read, self.axes)
         if read.dtype is not self.takes.writes or found is None:
             return False
@@ -344,7 +349,7 @@ class _Splitter:
         )
 
     def _following(self) -> dict[str, Expr]:
-        """What the routine is told of the operations after its product."""
+        """Return the sizes that describe the epilogue."""
         found: dict[str, Expr] = dict.fromkeys(epilogue_sizes(self.takes), const(0))
         if self.epilogue is None:
             return found
@@ -366,7 +371,7 @@ class _Splitter:
     def _operand(
         self, value: Expr, first: Sequence[IterVar], second: Sequence[IterVar], name: str
     ) -> tuple[Buffer, _Strides]:
-        """The buffer a product reads, packed first when it has to be."""
+        """Return the buffer of an operand and its strides, after a packing step if it needs one."""
         if isinstance(value, Load):
             found = _strides(value, self.axes)
             if found is not None:
@@ -375,7 +380,7 @@ class _Splitter:
                 readable = (other, last_stride) if self.takes.transposed else (last_stride,)
                 if any(s is None or as_int(s) == 1 for s in readable):
                     return value.buffer, found
-        # keep the axis that is contiguous in the source contiguous, so that packing copies runs
+        # keep the contiguous axis of the source contiguous, so that packing copies runs
         last = value.indices[-1] if isinstance(value, Load) else None
         turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
         order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
@@ -390,7 +395,7 @@ class _Splitter:
         return packed, strides
 
     def _result(self) -> tuple[Buffer, _Strides, FunctionStep | None]:
-        """What the product writes, and the step after it."""
+        """Return the buffer that the product writes, its strides, and the step after the call."""
         output = self.func.output_buffers[0]
         target = self.block.body.buffer
         found = _strides(load(target, self.block.body.indices), self.axes)
@@ -428,7 +433,7 @@ class _Splitter:
 
 
 def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:
-    """(transposed, leading dim) of a `height` x `width` matrix with these strides, one of which is 1."""
+    """Return (transposed, leading dim) of a `height` x `width` matrix with these strides, one of them 1."""
     if inner is None or as_int(inner) == 1:
         return 0, width if outer is None else outer
     return 1, height if as_int(inner) is None and outer is None else inner

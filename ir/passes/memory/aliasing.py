@@ -1,4 +1,6 @@
-"""Which memory the variables of a graph function stand for: what is made anew, and what lies in the memory of another value."""
+"""Alias analysis of graph functions: the allocated tensors that each variable may name.
+
+Flow-sensitive only in order of bindings; both sides of a branch are joined."""
 
 from __future__ import annotations
 
@@ -21,21 +23,22 @@ from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.rewrite.emitter import is_view, used_vars
 
 AllocatedTensor = tuple[GVar, int]
-"""A tensor that is made: the variable, and which field of it."""
+"""A tensor in memory of its own: the variable that a binding defines, and the number of its field."""
 
 
 @dataclass(slots=True)
 class AliasSets:
-    """Which made tensors a variable stands for: itself, or through views, tuples and branches others.
+    """Alias sets: for each variable the allocated tensors it may name, through views, tuples and branches.
 
-    inplace: an output that is written in place is the tensor it overwrites; without, it is a tensor of its own."""
+    inplace: an output written in place is an alias of the overwritten argument; False: it counts as a new tensor
+    """
 
     inplace: bool = True
     _of: dict[GVar, tuple[AllocatedTensor, ...]] = field(default_factory=dict)
     _by_field: dict[GVar, tuple[tuple[AllocatedTensor, ...], ...]] = field(default_factory=dict)
 
     def bind(self, var: GVar, value: Value) -> None:
-        """Learn what the next variable is bound to."""
+        """Add the next binding, in program order."""
         if self.inplace and isinstance(value, CallTIR) and value.inplace:
             fields = [
                 ((var, i),) if at is None else self.tensors_of(value.args[at]) for i, at in enumerate(value.inplace)
@@ -49,7 +52,7 @@ class AliasSets:
                 self._by_field[var] = parts
 
     def tensors_by_field(self, value: Value) -> tuple[tuple[AllocatedTensor, ...], ...] | None:
-        """What each field of a tuple stands for, where that is known apart."""
+        """Return the alias set of each field of a tuple, or None when only their union is known."""
         if isinstance(value, TupleValue):
             return tuple(map(self.tensors_of, value.fields))
         if isinstance(value, GVar) and value not in self._of and isinstance(value.info, TupleInfo):
@@ -57,7 +60,7 @@ class AliasSets:
         return self._by_field.get(value) if isinstance(value, GVar) else None
 
     def tensors_of(self, value: Value) -> tuple[AllocatedTensor, ...]:
-        """Everything that `value` may be or hold."""
+        """Return every allocated tensor that `value` may be or hold."""
         if isinstance(value, GVar):
             if value in self._of:
                 return self._of[value]
@@ -68,14 +71,14 @@ class AliasSets:
             return self.tensors_of(value.value) if parts is None else parts[value.index]
         if isinstance(value, TupleValue):
             return tuple(k for f in value.fields for k in self.tensors_of(f))
-        if isinstance(value, If):  # either side's result
+        if isinstance(value, If):  # the result of either side
             return (*self.tensors_of(value.then.ret), *self.tensors_of(value.orelse.ret))
-        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may give back an argument
+        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may return an argument
             return tuple(k for v in used_vars(value) for k in self.tensors_of(v))
         return ()
 
     def read_tensors(self, value: Value) -> set[AllocatedTensor]:
-        """Every made tensor a value reads, or may be."""
+        """Return every allocated tensor that computing `value` reads, or that it may be."""
         if isinstance(value, TupleItem):
             return set(self.tensors_of(value))
         found = {k for v in used_vars(value) for k in self.tensors_of(v)}
@@ -83,7 +86,7 @@ class AliasSets:
 
 
 def allocated_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorInfo]]:
-    """The tensors a binding makes in new memory, by field; none for views, tuples and casts."""
+    """Return the fields of a binding that need new memory; none for views and tuples."""
     if isinstance(value, CallTIR) and value.inplace:
         return [(i, t) for i, (t, at) in enumerate(zip(value.out, value.inplace, strict=True)) if at is None]
     if isinstance(value, (CallTIR, CallDPSLibrary)):

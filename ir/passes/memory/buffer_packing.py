@@ -1,9 +1,8 @@
-"""Which values share memory: lifetimes of symbolic sizes packed into few bytes.
+"""Pack live ranges of symbolic sizes into few storages.
 
-Values whose lives do not meet may share a storage, which is as large as the largest of them: a `max` where sizes cannot be
-compared. That is sound however values are grouped, so the grouping may be chosen by numbers: it is made greedily in several orders (as
-they come; the largest first, at each of a few points within the bounds), and the one is kept whose bytes are least, against the most that
-live at one time, at the point where that ratio is worst.
+Values with disjoint live ranges may share a storage. Its size is the largest of theirs: a `max` where sizes cannot be compared.
+Any such grouping is sound, so the grouping is chosen by numbers. Greedy packings are made in several orders: by arrival, and by
+size at a few sample points of the symbols. The packing with the lowest ratio of bytes to peak live bytes, at its worst point, is kept.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, maximum, substitute
 
-# Where in the range of its symbols a plan is judged, as exponents between the least and the greatest value; a symbol without an
-# upper bound is taken to reach _FAR times its least.
+# Sample points within the range of a symbol, as exponents between its least and its greatest value. A symbol without an upper
+# bound is taken to reach _FAR times its least value.
 _GRID = (0.0, 0.35, 0.7, 1.0)
 _FAR = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """`nbytes` of memory that are in use from step `first` to step `last`, both included."""
+    """A live range: `nbytes` of memory in use from step `first` to step `last`, both included."""
 
     first: int
     last: int
@@ -35,7 +34,9 @@ class LiveRange:
 
 
 def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
-    """Sizes of storages, and the storage of each span; spans of one storage are never in use at the same step."""
+    """Return the sizes of the storages, and the storage number of each live range.
+
+    Live ranges of one storage never overlap."""
     sizes = _bytes_at_points(tuple(dict.fromkeys(s.nbytes for s in ranges)), env)
     bytes_at = [sizes[s.nbytes] for s in ranges]
     least = _peak_bytes(ranges, bytes_at)
@@ -58,7 +59,7 @@ def pack(ranges: Sequence[LiveRange], env: Env) -> tuple[tuple[Expr, ...], tuple
 
 
 def _storage_size(sizes: Iterable[Expr], env: Env) -> Expr:
-    """What holds each of them."""
+    """Return a size that holds each of `sizes`."""
     out: Expr | None = None
     for size in dict.fromkeys(sizes):
         out = size if out is None else simplify(maximum(out, size), env)
@@ -69,8 +70,10 @@ def _storage_size(sizes: Iterable[Expr], env: Env) -> Expr:
 def _group_greedily(
     ranges: Sequence[LiveRange], shares: Sequence[NDArray[np.float64]], order: Sequence[int], tight: bool
 ) -> list[list[int]]:
-    """Each span in turn joins the group that grows least by it, or a new one when it meets all; among those that grow alike the
-    first, or (tight) the one it leaves least of unused."""
+    """Assign live ranges greedily, in `order`, to the group that grows least.
+
+    A live range that overlaps every group opens a new one. tight: among equal growths take the group with the least unused
+    memory; otherwise take the first."""
     groups: list[list[int]] = []
     lives: list[list[tuple[int, int]]] = []
     sizes_of: list[NDArray[np.float64]] = []
@@ -101,7 +104,7 @@ def _group_greedily(
 
 
 def _cost(groups: Sequence[Sequence[int]], shares: Sequence[NDArray[np.float64]]) -> tuple[float, float, int]:
-    """Bytes against the live ones where that is worst, their mean, and how many storages there are."""
+    """Return the worst ratio of bytes to peak live bytes, the mean ratio, and the number of storages."""
     total = sum(
         (np.max([shares[i] for i in g], axis=0) for g in groups), np.zeros_like(shares[0]) if shares else np.zeros(1)
     )
@@ -109,7 +112,7 @@ def _cost(groups: Sequence[Sequence[int]], shares: Sequence[NDArray[np.float64]]
 
 
 def _peak_bytes(ranges: Sequence[LiveRange], bytes_at: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The most bytes in use at one step, at each point; at least one."""
+    """Return the peak of live bytes at each sample point; at least 1."""
     steps = max((s.last for s in ranges), default=0) + 2
     change = np.zeros((steps, len(bytes_at[0]) if ranges else 1))
     for span, size in zip(ranges, bytes_at, strict=True):
@@ -120,7 +123,9 @@ def _peak_bytes(ranges: Sequence[LiveRange], bytes_at: Sequence[NDArray[np.float
 
 
 def _bytes_at_points(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.float64]]:
-    """Each size at every point; a point where one of them has no value is left out, and without any all count the same."""
+    """Evaluate each size at the sample points.
+
+    Points that leave a size undefined are dropped. Without a point left, all sizes count as 1."""
     rows = []
     for point in _sample_points(free_vars(*sizes), env):
         row = [as_int(substitute(e, point)) for e in sizes]
@@ -131,7 +136,7 @@ def _bytes_at_points(sizes: Sequence[Expr], env: Env) -> dict[Expr, NDArray[np.f
 
 
 def _sample_points(symbols: Sequence[Var], env: Env) -> list[dict[Var, Expr]]:
-    """All symbols together along their ranges, then each at its ends while the others are between."""
+    """Return sample points: all symbols at one fraction of their ranges, then each symbol at its ends."""
     ends: dict[Var, tuple[int, int]] = {}
     for v in symbols:
         low, high = env.range_of(v)

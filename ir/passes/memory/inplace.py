@@ -1,4 +1,4 @@
-"""Outputs that take the memory of an argument (`call_tir_inplace`): when they may, and marking the calls whose outputs can."""
+"""Outputs in the memory of an argument (`call_tir_inplace`, Relax): legality, candidates and rewriting."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
 
 def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | None:
-    """Why `output` may not lie in the memory of the input `source`; None when it may: each element of `source` is read only by
-    the block that then writes that element of `output`, before anything else is written there.
+    """Return why `output` may not share the memory of the input `source`, or None when it may.
 
-    Holds for scheduled functions too: every primitive keeps what a block does at one point of its iterators together."""
+    Legal: one block reads `source`, and each of its instances reads only the element that it then writes.
+    The answer holds for scheduled functions too, since primitives never split the instance of a block."""
     if output.dtype is not source.dtype or len(output.shape) != len(source.shape):
         return f"{output!r} is not like {source!r}"
     for s in walk(func.body):
@@ -67,14 +67,15 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
 
 
 def reads_of(block: Block) -> tuple[Load, ...]:
-    """Every distinct read of a block, wherever it stands."""
+    """Return the distinct reads of a block, in its statements, bindings and predicate."""
     stores = [block.body] if block.init is None else [block.body, block.init]
     return loads(*(e for s in stores for e in (s.value, *s.indices)), *block.bindings, block.predicate)
 
 
 def merge_aliased_params(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimFunc:
-    """`func` with inputs read from the outputs that lie in their memory, so that no two pointers of a kernel overlap. Nests that
-    then only store what is there already are gone."""
+    """Read inputs through the outputs that share their memory, so that no two pointers of a kernel overlap.
+
+    same: input -> output. Loop nests that would only store an element to itself are dropped."""
     body = replace_buffers(func.body, same)
     parts = body.stmts if isinstance(body, Seq) else (body,)
     kept = [p for p in parts if not blocks(p) or not all(_stays(b) for b in blocks(p))]
@@ -92,7 +93,13 @@ def _stays(block: Block) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InplaceConflict:
-    """An output in a place where it may not be: field `output` of `var`, why, and the node that shows it."""
+    """An illegal in-place output.
+
+    var: variable that the call binds
+    output: number of the output
+    why: reason
+    at: node of the program to show
+    """
 
     var: GVar
     output: int
@@ -101,15 +108,22 @@ class InplaceConflict:
 
 
 def inplace_conflicts(f: Function, module: IRModule) -> Iterator[InplaceConflict]:
-    """Every output that is written in place of something that is not this function's to overwrite, is read later, or that the
-    loops of the tensor function need."""
+    """List the illegal in-place outputs of `f`.
+
+    An output is illegal when the function does not own the argument's memory, when the argument is read later, or when the
+    loops of the tensor function forbid it."""
     if not any(isinstance(v, CallTIR) and v.inplace for v in nested_values(f)):
         return
     yield from _InplaceChecker(module).body(f)
 
 
 class _InplaceChecker:
-    """A walk over a function in order: who made what, and who has overwritten it."""
+    """A walk over a function in program order.
+
+    aliases: alias sets, in-place outputs as tensors of their own
+    made: body that allocates each tensor
+    taken: output that overwrote each tensor
+    """
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -167,13 +181,13 @@ class _InplaceChecker:
 
 
 def sources_of(func: PrimFunc, call: CallTIR, t: AllocatedTensor, aliases: AliasSets) -> list[Buffer]:
-    """The parameters of `func` that a call gives the memory of `t`."""
+    """Return the parameters of `func` whose arguments lie in the memory of `t`."""
     pairs = zip(func.input_buffers, call.args, strict=True)
     return [b for b, arg in pairs if isinstance(arg, GVar) and t in aliases.tensors_of(arg)]
 
 
 def ordering_constrained(f: Function) -> frozenset[GVar]:
-    """What must stay where it is because of outputs written in place: those calls, and what reads the memory before them."""
+    """Return the variables whose bindings must keep their order: in-place calls, and earlier readers of the overwritten memory."""
     calls = {v for v in nested_values(f) if isinstance(v, CallTIR) and v.inplace}
     if not calls:
         return frozenset()
@@ -307,10 +321,10 @@ class _Finder:
 
 @dataclass(frozen=True, slots=True)
 class Inplace:
-    """Outputs take the memory of an argument of the same dims that nobody reads later, where the loops of the function permit.
+    """Write outputs in the memory of dead arguments of equal dims and type, where the loops permit.
 
-    Not part of the standard order: it makes other kernels of the calls it marks (one pointer instead of two) than those that were
-    measured. Branches are left alone."""
+    Not part of the standard pipeline: a marked call has another kernel (one pointer fewer) than the measured one.
+    Branches are not changed."""
 
     def __call__(self, module: IRModule) -> IRModule:
         return map_graphs(module, lambda f, _: with_inplace(f, (*_stated(f), *_Finder(f, module).pairs())))

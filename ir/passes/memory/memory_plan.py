@@ -19,12 +19,14 @@ from relax_tune.ir.passes.memory.buffer_packing import LiveRange, pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryPlan:
-    """Where intermediate values live.
+    """Storages of the intermediate tensors of a graph function.
 
-    storages: bytes of each, over the graph's symbols. assignment: for a variable, the storage of each tensor it holds (one,
-    or one per field of a tuple, None for a field that is returned). Parameters, constants and returned values are not in it;
-    views share what they view, what an `if` gives is what the side taken gave, and an output that is written in place lies where
-    the argument lay. workspaces: the storages a call needs while it runs, for the variable it is bound to.
+    storages: sizes in bytes, over the symbols of the graph
+    assignment: variable -> storage of each tensor it holds, one per field of a tuple; None for a returned field
+    workspaces: variable -> storages that its call needs while it runs
+
+    Parameters, constants and returned values have no storage of the plan. Views, results of branches and in-place outputs
+    have the storage of the tensor they alias.
     """
 
     storages: tuple[Expr, ...]
@@ -34,18 +36,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
-    """Assign storages by liveness: values that are never in use together may share one, which is as large as the largest of them.
+    """Assign storages by live ranges, over symbolic sizes.
 
-    constant: replace sizes by the largest they can be within the declared bounds, so that memory can be taken once for all calls."""
+    constant: replace each size by its upper bound, so that one allocation serves all calls
+    """
 
     constant: bool = False
 
     def plan(
         self, module: IRModule, name: str = "main", workspaces: Mapping[GVar, Sequence[Expr]] | None = None
     ) -> MemoryPlan:
-        """The plan of one graph function. workspaces: bytes that the calls of these variables need while they run.
+        """Plan the memory of one graph function.
 
-        Raises BuildError when `constant` and a size has no upper bound."""
+        workspaces: bytes that the call of a variable needs while it runs.
+        Raises BuildError when `constant` is set and a size has no upper bound."""
         env = env_of(module.bounds)
         assignment: dict[GVar, list[int | None]] = {}
         spaces: dict[GVar, list[int]] = {}
@@ -64,7 +68,7 @@ class PlanMemory:
 
 
 def _at_bounds(life: Lifetime, env: Env) -> Expr:
-    """Its largest size within the declared bounds."""
+    """Return the largest size within the declared bounds. Raises BuildError when there is none."""
     largest = interval(life.nbytes, env)[1]
     if largest is None:
         missing = [v.name for v in free_vars(life.nbytes) if env.range_of(v)[1] is None]
@@ -77,8 +81,14 @@ def _at_bounds(life: Lifetime, env: Env) -> Expr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lifetime:
-    """A tensor that needs memory of its own: field `index` of `var`, `nbytes` over the graph's symbols, from the position of the
-    step that makes it to that of the last one that reads it. index None: a workspace of the call that makes `var`."""
+    """A tensor that needs memory, with its live range.
+
+    var: variable that holds it
+    index: number of its field; None for a workspace of the call that binds `var`
+    nbytes: bytes, over the symbols of the graph
+    first: position of the binding that makes it
+    last: position of its last reader
+    """
 
     var: GVar
     index: int | None
@@ -90,10 +100,10 @@ class Lifetime:
 def lifetimes(
     module: IRModule, name: str = "main", workspaces: Mapping[GVar, Sequence[Expr]] | None = None
 ) -> tuple[Lifetime, ...]:
-    """Every tensor a plan of the graph function `name` places, in the order they are made: neither views nor what is returned;
-    after those a call makes, its workspaces.
+    """List the tensors that a plan of the graph function `name` places, in order of allocation.
 
-    Raises BuildError, naming the value, for one whose dims or dtype are not known."""
+    Views and returned tensors are left out. The workspaces of a call follow its outputs.
+    Raises BuildError, naming the value, for unknown dims or dtype."""
     func = module.functions[name]
     assert isinstance(func, Function)
     env = env_of(module.bounds)
@@ -122,7 +132,9 @@ def _nbytes(var: GVar, info: TensorInfo, env: Env) -> Expr:
 
 
 def overlay(groups: Sequence[Sequence[Expr]], env: Env) -> tuple[tuple[Expr, ...], tuple[tuple[int, ...], ...]]:
-    """Sizes of places that hold any one group of arrays at a time, and for each group the places of its arrays."""
+    """Pack groups of arrays that are in use one group at a time.
+
+    Returns storage sizes, and for each group the storages of its arrays."""
     sizes, places = pack([LiveRange(at, at, size) for at, group in enumerate(groups) for size in group], env)
     left = iter(places)
     return sizes, tuple(tuple(next(left) for _ in group) for group in groups)
