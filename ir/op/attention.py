@@ -1,4 +1,4 @@
-"""Attention as one operator: what it means, its loops as a whole, and the products and softmax it is made of."""
+"""Scaled dot-product attention (Vaswani et al. 2017) as one operator: semantics, loops and decomposition."""
 
 from __future__ import annotations
 
@@ -59,17 +59,20 @@ _NOTHING_BEFORE = const(0)
 
 @dataclass(frozen=True, slots=True)
 class Attention(OperatorSpec):
-    """`softmax(scale * q @ k.T + mask) @ v`: q (..., h, r, d), k (..., g, m, d), v (..., g, m, e), optionally a mask that
-    broadcasts to (..., h, r, m) -> (..., h, r, e). Leading dims broadcast; `h` is a multiple of `g`, and query head `i`
-    reads key head `i // (h / g)`.
+    """Attention `softmax(scale * q @ k.T + mask) @ v`, with grouped-query heads (Ainslie et al. 2023).
 
-    mask: truth values, true where a row sees a column; or floats that are added, minus infinity where it does not.
-    causal: row `i` stands at position `offset + i // group` and sees no column after it, nor, with a window, one that is
-    `window` or more positions before. offset: the number of earlier positions, such as a cache holds, at least 0. group: how
-    many neighbouring rows share one position, as where the query heads of one key head are its rows.
-    softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask. hides_rows: a row that sees nothing gives 0;
-    False promises that there is none. stored: what the weights are rounded to before they are summed up and multiplied; None for
-    the arguments' own type.
+    q: (..., h, r, d); k: (..., g, m, d); v: (..., g, m, e); result: (..., h, r, e). Leading dims broadcast; `h` is a multiple of
+    `g`, and query head `i` reads key head `i // (h / g)`. An optional mask broadcasts to (..., h, r, m): booleans, true
+    where a row sees a column, or floats that are added.
+
+    scale: factor of the scores
+    causal: row `i`, at position `offset + i // group`, sees no later column
+    offset: number of earlier positions, such as those of a cache; at least 0
+    group: number of neighbouring rows that share a position (rows of one key head: the query heads that share it)
+    window: number of columns that a row sees, up to its own position; None: all
+    softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask
+    hides_rows: a row that sees no column gives 0; False: every row sees a column
+    stored: type that the weights are rounded to before the second product; None: the type of the arguments
     """
 
     scale: float
@@ -144,8 +147,7 @@ class Attention(OperatorSpec):
         return TensorInfo((*lead, *q[len(lead) : -1], v[-1]), dtype)
 
     def _needed(self, rows: Expr, columns: Expr, ctx: Deduction) -> Attention:
-        """Without a window that no position outgrows, nor causality that hides nothing: the first row stands at the last column or
-        after it."""
+        """Drop a window that covers all columns, and causality when the first row is at or after the last column."""
         last = add(self.offset, ceildiv(rows, self.group))
         window = self.window
         if window is not None and ctx.proves(le(last, window)) is Proof.YES:
@@ -157,7 +159,7 @@ class Attention(OperatorSpec):
     # lowering
 
     def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value:
-        """Two products with a softmax between; grouped heads meet their keys in a dim of their own, without copies."""
+        """Decompose into two products with a softmax between; grouped heads have a dim of their own, without copies."""
         q, k, v = args[:3]
         dims, keys = shape_of(infos[0]), shape_of(infos[1])
         lead = _lead(dims, keys, shape_of(infos[2]), g.deduction) or ()
@@ -193,8 +195,8 @@ class Attention(OperatorSpec):
     def _masked(
         self, scores: Value, mask: Value, softmax: OperatorSpec, dtype: DType, truth: bool, g: Decomposer
     ) -> Value:
-        """The scores under a mask through the softmax."""
-        # the lowest finite number keeps rows that see nothing free of infinity less infinity
+        """Return the softmax of the masked scores."""
+        # the lowest finite number avoids inf - inf in rows that see nothing
         low = dtype.lowest
         if truth:
             weights = g.call(softmax, g.call(Where(), mask, scores, g.literal(low, dtype)))
@@ -230,26 +232,15 @@ class Attention(OperatorSpec):
         zero, hidden = const(0, dtype), lowest(dtype)
 
         def at(t: Tensor, place: Sequence[Expr], *last: Expr, key: bool = False) -> Expr:
-            """An element at the heads of `place`, whose leading dims may be wider."""
+            """Read an element at the heads of `place`, whose leading dims may be wider."""
             own, n = t.buffer.shape, len(lead)
             before = [const(0) if d is const(1) else i for i, d in zip(place[:n], own)]
             head = [floordiv(i, shared) if key else i for i in place[n:]]
             return t[(*before, *head, *last)]
 
         def scored(*i: Expr) -> Expr:
-            value: Expr = mul(product[i], const(self.scale, dtype))
-            if self.softcap is not None:
-                cap = const(self.softcap, dtype)
-                value = mul(call("tanh", div(value, cap)), cap)
-            row, column = add(seen.offset, floordiv(i[-2], const(seen.group))), i[-1]
-            if mask is not None:
-                shown = broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
-                value = select(shown, value, hidden) if mask.buffer.dtype is bool_ else add(value, shown)
-            if seen.causal:
-                near = le(column, row)
-                near = near if seen.window is None else and_(near, lt(sub(row, seen.window), column))
-                value = select(near, value, hidden)
-            return value
+            shown = None if mask is None else broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
+            return seen._score(product[i], shown, i[-2], i[-1], hidden)
 
         b.reduce(
             product, dims[-1:], zero,
@@ -269,6 +260,22 @@ class Attention(OperatorSpec):
         )  # fmt: skip
         b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
         return b.finish()
+
+    def _score(self, product: Expr, mask: Expr | None, r: Expr, column: Expr, hidden: Expr) -> Expr:
+        """Return the score of row `r` and a column: scaled, capped and masked; `hidden` where the row does not see it."""
+        dtype = hidden.dtype
+        value: Expr = mul(product, const(self.scale, dtype))
+        if self.softcap is not None:
+            cap = const(self.softcap, dtype)
+            value = mul(call("tanh", div(value, cap)), cap)
+        row = add(self.offset, floordiv(r, const(self.group)))
+        if mask is not None:
+            value = select(mask, value, hidden) if mask.dtype is bool_ else add(value, mask)
+        if self.causal:
+            near = le(column, row)
+            near = near if self.window is None else and_(near, lt(sub(row, self.window), column))
+            value = select(near, value, hidden)
+        return value
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         q, k, v = map(wide, arrays[:3])
@@ -299,13 +306,13 @@ class Attention(OperatorSpec):
 
 
 def _lead(q: Sequence[Expr], k: Sequence[Expr], v: Sequence[Expr], ctx: Deduction) -> Dims | None:
-    """The joint dims before the heads; None when only a run can tell them."""
+    """Broadcast the dims before the heads; None when only run time decides them."""
     both, _ = broadcast_dims("attention", k[:-3], v[:-3], ctx)
     return None if both is None else broadcast_dims("attention", q[:-3], both, ctx)[0]
 
 
 def _shared(q: Sequence[Expr], k: Sequence[Expr], ctx: Deduction) -> Expr:
-    """How many query heads read one key head."""
+    """Return the number of query heads that read one key head."""
     if len(q) < 3 or q[-3] is k[-3]:
         return const(1)
     return ctx.simplify(floordiv(q[-3], k[-3]))

@@ -1,4 +1,4 @@
-"""Tensors made from shapes alone."""
+"""Operators that create tensors from shape expressions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
 
 @dataclass(frozen=True, slots=True)
 class Iota(OperatorSpec):
-    """`0, 1 ... size - 1` as int64."""
+    """Integers `0, 1 ... size - 1`, as int64."""
 
     size: Expr
     name: ClassVar[str] = "iota"

@@ -1,4 +1,4 @@
-"""Operators of decoder layers that compositions of others would spread over several loop nests."""
+"""Fused operators of decoder layers: RMSNorm, causal softmax, rotary embedding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from relax_tune.ir.op.reduce import RowOperator, lowest
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm(RowOperator):
-    """`x / sqrt(mean(x * x) + eps) * gamma` over the last axis: x (..., c), gamma (c,)."""
+    """RMSNorm (Zhang & Sennrich 2019): `x / sqrt(mean(x * x) + eps) * gamma` over the last axis: x (..., c), gamma (c,)."""
 
     eps: float = 1e-6
     name: ClassVar[str] = "rms_norm"
@@ -81,11 +81,13 @@ class RmsNorm(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class CausalSoftmax(RowOperator):
-    """Softmax over the last axis in which a row sees no column after its own position: x (..., r, m).
+    """Softmax over the last axis under a causal mask: x (..., r, m).
 
-    Row `i` stands at position `offset + i // group` and sees the columns up to and with that one, or with a window the last
-    `window` of them; the others give 0. offset: the number of earlier positions, at least 0. group: how many neighbouring rows
-    share one position.
+    Row `i`, at position `offset + i // group`, sees the columns up to its position; the others give 0.
+
+    offset: number of earlier positions, at least 0
+    group: number of neighbouring rows that share a position
+    window: number of columns that a row sees, up to its own position; None: all
     """
 
     offset: Expr
@@ -126,7 +128,7 @@ class CausalSoftmax(RowOperator):
         )
         b.compute(power, lambda *i: seen(i, call("exp", sub(x[i], top[i[:-1]])), zero), "softmax_exp")
         b.reduce(total, shape[-1:], zero, lambda old, *i: add(old, power[i]), "softmax_sum")
-        # only behind a window can a row see nothing
+        # only under a window can a row see no column
         by = (lambda t: t) if self.window is None else (lambda t: select(eq(t, zero), const(1, dtype), t))
         b.compute(y, lambda *i: div(power[i], by(total[i[:-1]])), "softmax")
         return b.finish()
@@ -147,11 +149,10 @@ class CausalSoftmax(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class Rotary(OperatorSpec):
-    """Rotary position embedding, halves of the last axis as pairs: x (..., n, ..., d) with positions along `axis`,
-    cos and sin (p, d/2), one row a position -> x's dims.
+    """Rotary position embedding (RoPE; Su et al. 2021, section 3.4), pairing the halves of the last axis.
 
-    Position `i` turns the pair (x[k], x[k + d/2]) by the angle of row `offset + i`, which must be in [0, p).
-    Source: arXiv:2104.09864, section 3.4.
+    x: (..., n, ..., d), positions along `axis`; cos, sin: (p, d/2), one row a position. Position `i` rotates the pair
+    (x[k], x[k + d/2]) by the angle of row `offset + i`, which must be in [0, p).
     """
 
     offset: Expr

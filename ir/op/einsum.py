@@ -1,4 +1,4 @@
-"""Sums of products over named indices."""
+"""Einstein summation: sums of products over named indices."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ FIRST_OF_DOTS = 0x391
 
 @dataclass(frozen=True, slots=True)
 class Einsum(OperatorSpec):
-    """NumPy's einsum: `equation` names each operand's dims by letters, `...` those that broadcast, and after `->` the result's
-    (without it: `...` and the letters that occur once, sorted). What the result lacks is summed over; a letter twice in one
-    operand walks its diagonal. A dim of 1 fits any other of its letter."""
+    """Einsum with the notation of `numpy.einsum`.
+
+    `equation` names the dims of each operand by letters, broadcast dims by `...`, and after `->` the dims of the result. Without
+    `->` the result has `...` and the letters that occur once, sorted. Letters absent from the result are summed over. A letter
+    twice in one operand reads its diagonal. A dim of 1 broadcasts to the other dims of its letter."""
 
     equation: str
     name: ClassVar[str] = "einsum"
 
     def letters(self, ndims: Sequence[int]) -> tuple[tuple[str, ...], str]:
-        """The letters of each operand and of the result, `...` spelled out. Raises DeduceError."""
+        """Return the letters of each operand and of the result, with `...` expanded. Raises DeduceError."""
         text = self.equation.replace(" ", "")
         left, arrow, right = text.partition("->")
         terms = left.split(",")
@@ -74,7 +76,7 @@ class Einsum(OperatorSpec):
 
     @staticmethod
     def sizes(terms: Sequence[str], shapes: Sequence[Sequence[Expr]]) -> dict[str, Expr]:
-        """The dim of each letter: the first that is not 1."""
+        """Return the dim of each letter: the first that is not 1."""
         found: dict[str, Expr] = {}
         for term, shape in zip(terms, shapes):
             for c, d in zip(term, shape):
@@ -125,8 +127,10 @@ class Einsum(OperatorSpec):
         return b.finish()
 
     def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value | None:
-        """From the left, two operands at a time: what neither the others nor the result have is summed, what both have and
-        somebody wants is a batch, the rest rows, columns and the inner dim of a matrix product. Diagonals have loops."""
+        """Decompose into matrix products, two operands at a time from the left; None for diagonals.
+
+        Letters of one operand only are summed first. Letters of both operands that are needed later are batch dims. The others
+        are rows, columns and the inner dim."""
         shapes = [shape_of(i) for i in infos]
         terms, result = self.letters([len(s) for s in shapes])
         if any(len(set(t)) != len(t) for t in terms):
@@ -150,12 +154,12 @@ class Einsum(OperatorSpec):
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Part = tuple[Value, str]
-"""A value and its letters."""
+"""A value, and the letters of its dims."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Writes the parts of one equation over `sizes`."""
+    """Emitter of the steps of one equation. sizes: dim of each letter."""
 
     g: Decomposer
     sizes: dict[str, Expr]
@@ -167,12 +171,12 @@ class _Step:
         return self.g.call(Reshape(tuple(dims)), value)
 
     def plain(self, value: Value, letters: str, shape: Sequence[Expr], others: str) -> Part:
-        """Without the dims of 1 that other operands have wider."""
+        """Drop the dims of 1 that are wider in other operands."""
         kept = "".join(c for c, d in zip(letters, shape) if as_int(d) != 1 or c not in others)
         return (value if kept == letters else self.view(value, self.dims(kept))), kept
 
     def summed(self, value: Value, letters: str, kept: str) -> Part:
-        """The sum over the letters that nobody wants."""
+        """Sum over the letters outside `kept`."""
         axes = tuple(p for p, c in enumerate(letters) if c not in kept)
         if not axes:
             return value, letters
@@ -183,7 +187,7 @@ class _Step:
         return value if axes == tuple(range(len(axes))) else self.g.call(Permute(axes), value)
 
     def product(self, left: Part, right: Part, wanted: str) -> Part:
-        """Of two operands, summed over what neither `wanted` nor a third one has."""
+        """Multiply two operands, summing over the letters outside `wanted`."""
         a, own = self.summed(*left, wanted + right[1])
         b, other = self.summed(*right, wanted + own)
         batch = [c for c in own if c in other and c in wanted]
@@ -198,7 +202,7 @@ class _Step:
             return self.g.call(Mul(), a, b), letters
         flat = [self.g.deduction.simplify(product(self.dims(part))) for part in (rows, inner, columns)]
         a = self.view(self.turned(a, own, [*batch, *rows, *inner]), [*self.dims(batch), *flat[:2]])
-        # a second operand that lies with its inner dim last stays so
+        # a second operand with its inner dim last is read transposed
         lies = (
             own != other
             and [c for c in other if c in inner] == inner

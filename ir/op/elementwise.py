@@ -1,4 +1,4 @@
-"""Elementwise operators: one value in, or two that broadcast, and one value out."""
+"""Elementwise operators with one operand, or with two that broadcast."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ from relax_tune.ir.op.erf import erf
 
 @dataclass(frozen=True, slots=True)
 class Unary(OperatorSpec):
-    """`y[i...] = f(x[i...])` with the argument's dtype."""
+    """Elementwise function `y[i...] = f(x[i...])`, of the dtype of the argument."""
 
     arity: ClassVar[int] = 1
     floats_only: ClassVar[bool] = True
 
     @abstractmethod
     def scalar(self, x: Expr) -> Expr:
-        """One element."""
+        """Return the result for one element."""
 
     @abstractmethod
     def array(self, x: Array) -> Array:
-        """All elements, in float64 for floats."""
+        """Compute all elements, in float64 for floats."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
@@ -155,7 +155,7 @@ class Sigmoid(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Gelu(Unary):
-    """`x * (1 + erf(x / sqrt(2))) / 2`."""
+    """GELU (Hendrycks & Gimpel 2016): `x * (1 + erf(x / sqrt(2))) / 2`."""
 
     name: ClassVar[str] = "gelu"
     halves: ClassVar[Halves] = "allowed"
@@ -184,7 +184,9 @@ class Relu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class ScalarUnary(Unary):
-    """An elementwise operation with a number, rounded to the tensor's dtype; one of integers or bools is one of these itself."""
+    """Elementwise operation with a number, rounded to the dtype of the tensor.
+
+    For tensors of integers and bools the number is one itself."""
 
     value: float = 0.0
     floats_only: ClassVar[bool] = False
@@ -237,7 +239,7 @@ class MaximumScalar(ScalarUnary):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Unary):
-    """The same values in another dtype (towards zero from floats to integers)."""
+    """Conversion to another dtype (towards zero from floats to integers)."""
 
     dtype: DType
     name: ClassVar[str] = "cast"
@@ -269,10 +271,9 @@ class Cast(Unary):
 def broadcast_dims(
     name: str, a: Sequence[Expr], b: Sequence[Expr], ctx: Deduction
 ) -> tuple[tuple[Expr, ...] | None, int]:
-    """NumPy's rule on symbolic dims: the joint dims and their number.
+    """Broadcast symbolic dims by the rule of NumPy; return the joint dims and their number.
 
-    The dims are None (a choice, where `ctx` writes those) when it depends on run-time values which side is 1; then a check is
-    asked for.
+    The dims are None when run time decides which side is 1 (a `select` if `ctx.choices`); a check is then added.
     Raises DeduceError naming the dim and both sizes when two dims can never fit.
     """
     ndim = max(len(a), len(b))
@@ -306,8 +307,9 @@ def broadcast_dims(
 
 
 def broadcast_index(tensor: Tensor, indices: Sequence[Var], out: Sequence[Expr]) -> Expr:
-    """`tensor` read at the aligned `indices` of a broadcast result of dims `out`; dims of 1 are read at 0, also those that
-    turn out to be 1 only at run time."""
+    """Read `tensor` at the aligned `indices` of a broadcast result of dims `out`.
+
+    Dims of 1 are read at 0, including dims found to be 1 only at run time."""
     shape = tensor.buffer.shape
     aligned = list(zip(indices, out, strict=True))[len(indices) - len(shape) :]
     return tensor[tuple(_broadcast_dim(i, o, d) for (i, o), d in zip(aligned, shape, strict=True))]
@@ -321,7 +323,7 @@ def _broadcast_dim(i: Var, out: Expr, dim: Expr) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Binary(OperatorSpec):
-    """`z = f(x, y)` with broadcasting; both of one dtype."""
+    """Elementwise function `z = f(x, y)` with broadcasting; both operands of one dtype."""
 
     arity: ClassVar[int] = 2
     numbers_only: ClassVar[bool] = True
@@ -329,11 +331,11 @@ class Binary(OperatorSpec):
 
     @abstractmethod
     def scalar(self, x: Expr, y: Expr) -> Expr:
-        """One element."""
+        """Return the result for one pair of elements."""
 
     @abstractmethod
     def array(self, x: Array, y: Array) -> Array:
-        """All elements."""
+        """Compute all elements."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, y = self.tensors(infos)

@@ -1,4 +1,4 @@
-"""The error function in double precision, vectorised (W. J. Cody's rational approximations, Math. Comp. 1969)."""
+"""Vectorised error function in double precision (W. J. Cody's rational approximations, Math. Comp. 1969)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _ratio(x: NDArray[Any], lead: float, p: tuple[float, ...], q: tuple[float, .
 
 
 def erf(x: NDArray[Any]) -> NDArray[Any]:
-    """erf(x) in float64; absolute error below 1e-15 (beyond |x| = 4 the tail is below 2e-8 and kept to 1e-15 absolute)."""
+    """Compute erf(x) in float64, with an absolute error below 1e-15."""
     x = np.asarray(x, np.float64)
     size = np.abs(x)
     near = np.minimum(size, 0.46875)

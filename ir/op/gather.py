@@ -1,4 +1,4 @@
-"""Elements at computed indices along several axes, or along one axis position by position."""
+"""Gathers: elements at computed indices (ONNX GatherND, GatherElements)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def _check_indices(name: str, indices: TensorInfo) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GatherND(OperatorSpec):
-    """`y[i..., j...] = x[indices[i..., 0], ..., indices[i..., k-1], j...]`: x (d0 .. dk-1, rest), indices (..., k), k a
-    number; each index in [0, its dim) (outside: see `ir/op/indices`)."""
+    """Gather `y[i..., j...] = x[indices[i..., 0], ..., indices[i..., k-1], j...]`.
+
+    x: (d0 .. dk-1, rest); indices: (..., k), k a number; each index in [0, its dim) (outside: see `ir/op/indices`)"""
 
     name: ClassVar[str] = "gather_nd"
     halves: ClassVar[Halves] = "gathered"
@@ -75,9 +76,10 @@ class GatherND(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class GatherElements(OperatorSpec):
-    """`y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]` with `p` at `axis`: both of one rank, the result with the
-    dims of indices, which are at most those of x in the other axes; each index in [0, x's dim at axis) (outside: see
-    `ir/op/indices`)."""
+    """Gather `y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]`, with `p` at `axis`.
+
+    Both have one rank. The result has the dims of indices, which are at most those of x in the other axes. Each index is in
+    [0, dim of x at `axis`) (outside: see `ir/op/indices`)."""
 
     axis: int = 0
     name: ClassVar[str] = "gather_elements"

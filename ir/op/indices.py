@@ -1,8 +1,7 @@
-"""Indices that come from data: what every gather promises about them.
+"""Bounds of indices that come from data.
 
-An index outside its dim is an error wherever somebody can be told: the NumPy meaning refuses it, and a built model checks
-the inputs it uses as indices. Compiled loops cannot tell anybody, so they read the nearest element that exists: whatever
-the data holds, no memory outside the array is touched.
+NumPy semantics refuse an index outside its dim, and a built model checks inputs that it uses as indices. Compiled loops cannot
+report errors: they clamp the index to the nearest element, so that no memory outside the array is accessed.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from relax_tune.ir.op.base import Array, Deduction, product
 
 
 def inside(index: Expr, size: Expr) -> Expr:
-    """`index` as int64, moved into [0, size)."""
+    """Clamp `index`, as int64, into [0, size)."""
     return maximum(minimum(cast(index, i64), sub(size, 1)), 0)
 
 
 def require_elements(name: str, ctx: Deduction, size: Expr, result: Sequence[Expr]) -> None:
-    """There must be something to read along a dim of `size` unless the result is empty. Raises DeduceError when there
-    never is; unknown becomes a run-time check."""
+    """Require a non-empty dim of `size` unless the result is empty.
+
+    Raises DeduceError when it never holds; undecided becomes a run-time check."""
     cond = or_(lt(0, size), eq(product(result), 0))
     proof = ctx.proves(cond)
     if proof is Proof.NO:
@@ -33,7 +33,7 @@ def require_elements(name: str, ctx: Deduction, size: Expr, result: Sequence[Exp
 
 
 def refuse_outside(name: str, indices: Array, size: int) -> None:
-    """Raises DeduceError naming the first of `indices` that is not in [0, size)."""
+    """Refuse indices outside [0, size). Raises DeduceError naming the first."""
     wrong = (indices < 0) | (indices >= size)
     if wrong.any():
         raise DeduceError(f"{name}: wanted indices in [0, {size}), found {indices[wrong].flat[0]}")

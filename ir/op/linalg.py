@@ -29,7 +29,9 @@ from relax_tune.ir.op.elementwise import broadcast_dims
 
 @dataclass(frozen=True, slots=True)
 class Matmul(OperatorSpec):
-    """`(..., i, k) @ (..., k, j) -> (..., i, j)`; leading dims broadcast. transpose_b: the second is `(..., j, k)`."""
+    """Matrix product `(..., i, k) @ (..., k, j) -> (..., i, j)`; leading dims broadcast.
+
+    transpose_b: second operand is `(..., j, k)`"""
 
     transpose_b: bool = False
     name: ClassVar[str] = "matmul"
@@ -37,7 +39,7 @@ class Matmul(OperatorSpec):
     arity: ClassVar[int] = 2
 
     def _dims(self, b: Sequence[Expr]) -> tuple[Expr, Expr]:
-        """(k, j) of the second argument."""
+        """Return (k, j) of the second argument."""
         return (b[-1], b[-2]) if self.transpose_b else (b[-2], b[-1])
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -86,7 +88,7 @@ class Matmul(OperatorSpec):
 
 
 def _lead(batch: Sequence[Expr], dims: Sequence[Expr], out: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Batch indices of an operand with leading `dims` in a product with leading dims `out`."""
+    """Return the batch indices of an operand with leading `dims` in a product with leading dims `out`."""
     aligned = list(zip(batch, out, strict=True))[len(batch) - len(dims) :]
     one = const(1)
     return tuple(const(0) if d is one and o is not one else i for (i, o), d in zip(aligned, dims, strict=True))

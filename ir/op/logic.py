@@ -1,4 +1,4 @@
-"""Comparisons, logic on truth values, and the choice between two tensors."""
+"""Comparisons, boolean logic, and selection between two tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from relax_tune.ir.op.elementwise import Binary, Unary, broadcast_dims, broadcas
 
 @dataclass(frozen=True, slots=True)
 class Compare(Binary):
-    """Truth values of `x ? y` with broadcasting; both of one dtype."""
+    """Comparison of operands of one dtype, with broadcasting; the result is bool."""
 
     numbers_only: ClassVar[bool] = False
     halves: ClassVar[Halves] = "never"
@@ -107,7 +107,7 @@ class LessEqual(Compare):
 
 @dataclass(frozen=True, slots=True)
 class Logical(Compare):
-    """Truth values in, truth values out."""
+    """Logic on bools."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         for info in self.tensors(infos):
@@ -160,7 +160,7 @@ class LogicalNot(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Where(OperatorSpec):
-    """`x` where `cond`, else `y`, with broadcasting: cond (...) bool, x and y of one dtype."""
+    """Select `x` where `cond`, else `y`, with broadcasting: cond (...) bool, x and y of one dtype."""
 
     name: ClassVar[str] = "where"
     halves: ClassVar[Halves] = "allowed"

@@ -1,4 +1,4 @@
-"""Operators that move values without computing: gathers, views, permutations, joins and cuts."""
+"""Data movement without computation: take, views, permutation, concatenation, slices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from relax_tune.ir.op.indices import inside, refuse_outside, require_elements
 
 
 def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:
-    """Dims without symbols as numbers."""
+    """Return dims without symbols as numbers."""
     found: list[int] = []
     for d in dims:
         n = as_int(d)
@@ -43,8 +43,9 @@ def _integers(dims: Sequence[Expr], what: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Take(OperatorSpec):
-    """Rows of a table: table (v, ...), indices (...) of int32 or int64, each in [0, v) -> indices' dims + table's other dims.
-    (Indices outside: see `ir/op/indices`.)"""
+    """Rows of a table: table (v, ...), indices (...) of int32 or int64, each in [0, v).
+
+    The result has the dims of indices, then the other dims of the table. Indices outside: see `ir/op/indices`."""
 
     name: ClassVar[str] = "take"
     halves: ClassVar[Halves] = "gathered"
@@ -81,7 +82,7 @@ class Take(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Reshape(OperatorSpec):
-    """The same elements in row-major order under other dims; a view, never a kernel."""
+    """Reshape in row-major order; a view, never a kernel."""
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "reshape"
@@ -186,7 +187,7 @@ class ExpandDims(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Permute(OperatorSpec):
-    """`y` with axis `p` of the result taken from axis `axes[p]` of the argument."""
+    """Permutation of axes: axis `p` of the result is axis `axes[p]` of the argument."""
 
     axes: tuple[int, ...]
     name: ClassVar[str] = "permute"
@@ -217,7 +218,7 @@ class Permute(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class BroadcastTo(OperatorSpec):
-    """The argument repeated along new leading dims and dims of 1."""
+    """Broadcast along new leading dims and dims of 1."""
 
     shape: tuple[Expr, ...]
     name: ClassVar[str] = "broadcast_to"
@@ -235,7 +236,7 @@ class BroadcastTo(OperatorSpec):
         return TensorInfo(self.shape, x.dtype)
 
     def _require(self, found: Expr, wanted: Expr, what: str, ctx: Deduction) -> None:
-        """Equal, or 1: which it may turn out to be only at run time."""
+        """Require `found` to be `wanted` or 1; undecided becomes a run-time check."""
         proof = Proof.YES if as_int(found) == 1 else ctx.equal(found, wanted)
         if proof is Proof.NO and ctx.equal(found, 1) is Proof.NO:
             raise DeduceError(f"{what}: wanted equal dims or a 1, found {found!r} and {wanted!r}")
@@ -273,7 +274,7 @@ class Placer(TensorBuilder):
 
 @dataclass(frozen=True, slots=True)
 class Concat(OperatorSpec):
-    """Arguments one after the other along `axis`; other dims equal."""
+    """Concatenation along `axis`; other dims equal."""
 
     axis: int = 0
     name: ClassVar[str] = "concat"
@@ -317,7 +318,7 @@ class Concat(OperatorSpec):
             ends.append(s[axis] if not ends else add(ends[-1], s[axis]))
         y = b.output("y", (*shapes[0][:axis], (ctx or Deduction()).simplify(ends[-1]), *shapes[0][axis + 1 :]), dtype)
 
-        # one block per argument, so that no element of an empty or neighbouring argument is ever read
+        # one block per argument, so that no element of an empty or neighbouring argument is read
         for p, x in enumerate(xs):
             start = const(0) if p == 0 else ends[p - 1]
             b.place(y, {axis: start}, x, f"concat_{p}")
@@ -333,7 +334,7 @@ def _cut(b: TensorBuilder, x: Tensor, y: Tensor, axis: int, start: Expr, name: s
 
 @dataclass(frozen=True, slots=True)
 class Split(OperatorSpec):
-    """`parts` pieces along `axis`, each of ceil(n / parts) but the last ones, which may be shorter or empty."""
+    """Split into `parts` pieces along `axis`, each of ceil(n / parts); the last ones may be shorter or empty."""
 
     parts: int
     axis: int = 0
@@ -341,7 +342,7 @@ class Split(OperatorSpec):
     arity: ClassVar[int] = 1
 
     def pieces(self, n: Expr, ctx: Deduction) -> tuple[tuple[Expr, Expr], ...]:
-        """(start, size) of every piece of a dim of size `n`."""
+        """Return (start, size) of every piece of a dim of size `n`."""
         size = ctx.simplify(ceildiv(n, self.parts))
         if ctx.equal(mul(size, self.parts), n) is Proof.YES:
             return tuple((ctx.simplify(mul(size, i)), size) for i in range(self.parts))
@@ -395,9 +396,9 @@ class Split(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Slice(OperatorSpec):
-    """`x[..., begin:end:step, ...]` along `axis`, with both ends clamped into [0, size] as Python does; never negative.
+    """Slice `x[..., begin:end:step, ...]` along `axis`; both ends are clamped to the size, as in Python.
 
-    With a step below 0 both are clamped into [-1, size - 1], so an `end` of -1 goes on to the first element."""
+    Ends are at least 0, or at least -1 with a step below 0: an `end` of -1 then includes element 0."""
 
     axis: int
     begin: Expr
@@ -408,7 +409,7 @@ class Slice(OperatorSpec):
     arity: ClassVar[int] = 1
 
     def _window(self, n: Expr, ctx: Deduction) -> tuple[Expr, Expr]:
-        """(start, size) within a dim of size `n`."""
+        """Return (start, size) within a dim of size `n`."""
         if self.step < 0:
             start = _least(self.begin, sub(n, 1), ctx)
             span = ctx.simplify(sub(start, self.end))
@@ -456,11 +457,11 @@ class Slice(OperatorSpec):
 
 
 def _least(a: Expr, b: Expr, ctx: Deduction) -> Expr:
-    """min(a, b), decided when it can be."""
+    """Return min(a, b), simplified when an order is proved."""
     if ctx.proves(le(a, b)) is Proof.YES:
         return a
     return b if ctx.proves(le(b, a)) is Proof.YES else ctx.simplify(minimum(a, b))
 
 
 VIEWS: tuple[type[OperatorSpec], ...] = (Reshape, Flatten, ExpandDims)
-"""Operators whose result is the argument's memory under other dims."""
+"""Views: operators whose result is the memory of the argument under other dims."""

@@ -1,4 +1,4 @@
-"""Elementwise functions beyond the activations: magnitudes, logarithms, angles, rounding, powers, whole division."""
+"""Elementwise mathematics: magnitude, logarithm, trigonometry, rounding, powers, integer division."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Floor(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Power(Binary):
-    """`x` to the power `y`, for floats."""
+    """Power `x ** y` of floats."""
 
     name: ClassVar[str] = "power"
     halves: ClassVar[Halves] = "never"
@@ -69,7 +69,7 @@ class Power(Binary):
 
 @dataclass(frozen=True, slots=True)
 class MathFunction(Unary):
-    """A function of the standard mathematical library, called by the operator's name."""
+    """A function of the C mathematical library, called by the name of the operator."""
 
     function: ClassVar[Callable[..., Any]]
 
@@ -149,7 +149,7 @@ class Atanh(MathFunction):
 
 @dataclass(frozen=True, slots=True)
 class Rint(MathFunction):
-    """To the nearest whole number, halves to the even one."""
+    """Rounding to the nearest integer, ties to even."""
 
     name: ClassVar[str] = "rint"
     function = staticmethod(np.rint)
@@ -157,7 +157,7 @@ class Rint(MathFunction):
 
 @dataclass(frozen=True, slots=True)
 class WholeDivision(Binary):
-    """A division of integers; by zero it gives 0, as no loop may trap."""
+    """Integer division; the result is 0 for a divisor of 0, since loops must not trap."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         for info in OperatorSpec.tensors(self, infos):
@@ -166,7 +166,7 @@ class WholeDivision(Binary):
         return Binary.infer(self, infos, ctx)
 
     def divided(self, x: Expr, y: Expr, value: Callable[[Expr, Expr], Expr], by_minus_one: Expr) -> Expr:
-        """`value(x, y)` with divisors that trap replaced: 0, and -1, whose quotient of the least integer is out of range."""
+        """Return `value(x, y)` without the divisors that may trap: 0, and -1 (overflow of the least integer)."""
         zero, one = const(0, x.dtype), const(1, x.dtype)
         if x.dtype.short[0] == "u":
             return select(eq(y, zero), zero, value(x, select(eq(y, zero), one, y)))
@@ -177,7 +177,7 @@ class WholeDivision(Binary):
 
 @dataclass(frozen=True, slots=True)
 class Quotient(WholeDivision):
-    """`x / y` of integers, towards zero."""
+    """Integer quotient `x / y`, towards zero."""
 
     name: ClassVar[str] = "quotient"
 
@@ -200,7 +200,7 @@ class Quotient(WholeDivision):
 
 @dataclass(frozen=True, slots=True)
 class Modulo(WholeDivision):
-    """`x - floor(x / y) * y` of integers: the sign of `y`."""
+    """Integer remainder `x - floor(x / y) * y`, with the sign of `y`."""
 
     name: ClassVar[str] = "modulo"
 
@@ -213,7 +213,7 @@ class Modulo(WholeDivision):
 
 @dataclass(frozen=True, slots=True)
 class Fmod(Binary):
-    """The remainder of a division of floats towards zero: the sign of `x`."""
+    """Float remainder of a division towards zero, with the sign of `x`."""
 
     name: ClassVar[str] = "fmod"
     halves: ClassVar[Halves] = "never"

@@ -1,4 +1,4 @@
-"""More elements around a tensor."""
+"""Padding of tensors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ Mode = Literal["constant", "edge", "reflect", "wrap"]
 
 @dataclass(frozen=True, slots=True)
 class Pad(OperatorSpec):
-    """`before` and `after` each axis more elements, as many as said, at least 0: `value`, the nearest element (edge), the mirrored
-    ones without the edge itself (reflect), or those of the other end (wrap)."""
+    """Padding (modes of ONNX Pad and `numpy.pad`).
+
+    before, after: number of elements to add at each axis, at least 0
+    mode: `constant` (`value`), `edge` (nearest element), `reflect` (mirrored without the edge), `wrap` (periodic)
+    """
 
     before: tuple[Expr, ...]
     after: tuple[Expr, ...]
@@ -96,7 +99,7 @@ class Pad(OperatorSpec):
         padded = [p for p, pair in enumerate(zip(self.before, self.after)) if any(as_int(e) != 0 for e in pair)]
         fill = const(bool(self.value) if dtype is bool_ else self.value if dtype.is_float else int(self.value), dtype)
         if self.mode == "constant" and any(ctx.proves(lt(0, shape[p])) is not Proof.YES for p in padded):
-            # nothing of an empty tensor may be read, so what is there is put over the padding
+            # an empty tensor must not be read: fill first, then copy the elements there are
             b.compute(y, lambda *i: fill, "pad_fill")
             b.place(y, dict(enumerate(self.before)), x, "pad")
             return b.finish()

@@ -1,4 +1,4 @@
-"""Small integers that stand for floats: quantising, its inverse, and two numbers of four bits in a byte."""
+"""Affine quantisation, dequantisation, and packing of 4-bit integers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dt
 
 @dataclass(frozen=True, slots=True)
 class Scaled(OperatorSpec):
-    """Integers `q` for floats `x = (q - zero) * scale`: arguments are the tensor, the scales and, unless they are all 0, zero
-    points of the integers' type. Scales and zero points are one number without dims; with an `axis`, one for each index along
-    it, (n,); with a `group` too, one for each run of that many indices along it: the tensor's dims, ceil(n / group) at `axis`.
+    """Affine quantisation: integers `q` for floats `x = (q - zero) * scale`.
+
+    Arguments: tensor, scales, and optional zero points of the integer type (default 0).
+
+    axis: None: one scale without dims; else one for each index along it, (n,)
+    group: with `axis`, one scale for each run of `group` indices along it: dims of the tensor, ceil(n / group) at `axis`
     """
 
     axis: int | None = None
@@ -56,7 +59,7 @@ class Scaled(OperatorSpec):
         return found
 
     def _check_dims(self, infos: Sequence[TensorInfo], ctx: Deduction) -> None:
-        """Scales and zero points have the dims they should."""
+        """Require scales and zero points of the dims that `axis` and `group` imply."""
         x = infos[0].shape
         if x is None:
             return
@@ -75,7 +78,7 @@ class Scaled(OperatorSpec):
                 ctx.require_equal(a, b, f"{self.name}: dim {p} of {what}")
 
     def _at(self, t: Tensor, place: Sequence[Expr]) -> Expr:
-        """The scale or zero point of the element at `place`."""
+        """Read the scale or zero point of the element at `place`."""
         if self.axis is None:
             return t[()]
         axis = self.axis % len(place)
@@ -84,7 +87,7 @@ class Scaled(OperatorSpec):
         return t[(*place[:axis], floordiv(place[axis], const(self.group)), *place[axis + 1 :])]
 
     def _spread(self, t: Array, shape: Sequence[int]) -> Array:
-        """Scales or zero points against an array of `shape`."""
+        """Broadcast scales or zero points to an array of `shape`."""
         if self.axis is None:
             return t
         axis = self.axis % len(shape)
@@ -95,8 +98,9 @@ class Scaled(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Quantize(Scaled):
-    """`x / scale` rounded to the nearest whole number, halves to the even one, plus the zero point, kept within the range of
-    `bits` bits. Division and rounding are those of f32 for 16-bit floats too."""
+    """Quantisation: `round(x / scale) + zero`, ties to even, saturated to `bits` bits.
+
+    16-bit floats are divided and rounded in f32."""
 
     dtype: DType = i8
     bits: int = 8
@@ -151,7 +155,7 @@ class Quantize(Scaled):
 
 @dataclass(frozen=True, slots=True)
 class Dequantize(Scaled):
-    """`(q - zero) * scale` in the scales' type; the product is made in f32, of 32-bit integers in f64."""
+    """Dequantisation: `(q - zero) * scale`, of the type of the scales, computed in f32 (f64 for 32-bit integers)."""
 
     name: ClassVar[str] = "dequantize"
     unpacks: ClassVar[bool] = True
@@ -195,8 +199,9 @@ class Dequantize(Scaled):
 
 @dataclass(frozen=True, slots=True)
 class Pack4(OperatorSpec):
-    """Two numbers of four bits in a byte: index `2 * i` along `axis` in the low half of byte `i`, the next one in the high
-    half, 0 behind an odd end. Of i8 or u8, whose lower four bits count."""
+    """Packing of two 4-bit integers in a byte: index `2 * i` along `axis` in the low half of byte `i`, the next in the high half.
+
+    The argument is i8 or u8; its low four bits are kept. An odd end is padded with 0."""
 
     axis: int
     name: ClassVar[str] = "pack4"
@@ -242,7 +247,7 @@ class Pack4(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Unpack4(OperatorSpec):
-    """What `pack4` packed: `size` numbers along `axis`, i8 in -8 .. 7 or, unless `signed`, u8 in 0 .. 15."""
+    """Inverse of `pack4`: `size` numbers along `axis`, i8 in -8 .. 7 if `signed`, else u8 in 0 .. 15."""
 
     axis: int
     size: Expr

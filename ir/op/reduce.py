@@ -31,7 +31,7 @@ from relax_tune.ir.op.base import (
 
 @dataclass(frozen=True, slots=True)
 class Reduce(OperatorSpec):
-    """A reduction over `axes` (all when None); reduced dims are dropped, or kept as 1."""
+    """Reduction over `axes` (all when None); reduced dims are dropped, or kept as 1 if `keepdims`."""
 
     axes: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -39,15 +39,15 @@ class Reduce(OperatorSpec):
 
     @abstractmethod
     def start(self, dtype: DType) -> Expr:
-        """The neutral element."""
+        """Return the neutral element."""
 
     @abstractmethod
     def combine(self, old: Expr, x: Expr) -> Expr:
-        """One step."""
+        """Combine a partial result with one element."""
 
     @abstractmethod
     def array(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """The whole reduction, `keepdims` applied."""
+        """Reduce over `axes`, with `keepdims` applied."""
 
     def positions(self, ndim: int) -> tuple[int, ...]:
         axes = tuple(range(ndim)) if self.axes is None else self.axes
@@ -82,7 +82,7 @@ class Reduce(OperatorSpec):
         return b.finish()
 
     def emit(self, b: TensorBuilder, x: Tensor, y: Tensor) -> None:
-        """The blocks that reduce `x` into `y`."""
+        """Emit the blocks that reduce `x` into `y`."""
         shape = x.buffer.shape
         axes = self.positions(len(shape))
         n = len(y.buffer.shape)
@@ -117,7 +117,7 @@ class Sum(Reduce):
 
 @dataclass(frozen=True, slots=True)
 class Max(Reduce):
-    """The largest element; the dtype's smallest value over nothing."""
+    """Maximum; the smallest value of the dtype over no elements."""
 
     name: ClassVar[str] = "max"
 
@@ -134,7 +134,7 @@ class Max(Reduce):
 
 @dataclass(frozen=True, slots=True)
 class Min(Reduce):
-    """The smallest element; the dtype's largest value over nothing."""
+    """Minimum; the largest value of the dtype over no elements."""
 
     name: ClassVar[str] = "min"
 
@@ -151,7 +151,7 @@ class Min(Reduce):
 
 @dataclass(frozen=True, slots=True)
 class Mean(Reduce):
-    """The arithmetic mean of floats (not a number over nothing)."""
+    """Arithmetic mean of floats; NaN over no elements."""
 
     name: ClassVar[str] = "mean"
 
@@ -181,13 +181,13 @@ class Mean(Reduce):
 
 
 def lowest(dtype: DType) -> Expr:
-    """The neutral element of maximum."""
+    """Return the neutral element of maximum."""
     return const(-np.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min), dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class RowOperator(OperatorSpec):
-    """Floats in, the same shape out, each row of the last axis on its own."""
+    """Operator on floats that computes each row of the last axis separately and keeps the shape."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         tensors = self.tensors(infos)
@@ -210,13 +210,13 @@ class RowOperator(OperatorSpec):
 def _row_sum(
     b: TensorBuilder, out: Tensor, width: Expr, value: Callable[[tuple[Expr, ...], Expr], Expr], name: str
 ) -> None:
-    """`out[row] = sum of value(row, k)`."""
+    """Emit `out[row] = sum over k of value(row, k)`."""
     b.reduce(out, (width,), const(0, out.buffer.dtype), lambda old, *i: add(old, value(i[:-1], i[-1])), name)
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax(RowOperator):
-    """`exp(x - max) / sum(exp(x - max))` over the last axis."""
+    """Softmax `exp(x - max) / sum(exp(x - max))` over the last axis."""
 
     name: ClassVar[str] = "softmax"
     arity: ClassVar[int] = 1
@@ -246,9 +246,10 @@ class Softmax(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(RowOperator):
-    """`(x - mean) / sqrt(var + eps) * gamma + beta` over the last axis: x (..., c), gamma (c,), beta (c,).
+    """Layer normalisation (Ba et al. 2016): `(x - mean) / sqrt(var + eps) * gamma + beta` over the last axis.
 
-    The variance is the mean of squared differences (two passes), not the difference of mean squares, which cancels."""
+    x: (..., c); gamma, beta: (c,). The variance is the mean of squared differences (two passes); the difference of mean squares
+    would cancel."""
 
     eps: float = 1e-5
     name: ClassVar[str] = "layer_norm"
@@ -294,7 +295,7 @@ class LayerNorm(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class L2Normalize(RowOperator):
-    """`x / max(sqrt(sum(x * x)), eps)` over the last axis."""
+    """L2 normalisation `x / max(sqrt(sum(x * x)), eps)` over the last axis."""
 
     eps: float = 1e-12
     name: ClassVar[str] = "l2_normalize"
@@ -320,9 +321,9 @@ class L2Normalize(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class MeanPool(OperatorSpec):
-    """The mean over positions that a mask admits: x (b, n, c) f, mask (b, n) f of 0 and 1 -> (b, c).
+    """Masked mean over positions: x (b, n, c), mask (b, n) of 0 and 1 -> (b, c), all floats.
 
-    `sum(x * mask) / max(sum(mask), eps)`, so a row without any position gives zeros."""
+    `sum(x * mask) / max(sum(mask), eps)`: a row without any position gives zeros."""
 
     eps: float = 1e-9
     name: ClassVar[str] = "mean_pool"

@@ -1,4 +1,4 @@
-"""Every operator, by the name it prints with."""
+"""Table of all operators, by printed name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from relax_tune.ir.op.window import Conv, Pool
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:
-    """Operators by name. Raises ValueError for a name used twice."""
+    """Index operators by name. Raises ValueError for a name used twice."""
     found: dict[str, type[OperatorSpec]] = {}
     for operator in operators:
         if operator.name in found:

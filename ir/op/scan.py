@@ -1,4 +1,4 @@
-"""Products, running sums, and where the largest elements are."""
+"""Products, prefix scans, and positions of extreme elements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from relax_tune.ir.op.reduce import Max, Min, Reduce
 
 @dataclass(frozen=True, slots=True)
 class Prod(Reduce):
-    """The product of elements; 1 over nothing."""
+    """Product; 1 over no elements."""
 
     name: ClassVar[str] = "prod"
 
@@ -48,8 +48,13 @@ class Prod(Reduce):
 
 @dataclass(frozen=True, slots=True)
 class Scan(OperatorSpec):
-    """Along `axis`, what the elements up to each one give together, itself included unless `exclusive`; `reverse`: from the
-    end. Every result is a reduction of its own, so the work grows with the square of the axis."""
+    """Prefix scan along `axis`: each result reduces the elements up to its own.
+
+    Each result is a separate reduction, so the work grows with the square of the axis.
+
+    exclusive: without its own element
+    reverse: from the end
+    """
 
     axis: int = 0
     exclusive: bool = False
@@ -122,7 +127,7 @@ class CumProd(Scan):
 
 @dataclass(frozen=True, slots=True)
 class ArgMax(OperatorSpec):
-    """Where along `axis` the largest element is (the smallest, if `least`), as int64: the first such, or the `last`."""
+    """Index of the largest element along `axis` (the smallest, if `least`), as int64; of equal ones the first, or the `last`."""
 
     axis: int = 0
     least: bool = False
@@ -174,8 +179,9 @@ class ArgMax(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class TopK(OperatorSpec):
-    """Where along `axis` the `k` largest elements are (the smallest, unless `largest`), best first, as int64; equal elements
-    in their order. Each element's rank is counted, so the work grows with the square of the axis."""
+    """Indices of the `k` largest elements along `axis` (the smallest, unless `largest`), best first, as int64.
+
+    Equal elements keep their order. The rank of each element is counted, so the work grows with the square of the axis."""
 
     k: Expr
     axis: int = -1

@@ -1,4 +1,4 @@
-"""Elements replaced or combined at computed indices, written as gathers: each result looks for what is meant for it."""
+"""Scatters (ONNX ScatterND, ScatterElements), lowered as gathers: each result element searches its updates."""
 
 from __future__ import annotations
 
@@ -31,21 +31,27 @@ def _neutral(mode: Mode, dtype: DType) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Scatter(OperatorSpec):
-    """`x` with some elements replaced by updates, of several for one element by the last, or combined with all of them. The
-    work grows with the number of elements times the number of updates that may be meant for each."""
+    """Scatter of updates into `x`.
+
+    The work grows with the number of elements times the number of updates searched for each.
+
+    mode: `replace` (the last of several updates counts), or the reduction that combines an element with all its updates
+    """
 
     mode: Mode = "replace"
     arity: ClassVar[int] = 3
 
     @abstractmethod
     def fit(self, x: TensorInfo, indices: TensorInfo, updates: TensorInfo, ctx: Deduction) -> None:
-        """Raises DeduceError when dims can never fit; what is unknown becomes a check."""
+        """Require fitting dims. Raises DeduceError; undecided dims become run-time checks."""
 
     @abstractmethod
     def parts(
         self, x: Tensor, indices: Tensor, updates: Tensor
     ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
-        """(how many updates to look at, (own indices, number of the update) -> (whether it is meant, its value))."""
+        """Return the number of updates to search, and a function of them.
+
+        The function maps (indices of a result element, number of an update) to (condition that it hits the element, its value)."""
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, indices, updates = self.tensors(infos)
@@ -97,8 +103,9 @@ class Scatter(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class ScatterND(Scatter):
-    """`y[indices[m, 0], ..., indices[m, k-1], j...] = updates[m, j...]`: x (d0 .. dk-1, rest), indices (m, k), k a number,
-    updates (m, rest); each index in [0, its dim)."""
+    """Scatter `y[indices[m, 0], ..., indices[m, k-1], j...] = updates[m, j...]`.
+
+    x: (d0 .. dk-1, rest); indices: (m, k), k a number; updates: (m, rest); each index in [0, its dim)"""
 
     name: ClassVar[str] = "scatter_nd"
 
@@ -134,8 +141,9 @@ class ScatterND(Scatter):
 
 @dataclass(frozen=True, slots=True)
 class ScatterElements(Scatter):
-    """`y[i..., indices[i..., m, j...], j...] = updates[i..., m, j...]` with the index at `axis`: all of one rank, and of
-    equal dims but along `axis`."""
+    """Scatter `y[i..., indices[i..., m, j...], j...] = updates[i..., m, j...]`, with the index at `axis`.
+
+    All have one rank and equal dims, except along `axis`."""
 
     axis: int = 0
     name: ClassVar[str] = "scatter_elements"

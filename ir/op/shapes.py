@@ -1,4 +1,4 @@
-"""First-class shapes: read off tensors, put to use by reshapes, and results whose dims depend on data."""
+"""Operators on first-class shapes, and operators with data-dependent dims (Relax, section 3.2)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from relax_tune.ir.op.movement import Reshape
 
 @dataclass(frozen=True, slots=True)
 class ShapeOperator(OperatorSpec):
-    """Takes or gives a shape, or dims that depend on data: never a loop nest. The runtime computes it between the parts of a
-    program, by its name (`runtime/host_operators`)."""
+    """Operator that takes or gives a shape, or has data-dependent dims.
+
+    It is never lowered to loops: the runtime computes it by its name (`runtime/host_operators`)."""
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -33,7 +34,7 @@ class ShapeOperator(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class ShapeOf(ShapeOperator):
-    """The dims of a tensor as a shape value."""
+    """Dims of a tensor, as a shape value."""
 
     name: ClassVar[str] = "shape_of"
     arity: ClassVar[int] = 1
@@ -48,7 +49,7 @@ class ShapeOf(ShapeOperator):
 
 @dataclass(frozen=True, slots=True)
 class ReshapeTo(ShapeOperator):
-    """The same elements in row-major order under the dims of a shape value."""
+    """Reshape to the dims of a shape value, in row-major order."""
 
     name: ClassVar[str] = "reshape_to"
     arity: ClassVar[int] = 2
@@ -70,7 +71,7 @@ class ReshapeTo(ShapeOperator):
 
 @dataclass(frozen=True, slots=True)
 class TensorToShape(ShapeOperator):
-    """The elements of an int64 tensor of one dim as a shape value."""
+    """Elements of an int64 tensor of one dim, as a shape value."""
 
     name: ClassVar[str] = "tensor_to_shape"
     arity: ClassVar[int] = 1
@@ -90,7 +91,7 @@ class TensorToShape(ShapeOperator):
 
 @dataclass(frozen=True, slots=True)
 class Unique(ShapeOperator):
-    """The distinct elements in ascending order, in one dim: how many depends on data."""
+    """Distinct elements in ascending order, in one dim of data-dependent size."""
 
     name: ClassVar[str] = "unique"
     arity: ClassVar[int] = 1

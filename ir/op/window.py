@@ -1,4 +1,4 @@
-"""Operators on sliding windows over the last dims: convolution and pooling, of inputs that are padded already."""
+"""Operators on sliding windows over the last dims: convolution and pooling of padded inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from relax_tune.ir.op.reduce import lowest
 
 
 def window_count(size: Expr, kernel: Expr, stride: int, dilation: int) -> Expr:
-    """How many windows fit into a dim."""
+    """Return the number of windows that fit into a dim."""
     reach = add(mul(sub(kernel, 1), dilation), 1)
     return add(floordiv(sub(size, reach), const(stride)), 1)
 
@@ -63,7 +63,7 @@ def _counts(
 
 
 def _windows(x: Array, kernels: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
-    """x (n, c, d...) as (n, c, windows..., kernel...)."""
+    """View x (n, c, d...) as (n, c, windows..., kernel...)."""
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernels, dilations))
     view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, x.ndim)))
     steps = tuple(slice(None, None, s) for s in strides) + tuple(slice(None, None, d) for d in dilations)
@@ -72,8 +72,9 @@ def _windows(x: Array, kernels: Sequence[int], strides: Sequence[int], dilations
 
 @dataclass(frozen=True, slots=True)
 class Conv(OperatorSpec):
-    """`y[n, o, p...] = sum over c, q... of x[n, g(o) + c, p * stride + q * dilation ...] * w[o, c, q...]`: x (n, channels,
-    dims...), w (out channels, channels / groups, kernel dims...); `g(o)` is the first channel of the group of `o`."""
+    """Convolution `y[n, o, p...] = sum over c, q... of x[n, g(o) + c, p * stride + q * dilation ...] * w[o, c, q...]`.
+
+    x: (n, channels, dims...); w: (out channels, channels / groups, kernel dims...); `g(o)`: first channel of the group of `o`"""
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -131,7 +132,7 @@ class Conv(OperatorSpec):
 
 @dataclass(frozen=True, slots=True)
 class Pool(OperatorSpec):
-    """The largest element of each window of x (n, c, dims...), or their sum."""
+    """Pooling of each window of x (n, c, dims...): maximum if `largest`, else sum."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]

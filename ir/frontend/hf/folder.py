@@ -12,7 +12,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Pooling, bert_config
 from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
 from relax_tune.ir.frontend.hf.llama import Llama
-from relax_tune.ir.frontend.hf.llama_config import FAMILIES, llama_config
+from relax_tune.ir.frontend.hf.llama_config import FAMILIES, LlamaConfig, llama_config
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
@@ -28,22 +28,24 @@ def load_hf(
     every_position: bool = False,
     cache_dtype: CacheType = "f32",
 ) -> IRModule:
-    """Import a model by what its config.json says it is.
+    """Import a Hugging Face model by the `model_type` of its config.json.
 
-    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`: token types
-    are all 0, whose row is folded into the position table. Positions count from 0; those of the RoBERTa kind leave out padding
-    tokens, whatever the mask says.
+    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`. Token types are all
+    0; their row is folded into the position table. Positions count from 0; RoBERTa models leave out padding tokens, whatever the
+    mask says.
 
-    A decoder is two functions that share its weights: `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
-    value_0, key_1 ...)` for a prompt, and `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` with results
-    of the same kind for each token after it. Every position sees itself and those before it. Keys and values are (b, key heads,
-    positions, size of a head): `n` positions after a prompt; `m` past ones go into `decode`, and one more comes out.
+    A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
+    value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
+    token and gives the same kinds of results. Attention is causal. Keys and values are (b, key heads, positions, size of a head),
+    with `n` positions after a prompt; `decode` takes `m` past positions and gives `m + 1`.
 
-    folder: holds config.json and model.safetensors. bounds: inclusive (lower, upper) of the symbols `b`, `n` and, of decoders,
-    `m`; by default at least 1, and together at most the positions the model has. Of encoders alone: pooling: `mean` over the
-    positions the mask admits, `cls`, the first one, or `none`, which gives the last hidden state (b, n, hidden) as it is;
-    normalize: what is pooled to unit length. Of decoders alone: every_position: logits of `prefill` are (b, n, vocabulary), those
-    of every position instead of the last; cache_dtype: the type keys and values are stored in, which 16 bits make half as large.
+    folder: contains config.json and model.safetensors
+    pooling: encoders: `mean` over the positions of the mask, `cls` (first position), `none` (last hidden state (b, n, hidden))
+    normalize: encoders: scale the pooled vector to unit length
+    bounds: inclusive (lower, upper) of the symbols `b`, `n` and, for decoders, `m`; default: at least 1, and at most the positions
+        of the model in total
+    every_position: decoders: logits of `prefill` are (b, n, vocabulary)
+    cache_dtype: decoders: type of stored keys and values
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
@@ -67,20 +69,7 @@ def load_hf(
             raise UserError(
                 f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
             )
-        decoder = llama_config(data, where)
-        given = checked_bounds(bounds)
-        m = given.pop("m", (1, max(1, decoder.positions - 1)))
-        if m[1] >= decoder.positions:
-            raise UserError(
-                f"bound of m: wanted less than {decoder.positions}, the positions this model has, found {m[1]}; lower the bound"
-            )
-        b, n = symbol_bounds(decoder.positions, given)
-        if n[0] < 1 and not every_position:
-            raise UserError(
-                f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
-            )
-        model = Llama(decoder, HfWeights(root), max(n[1], m[1] + 1))
-        return model.module(b, n, m, every_position, dtype(cache_dtype))
+        return _load_decoder(root, llama_config(data, where), bounds, every_position, cache_dtype)
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
@@ -88,3 +77,26 @@ def load_hf(
     config = bert_config(data, where)
     b, n = symbol_bounds(config.positions, bounds)
     return Bert(config, HfWeights(root)).build(b, n, pooling, normalize)
+
+
+def _load_decoder(
+    root: Path,
+    config: LlamaConfig,
+    bounds: Mapping[str, tuple[int, int]] | None,
+    every_position: bool,
+    cache_dtype: CacheType,
+) -> IRModule:
+    """Import the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
+    given = checked_bounds(bounds)
+    m = given.pop("m", (1, max(1, config.positions - 1)))
+    if m[1] >= config.positions:
+        raise UserError(
+            f"bound of m: wanted less than {config.positions}, the positions this model has, found {m[1]}; lower the bound"
+        )
+    b, n = symbol_bounds(config.positions, given)
+    if n[0] < 1 and not every_position:
+        raise UserError(
+            f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
+        )
+    model = Llama(config, HfWeights(root), max(n[1], m[1] + 1))
+    return model.module(b, n, m, every_position, dtype(cache_dtype))
