@@ -1,4 +1,4 @@
-"""Where a model comes from: what a path or name means, and which frontend reads it."""
+"""Find a model by its path or name, and import it with the frontend of its format."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ PACKAGE = "package:"
 def load_model(
     model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None = None, cache_dtype: CacheType = "f32"
 ) -> IRModule:
-    """A model as one cross-level program, its dynamic dims as symbols.
+    """Import a model as one cross-level program, with dynamic dims as symbols.
 
-    model: the folder of a Hugging Face model (config.json and model.safetensors), an .onnx file, a .pt2 file of
-    `torch.export.save`, a .relax file of program text, `package:NAME/FOLDER` for a folder or file inside an installed
-    package; or a `torch.export.ExportedProgram`. bounds: inclusive ranges by symbol name, within what the model allows.
-    cache_dtype: what the decoder of a Hugging Face folder stores keys and values in (`load_hf`); other models say it themselves.
+    model: one of
 
-    Raises: ParseError or UserError for what is no model, bounds the model cannot have, and a cache_dtype where it keeps none.
+    * the folder of a Hugging Face model (config.json and model.safetensors);
+    * an .onnx file, a .pt2 file of `torch.export.save`, or a .relax file of program text;
+    * `package:NAME/FOLDER`, a folder or file inside an installed package;
+    * a `torch.export.ExportedProgram`.
+
+    bounds: inclusive ranges by symbol name, within those of the model
+    cache_dtype: type of the keys and values that a Hugging Face decoder stores (`load_hf`); `f32` for other models
+
+    Raises: ParseError or UserError for a file that is no model, impossible bounds, and a cache_dtype without a cache.
     """
     bounds = checked_bounds(bounds)
     if is_exported_program(model):
@@ -69,9 +74,9 @@ def _refuse(cache_dtype: CacheType, found: str) -> None:
 
 
 def find_model(model: ModelSource) -> Path:
-    """The path a model's name stands for. `package:NAME/FOLDER` is looked up without importing the package.
+    """Return the path of a model. `package:NAME/FOLDER` is looked up without importing the package.
 
-    Raises: UserError when the package or the place in it is not there.
+    Raises: UserError when the package or the path in it does not exist.
     """
     if not isinstance(model, (str, os.PathLike)):
         raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
@@ -81,7 +86,7 @@ def find_model(model: ModelSource) -> Path:
     name, _, inside = given.removeprefix(PACKAGE).partition("/")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    except ValueError:  # modules that are no packages, such as __main__
+    except ValueError:  # a module that is no package, such as __main__
         spec = None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
@@ -93,7 +98,7 @@ def find_model(model: ModelSource) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Raises UserError for a path that cannot be looked at: a name too long, a folder that may not be entered."""
+    """Return True if a path exists. Raises UserError for an inaccessible path: a name too long, a folder without permission."""
     try:
         return path.exists()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Models as text: a program as `print_text` writes it, with its weights in a file beside it."""
+"""Models as text: a program as `print_text` writes it, with its weights in a second file of the same name."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ WEIGHTS = (".safetensors", ".npz")
 
 
 def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -> IRModule:
-    """The model in a file of program text. Its weights are read from the .safetensors or .npz of the same name beside it,
-    if there is one. Text with one tensor function and nothing else is the model that calls it: its inputs are the
-    model's, except those marked Const that a weight is named after.
+    """Load a model from a file of program text.
 
-    bounds: inclusive (lower, upper) by symbol name, within the bounds the text declares.
+    Weights are read from the .safetensors or .npz file of the same name in the same folder, if it exists. A text of one tensor
+    function gives a model that calls it: inputs marked Const with a weight of their name are constants, others inputs.
 
-    Raises: ParseError for text that cannot be read, with line, column and a caret, or that is not well-formed, showing the place;
-    for weights that are missing or damaged. UserError for bounds the model cannot have."""
+    bounds: inclusive (lower, upper) by symbol name, within the declared bounds
+
+    Raises: ParseError for text that does not parse (with line, column and a caret) or is not well-formed, and for missing or
+    damaged weights. UserError for impossible bounds."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -55,7 +56,7 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
 
 
 def save_text(module: IRModule, path: str | Path) -> Path:
-    """Write `module` as `path`, a file of text that `load_model` reads, and its weights as .safetensors beside it.
+    """Write a module as text that `load_model` reads, and its weights as .safetensors of the same name.
 
     Raises: UserError when the name does not end in .relax, or the files cannot be written."""
     target = Path(path)
@@ -85,12 +86,12 @@ def _weights(path: Path) -> dict[str, NDArray[Any]]:
                 return {name: arrays[name] for name in arrays.files}
         with cast(Any, safe_open(str(found[0]), framework="numpy")) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged files
+    except Exception as error:  # numpy and zipfile raise many kinds for damaged files
         raise ParseError(f"{found[0]}: wanted readable weights, found: {error}; write them again") from None
 
 
 def _calling(module: IRModule) -> IRModule:
-    """`main`, which calls the one tensor function there is."""
+    """Add `main`, which calls the one tensor function of the module."""
     (func,) = (f for f in module.functions.values() if isinstance(f, PrimFunc))
     g = GraphBuilder("main" if func.name != "main" else "model")
     callee = g.add(func)
@@ -104,7 +105,7 @@ def _calling(module: IRModule) -> IRModule:
 
 
 def _require_whole(path: Path, module: IRModule) -> None:
-    """Raises ParseError for what has no graph function or lacks weights."""
+    """Require a graph function and all weights. Raises ParseError."""
     graphs = [f for f in module.functions.values() if isinstance(f, Function)]
     if not graphs:
         raise ParseError(
@@ -122,7 +123,7 @@ def _require_whole(path: Path, module: IRModule) -> None:
 
 
 def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule:
-    """The module with narrower bounds."""
+    """Narrow the bounds of the module. Raises UserError for bounds outside the declared ones."""
     declared: dict[Var, Bound] = {b.var: b for b in module.bounds}
     symbols = {v.name: v for f in entries(module.functions).values() for p in f.params for v in info_symbols(p.info)}
     for name, (low, high) in bounds.items():

@@ -1,4 +1,4 @@
-"""Encoders of the BERT kind: post layer norm, absolute positions, and one layer's parts under each family's names."""
+"""Import of encoders of the BERT kind (Devlin et al. 2019): post layer norm, absolute positions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENCODERS = ("bert", *ROBERTAS, "distilbert")
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """What the parts of a layer are called."""
+    """Names of the weights of a layer, in the spelling of one family."""
 
     layer: str = "encoder.layer"
     query: str = "attention.self.query"
@@ -53,7 +53,7 @@ DISTILBERT = LayerNames(
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """What of config.json the computation depends on."""
+    """Fields of config.json that the computation depends on."""
 
     layers: int
     hidden: int
@@ -76,7 +76,7 @@ class BertConfig:
 
 
 def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
-    """Check a configuration of one of ENCODERS. Raises ParseError naming the field."""
+    """Read and check a configuration of one of ENCODERS. Raises ParseError naming the field."""
     c, kind = ConfigFields(data, where), data["model_type"]
     c.only("position_embedding_type", "absolute")
     short = kind == "distilbert"
@@ -107,7 +107,7 @@ def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
 
 
 class Bert:
-    """Writes the graph of one encoder."""
+    """Builder of the graph of one encoder."""
 
     def __init__(self, config: BertConfig, weights: HfWeights) -> None:
         self.config = config
@@ -122,7 +122,7 @@ class Bert:
         batch, length = g.symbol("b", *b), g.symbol("n", *n)
         ids = g.input("input_ids", (batch, length), i64)
         mask = g.input("attention_mask", (batch, length), i64)
-        # hidden positions get the most negative finite number, as the original does
+        # masked positions get the most negative finite number, as in the original
         lowest = float(np.finfo(np.float32).min)
         visible = g.call(Cast(f32), mask, hint="visible")
         bias = g.call(AddScalar(lowest), g.call(MulScalar(-lowest), visible), hint="mask_bias")
@@ -153,7 +153,9 @@ class Bert:
         return self.norm(x, "embeddings.LayerNorm")
 
     def placed(self, table: Constant, ids: GVar, length: Var) -> Value:
-        """The row of each position; with a padding token, of how many others there are up to it, counted from behind that token."""
+        """Return the position embeddings.
+
+        With a padding token, positions count the other tokens, starting behind the padding row of the table (RoBERTa)."""
         g, padding = self.g, self.config.padding
         if padding is None:
             return g.call(Slice(0, const(0), length), table)
@@ -168,7 +170,7 @@ class Bert:
         return self.g.call(LayerNorm(self.config.eps), x, gamma, beta)
 
     def linear(self, x: GVar, name: str, width: int, out: int) -> GVar:
-        """`x @ W.T + bias`; the file holds W as (out, in), kept here as (in, out)."""
+        """Return `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
         stored = self.weights.get(f"{name}.weight", (out, width))
         w = self.g.constant(f"{name}.weight", np.ascontiguousarray(stored.T))
         return self.g.call(Add(), self.g.call(Matmul(), x, w), self.weight(f"{name}.bias", out))

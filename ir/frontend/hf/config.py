@@ -1,4 +1,4 @@
-"""Fields of a config.json, checked one by one, and the bounds of the symbols every imported model has."""
+"""Checked access to the fields of a config.json, and the bounds of symbols of imported models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Bounds = Mapping[str, tuple[int, int]]
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """config.json as a mapping. Raises ParseError."""
+    """Read config.json as a mapping. Raises ParseError."""
     return read_json(folder / "config.json", "a Hugging Face model folder with config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """The fields of one JSON object; each reader raises ParseError naming the field, what was wanted and what was found."""
+    """Fields of one JSON object. Each reader raises ParseError naming the field, the wanted and the found value."""
 
     data: Mapping[str, Any]
     where: str
@@ -31,7 +31,7 @@ class ConfigFields:
         return ParseError(f"{self.where}: {key}: wanted {wanted}, found {found!r:.80}; this model cannot be imported")
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1. `default` stands for a field that is missing or null."""
+        """Read an integer of at least 1. `default` stands for a field that is missing or null."""
         value = self.data.get(key)
         value = default if value is None else value
         if type(value) is not int or not 1 <= value <= LARGEST:
@@ -39,7 +39,7 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: float | None, low: float, high: float, wanted: str) -> float:
-        """A number with `low <= number < high`; `wanted` says so. `default` stands for a field that is missing."""
+        """Read a number with `low <= number < high`, described by `wanted`. `default` stands for a missing field."""
         value = self.data.get(key, default)
         if type(value) not in (int, float) or not low <= value < high:
             raise self.wrong(key, wanted)
@@ -52,19 +52,19 @@ class ConfigFields:
         return value
 
     def chosen(self, key: str, default: str, known: Collection[str]) -> str:
-        """One of the names in `known`."""
+        """Read one of the names in `known`."""
         value = self.data.get(key, default)
         if not isinstance(value, str) or value not in known:
             raise self.wrong(key, f"one of {', '.join(known)}")
         return value
 
     def only(self, key: str, *values: object) -> None:
-        """A field that is missing or has one of these values: the first is what to say was wanted."""
+        """Require a field to be missing or to have one of `values`; the message names the first."""
         if key in self.data and not any(self.data[key] is v or self.data[key] == v for v in values):
             raise self.wrong(key, repr(values[0]))
 
     def multiple(self, key: str, value: int, of: str, unit: int) -> None:
-        """`value`, the field `key`, is a multiple of `unit`, the field `of`."""
+        """Require `value`, the field `key`, to be a multiple of `unit`, the field `of`."""
         if value % unit:
             raise ParseError(
                 f"{self.where}: wanted {key} to be a multiple of {of}, found {value} and {unit}; "
@@ -73,7 +73,7 @@ class ConfigFields:
 
 
 def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    """Inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for bounds the model cannot have."""
+    """Return inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
     given = checked_bounds(bounds)
     unknown = sorted(set(given) - {"b", "n"})
     if unknown:

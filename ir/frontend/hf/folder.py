@@ -1,4 +1,4 @@
-"""Imports models from a Hugging Face folder: config.json and model.safetensors, without the framework that wrote them."""
+"""Import of Hugging Face folders, config.json and model.safetensors, without the transformers package."""
 
 from __future__ import annotations
 

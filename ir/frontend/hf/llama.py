@@ -1,4 +1,6 @@
-"""Decoders of the Llama kind: RMS norms, rotary positions, grouped-query attention, a gated feed-forward."""
+"""Import of decoders of the Llama kind (Touvron et al. 2023).
+
+RMSNorm, rotary embeddings (Su et al. 2021), grouped-query attention (Ainslie et al. 2023), gated feed-forward (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -30,9 +32,9 @@ Cache = tuple[GVar, GVar]
 
 
 class Llama:
-    """Writes the functions of one decoder; they share its weights.
+    """Builder of the functions of one decoder, which share weights.
 
-    positions: how many the graphs may come to. Raises UserError when that is more than tables are kept for."""
+    positions: largest number of positions. Raises UserError when it exceeds the limit of rotary tables."""
 
     def __init__(self, config: LlamaConfig, weights: HfWeights, positions: int) -> None:
         if positions > LONGEST:
@@ -45,7 +47,7 @@ class Llama:
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def array(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """A constant by name, made when first asked for."""
+        """Return a constant by name, made on first use."""
         if name not in self._arrays:
             self._arrays[name] = make()
         return self._arrays[name]
@@ -58,7 +60,7 @@ class Llama:
         every_position: bool = False,
         stored: DType = f32,
     ) -> IRModule:
-        """The functions `prefill` and `decode`; see `load_hf`."""
+        """Build the functions `prefill` and `decode`; see `load_hf`."""
         first = self._prefill(b, n, every_position, stored)
         return self._decode(first, m, stored)
 
@@ -70,7 +72,7 @@ class Llama:
         return g.finish((logits, *(part for cache in made for part in cache)))
 
     def _decode(self, prefill: IRModule, m: tuple[int, int], stored: DType) -> IRModule:
-        """`prefill` with the other function beside it: the same weights, the same symbol of the batch."""
+        """Add `decode` to the module of `prefill`, with the same weights and batch symbol."""
         g, c = GraphBuilder("decode"), self.config
         g.include(replace(prefill, functions={}, constants={}, bounds=prefill.bounds[:1]))
         batch, past = prefill.bounds[0].var, g.symbol("m", *m)
@@ -86,7 +88,7 @@ class Llama:
 
 
 class _Step:
-    """One graph: `length` new positions after `past` others, keys and values stored as a type."""
+    """Builder of one graph: `length` new positions after `past` cached ones, keys and values of type `stored`."""
 
     def __init__(self, model: Llama, g: GraphBuilder, batch: Expr, length: Expr, past: Expr, stored: DType) -> None:
         self.model, self.config, self.g, self.stored = model, model.config, g, stored
@@ -94,8 +96,9 @@ class _Step:
         self._turns: tuple[Constant, Constant] | None = None
 
     def run(self, ids: GVar, given: list[Cache] | None, every_position: bool = False) -> tuple[GVar, list[Cache]]:
-        """The logits of the last new position, or of every one, and the keys and values of every layer. given: those of the
-        positions before."""
+        """Return the logits of the last new position (or of all), and the keys and values of every layer.
+
+        given: cached keys and values, by layer"""
         g, c = self.g, self.config
         words = self.weight("model.embed_tokens.weight", c.vocabulary, c.hidden)
         x = g.call(Take(), words, ids, hint="embedding")
@@ -120,9 +123,9 @@ class _Step:
         return self.g.constant(name, self.model.array(name, lambda: self.model.weights.get(name, shape)))
 
     def turns(self) -> tuple[Constant, Constant]:
-        """Tables (positions, size / 2) of the cosine and sine of every position's angles, rounded as the original rounds.
+        """Return the cosine and sine tables (positions, size / 2) of rotary embeddings, rounded as in the original.
 
-        Made when first asked for: by then weights have confirmed the size of a head."""
+        They are made on first use, after the weights have confirmed the size of a head."""
         if self._turns is None:
 
             def table(of: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -142,14 +145,16 @@ class _Step:
         return self.g.call(RmsNorm(self.config.eps), x, self.g.constant(full, made))
 
     def linear(self, x: GVar, name: str, width: int, out: int, biased: bool) -> GVar:
-        """`x @ W.T + bias`; the file holds W as (out, in), kept here as (in, out)."""
+        """Return `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
         full, weights = f"{name}.weight", self.model.weights
         w = self.model.array(full, lambda: np.ascontiguousarray(weights.get(full, (out, width)).T))
         y = self.g.call(Matmul(), x, self.g.constant(full, w))
         return self.g.call(Add(), y, self.weight(f"{name}.bias", out)) if biased else y
 
     def attention(self, x: GVar, name: str, given: Cache | None, number: int) -> tuple[GVar, Cache]:
-        """The rows of one key head are the positions, each with the query heads that share it: (b, groups, n * shared, size)."""
+        """Return grouped-query attention and the new cache.
+
+        Rows of a key head are positions, each with the query heads that share it: (b, groups, n * shared, size)."""
         g, c = self.g, self.config
         shared = c.heads // c.groups
 
@@ -162,7 +167,7 @@ class _Step:
             return g.call(Rotary(self.past, 1), y, *self.turns())
 
         def swapped(y: GVar, hint: str, *dims: Expr) -> GVar:
-            """Positions and groups change places, which gives `dims`; a view where there is one position."""
+            """Permute positions and groups, giving `dims`; a view for a single position."""
             axes = (0, 2, 1, *range(3, len(dims)))
             return g.call(Reshape(dims) if self.length is const(1) else Permute(axes), y, hint=hint)
 
@@ -188,7 +193,7 @@ class _Step:
         g, c = self.g, self.config
         gate = self.linear(x, f"{name}.gate_proj", c.hidden, c.inner, c.bias_mlp)
         up = self.linear(x, f"{name}.up_proj", c.hidden, c.inner, c.bias_mlp)
-        # every activation is its argument times a sigmoid: of the argument, or of a polynomial that makes it tanh's gelu
+        # each activation is x * sigmoid(p(x)): SiLU with p(x) = x, the tanh form of GELU with a cubic p
         inner = gate
         if not c.activation.startswith("s"):
             cubic = g.call(AddScalar(1.0), g.call(MulScalar(0.044715), g.call(Mul(), gate, gate)))

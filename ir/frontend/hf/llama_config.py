@@ -1,4 +1,4 @@
-"""What of the config.json of a decoder of the Llama kind its computation depends on."""
+"""Configuration of decoders of the Llama kind, from config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ ACTIVATIONS = ("silu", "swish", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: angles `position * theta ** (-2k / d)`, and how their frequencies are scaled."""
+    """Rotary embedding (Su et al. 2021): angles `position * theta ** (-2k / d)`, with scaled frequencies.
+
+    kind: rule of scaling
+    factor: factor of positions
+    low, high, original: parameters of `llama3` scaling
+    """
 
     theta: float
     kind: str = "default"
@@ -30,13 +35,13 @@ class Rope:
     original: int = 1
 
     def frequencies(self, size: int) -> NDArray[np.float32]:
-        """Of each pair of a head of `size`, in radians a position: (size / 2,)."""
+        """Return the frequency of each pair of a head of `size`, in radians a position: (size / 2,)."""
         powers = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         found = np.asarray(1 / np.float32(self.theta) ** powers, np.float32)
         if self.kind == "linear":
             return np.asarray(found / np.float32(self.factor), np.float32)
         if self.kind == "llama3":
-            # long waves are slowed by the factor, short ones kept, those between blended by how often they turn
+            # llama3: low frequencies are divided by the factor, high ones kept, those between interpolated
             turns = self.original * found / np.float32(2 * math.pi)
             kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
             return np.asarray(found * (kept + (1 - kept) / self.factor), np.float32)
@@ -45,7 +50,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """What of config.json the computation depends on."""
+    """Fields of config.json that the computation depends on."""
 
     layers: int
     hidden: int
@@ -74,7 +79,7 @@ class LlamaConfig:
 
 
 def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
-    """Check a configuration of one of FAMILIES. Raises ParseError naming the field."""
+    """Read and check a configuration of one of FAMILIES. Raises ParseError naming the field."""
     c = ConfigFields(data, where)
     kind = data["model_type"]
     c.only("pretraining_tp", 1, None)
@@ -116,7 +121,7 @@ def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
 
 
 def _windows(c: ConfigFields, kind: str, layers: int) -> tuple[int | None, ...]:
-    """`sliding_window` of the layers that `layer_types` or, without it, `max_window_layers` says have one; of mistral all."""
+    """Return the attention window of each layer, or None: from `sliding_window` and `layer_types` or `max_window_layers`."""
     data = c.data
     if kind == "mistral":
         if "sliding_window" not in data:
@@ -145,7 +150,7 @@ def _windows(c: ConfigFields, kind: str, layers: int) -> tuple[int | None, ...]:
 
 
 def _rope(c: ConfigFields) -> Rope:
-    """`rope_parameters`, or what older files say in `rope_theta` and `rope_scaling`."""
+    """Read `rope_parameters`, or `rope_theta` and `rope_scaling` of older files."""
     key = "rope_parameters" if c.data.get("rope_parameters") is not None else "rope_scaling"
     given = c.data.get(key)
     if given is not None and not isinstance(given, dict):

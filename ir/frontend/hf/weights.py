@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: one safetensors file, or several with an index of which tensor is where."""
+"""Weights of a Hugging Face folder: one safetensors file, or several with an index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gg
 
 
 def read_json(path: Path, wanted: str) -> Mapping[str, Any]:
-    """The JSON object in a file; `wanted` says what it should have been. Raises ParseError."""
+    """Read the JSON object in a file; `wanted` describes it in errors. Raises ParseError."""
     if path.exists() and not path.is_file():  # reading a device or a pipe may never end
         raise ParseError(f"{path}: wanted a file with JSON, found something else; give {wanted}")
     try:
@@ -35,7 +35,7 @@ def read_json(path: Path, wanted: str) -> Mapping[str, Any]:
 
 
 class HfWeights:
-    """The tensors of a model folder, read one at a time from the mapped files. Raises ParseError when they cannot be read."""
+    """Tensors of a model folder, read one at a time from mapped files. Raises ParseError for unreadable files."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / WEIGHTS
@@ -61,7 +61,7 @@ class HfWeights:
             self._open(folder / name, {tensor for tensor, place in listed.items() if place == name})
 
     def _open(self, path: Path, listed: set[str] | None) -> None:
-        """Map a file; `listed` are the tensors an index says it has."""
+        """Map a file. listed: tensors that the index assigns to it."""
         if not path.is_file():
             beside = sorted({p.name for pattern in _OTHERS for p in path.parent.glob(pattern)})
             found = f"; there is {', '.join(beside[:6])}, which is not it" if beside else ""
@@ -85,7 +85,7 @@ class HfWeights:
             self._files[name] = (path, file)
 
     def get(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
-        """The tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape."""
+        """Read the tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape."""
         full, wanted = self._prefix + name, tuple(shape)
         if full not in self.names:
             near = sorted(n for n in self.names if n.rpartition(".")[0] == full.rpartition(".")[0])[:6]
@@ -115,7 +115,7 @@ class HfWeights:
 
 
 def _bfloat16(path: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """A tensor of bfloat16, which NumPy has no dtype for, from its bytes in a file whose header was found to be sound."""
+    """Read a bfloat16 tensor from the bytes of a checked file, since NumPy has no such dtype."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         begin = json.loads(file.read(length))[name]["data_offsets"][0]

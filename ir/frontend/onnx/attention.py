@@ -1,4 +1,4 @@
-"""ONNX Attention (opset 23 and later) as one operator."""
+"""Import of ONNX Attention (opset 23 and later) as one operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_d
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.movement import Concat
 
-# Attributes whose meaning is read here; what the precision of the softmax may at least be, it always is.
+# Attributes handled here. `softmax_precision` is a lower bound that the operator always meets.
 KNOWN = frozenset({
     "is_causal", "kv_num_heads", "left_window_size", "q_num_heads", "qk_matmul_output_mode", "right_window_size", "scale",
     "softcap", "softmax_precision",
@@ -20,7 +20,9 @@ KNOWN = frozenset({
 
 
 def _heads(w: Writer, node: OnnxNode, position: int, count: str) -> Value:
-    """An input as (batch, heads, positions, size); one of 3 dims has its heads side by side, as many as the attribute says."""
+    """Return an input as (batch, heads, positions, size).
+
+    An input of 3 dims has the heads in its last dim; the attribute `count` is their number."""
     item = node.item(position)
     if item.ndim == 4:
         return w.tensor(item)
@@ -35,7 +37,9 @@ def _heads(w: Writer, node: OnnxNode, position: int, count: str) -> Value:
 
 
 def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
-    """What is left to the standard's own definition: scores as a result, lengths by row, windows that reach forward."""
+    """Import Attention, or raise ParseError for cases left to the function body of the standard.
+
+    These are scores as a result, lengths by row, and windows that reach forward."""
     unknown = sorted(set(node.attributes) - KNOWN)
     if unknown:
         raise node.refuse(f"wanted attributes among {', '.join(sorted(KNOWN))}, found {unknown[0]}")

@@ -1,4 +1,4 @@
-"""Reads ONNX files and says what is wrong with them before any node is looked at."""
+"""Read ONNX files and check them before any node is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Source = Union[str, Path, bytes, Any]
 
 
 def read_model(source: Source) -> tuple[Any, Path | None]:
-    """The model and the folder of its file; None for what came from memory. Raises ParseError, UserError."""
+    """Return the model and the folder of its file (None from memory). Raises ParseError, UserError."""
     onnx = require_onnx()
     if isinstance(source, onnx.ModelProto):
         _check_whole(source, "the given model")
@@ -43,7 +43,7 @@ def read_model(source: Source) -> tuple[Any, Path | None]:
 
 
 def _check_whole(proto: Any, what: str) -> None:
-    """Raises ParseError for what lacks an opset or outputs, or whose names are damaged or used twice."""
+    """Require an opset, outputs, and valid unique names. Raises ParseError."""
     if not proto.opset_import or not proto.HasField("graph") or not proto.graph.output:
         raise ParseError(
             f"{what}: wanted an ONNX model with an opset, a graph and outputs, found "
@@ -68,7 +68,7 @@ def _check_once(names: Iterable[str], what: str, advice: str) -> None:
 
 
 def order_of(nodes: Sequence[Any], given: Container[str]) -> None:
-    """Raises ParseError for a node that reads what only a later node makes, or nobody."""
+    """Require topological order: each node reads inputs or results of earlier nodes. Raises ParseError."""
     seen: set[str] = set()
     for position, n in enumerate(nodes):
         for name in n.input:
@@ -88,7 +88,7 @@ def order_of(nodes: Sequence[Any], given: Container[str]) -> None:
 
 
 def _strings(proto: Any) -> Iterator[Any]:
-    """Every name the importer reads; protobuf gives bytes for one that is not UTF-8."""
+    """List the names that the importer reads; protobuf gives bytes for a name that is not UTF-8."""
     graph = proto.graph
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         yield opset.domain

@@ -1,4 +1,4 @@
-"""Operators that are defined as functions of others: by the model itself, or by the standard."""
+"""Operators defined as functions of others, by the model or by the standard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 
 def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
-    """The standard's definition of a node, or None."""
+    """Return the function body that the standard gives for a node, or None."""
     if domain or not 0 < node.opset < 2**31:
         return None
     try:
@@ -41,7 +41,7 @@ def _type(onnx: Any, item: ImportedValue) -> Any:
 
 
 def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
-    """The nodes of a function with references to its attributes replaced by the call's or the default ones."""
+    """List the nodes of a function, with attribute references replaced by those of the call or the defaults."""
     given = {a.name: a for a in body.attribute_proto}
     given |= {a.name: a for a in call.attribute}
     for n in body.node:

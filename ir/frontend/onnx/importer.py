@@ -1,4 +1,4 @@
-"""Imports ONNX models, opset 13 and later: every dim may be a symbol, weights stay where they lie."""
+"""Import of ONNX models, opset 13 and later: any dim may be a symbol; weights are not copied."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ SUPPORTED: Mapping[str, Handler] = {
 
 
 def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
-    """Import an ONNX model as `main(inputs in the model's order) -> its outputs` (a tuple when there are several).
+    """Import an ONNX model as `main(inputs in order) -> outputs` (a tuple when there are several).
 
-    source: a path, whose folder may hold external data; the bytes of a model; or an `onnx.ModelProto`.
-    bounds: inclusive (lower, upper) of dim symbols by name. A named dim (`dim_param`) is one symbol wherever the name occurs
-    in the inputs, an unnamed one a symbol of its own, called `<input>_<axis>`; each is at least 1 unless a bound says less.
-    Where only a run can tell whether two dims that meet are equal, they are taken to be, and that is checked at run time.
-    Initializers become constants that view the file's data.
+    A named dim (`dim_param`) is one symbol wherever the name occurs in the inputs. An unnamed dim is a symbol of its own, called
+    `<input>_<axis>`. Symbols are at least 1 unless a bound is lower. Undecided equalities of dims are assumed, and checked at
+    run time. Initializers become constants that view the data of the file.
 
-    Raises: UserError when onnx is not installed or a bound names no symbol; ParseError for what is no ONNX model, is
-    truncated, or has an operator or element type that is not supported, naming the node and what is near."""
+    source: path, whose folder may contain external data; bytes of a model; or `onnx.ModelProto`
+    bounds: inclusive (lower, upper) of dim symbols by name
+
+    Raises: UserError when onnx is not installed or a bound names no symbol; ParseError for a truncated or other file, or an
+    unsupported operator or element type, naming the node and similar names."""
     proto, folder = read_model(source)
     return _Importer(proto, folder, bounds or {}).run()
 
 
 class _Importer:
-    """Walks the nodes of one model once."""
+    """Importer of one model, in one walk over its nodes."""
 
     def __init__(self, proto: Any, folder: Path | None, bounds: Bounds) -> None:
         self.onnx = require_onnx()
@@ -106,7 +107,7 @@ class _Importer:
             )
         dims: list[Expr] = []
         for axis, d in enumerate(tensor.shape.dim):
-            # exporters that know no dim write none, no name, or -1
+            # exporters write an unknown dim as missing, without a name, or as -1
             if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0:
                 dims.append(const(int(d.dim_value)))
             else:
@@ -115,7 +116,7 @@ class _Importer:
         return self.w.of(self.w.g.input(name, dims, element))
 
     def _own_name(self, name: str) -> str:
-        """A name for a dim without one, which no other dim has."""
+        """Return a unique name for an unnamed dim."""
         while name in self.named:
             name += "_"
         self.named.add(name)
@@ -125,19 +126,19 @@ class _Importer:
         if name not in self.symbols:
             low, high = self.bounds.get(name, (1, None))
             printed, taken = identifier(name), {v.name for v in self.symbols.values()}
-            while printed in taken:  # names that differ only in what the text form cannot print
+            while printed in taken:  # the text form cannot print the difference of two names
                 printed += "_"
             self.symbols[name] = self.w.g.symbol(printed, low, high)
         return self.symbols[name]
 
     def _output_names(self, names: Sequence[str]) -> list[str]:
-        """Names of the results, taken before any intermediate value can have them."""
+        """Reserve the names of the results, so that no intermediate value takes them."""
         return [self.w.g.fresh(identifier(n)) for n in names]
 
     # nodes
 
     def nodes(self, nodes: Any, env: dict[str, ImportedValue | None], opsets: Mapping[str, int], depth: int) -> None:
-        """Run nodes in order; results go into `env`."""
+        """Import nodes in order and put their results into `env`."""
         every = list(nodes)
         order_of(every, env)
         beside = Neighbours(every)
@@ -194,7 +195,7 @@ class _Importer:
             except ParseError as error:
                 failure = error if error.args and str(error).startswith("node ") else node.refuse(str(error))
             except (DeduceError, KeyError, ValueError, IndexError, OverflowError) as error:
-                # what follows the first line shows the graph as it is here, not as it is in the file
+                # the lines after the first show the imported graph, not that of the file
                 failure = node.refuse(f"wanted arguments that fit together, found: {str(error).splitlines()[0]}")
         inlined = self._inlined(proto, node, domain, opsets, depth, failure)
         if inlined is not None:
@@ -207,7 +208,7 @@ class _Importer:
     def _inlined(
         self, proto: Any, node: OnnxNode, domain: str, opsets: Mapping[str, int], depth: int, failure: ParseError | None
     ) -> Sequence[ImportedValue | None] | None:
-        """The node through the function that defines it: the model's own, or the standard's; None without one."""
+        """Import a node through its function body, of the model or of the standard; None without one."""
         body = self.local.get((proto.domain, proto.op_type))
         own = body is not None
         if body is None:
@@ -222,7 +223,7 @@ class _Importer:
         for position, name in enumerate(body.input):
             env[name] = node.inputs[position] if position < len(node.inputs) else None
         inner = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in body.opset_import}}
-        if not own:  # the standard's definitions of before opset 13 say the same there
+        if not own:  # function bodies of the standard from before opset 13 mean the same in opset 13
             inner[""] = max(inner[""], OLDEST)
         try:
             self.nodes(substituted(self.onnx, body, proto), env, inner, depth + 1)

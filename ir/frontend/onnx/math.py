@@ -1,4 +1,4 @@
-"""ONNX operators element by element."""
+"""Elementwise ONNX operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from relax_tune.ir.op.numeric import Abs, Floor, Log, Power, Quotient
 
 
 def literal_of(item: ImportedValue) -> float | int | None:
-    """The number of a constant of one element, when it is finite."""
+    """Return the value of a finite constant of one element, or None."""
     if item.array is None or item.array.size != 1 or item.dtype is bool_:
         return None
     value = item.array.reshape(-1)[0].item()
@@ -52,7 +52,7 @@ def literal_of(item: ImportedValue) -> float | int | None:
 
 
 def _small(value: float | int | None) -> bool:
-    """Whether an attribute holds it exactly."""
+    """Return True if an attribute represents the number exactly."""
     return value is not None and (isinstance(value, float) or abs(value) < 2**53)
 
 
@@ -69,7 +69,9 @@ def binary(op: OperatorSpec, swap: bool = False) -> Handler:
 
 
 def with_literal(node: OnnxNode, left: bool) -> tuple[ImportedValue, float | int] | None:
-    """(the tensor, the number) when an operand is a number whose dims add none to the other's. left: try the first too."""
+    """Return (tensor, number) if an operand is a constant that does not broadcast the other; else None.
+
+    left: the first operand may be the number"""
     a, b = node.item(0), node.item(1)
     for tensor, number in ((a, b), (b, a)) if left else ((a, b),):
         value = literal_of(number)
@@ -163,7 +165,7 @@ def _gelu(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def variadic(op: OperatorSpec) -> Handler:
-    """Two at a time, from the left."""
+    """Make a handler that folds a binary operator over all inputs, from the left."""
 
     def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         total = w.tensor(node.item(0))
@@ -200,13 +202,13 @@ def _where(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _joint(w: Writer, node: OnnxNode) -> tuple[Expr, ...] | None:
-    """The dims that two inputs broadcast to, when they are certain."""
+    """Return the dims that two inputs broadcast to, or None when undecided."""
     a, b = node.item(0).shape, node.item(1).shape
     return broadcast_dims(node.op, a, b, w.g.deduction)[0]
 
 
 def _greater(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
-    """`a > b` is `b < a`, also for what is not a number; what is never negative is at least 0."""
+    """Import `a > b` as `b < a`, which is the same for NaN; decide comparisons of non-negative values with 0."""
     strict = node.op == "Greater"
     a, b = node.item(0), node.item(1)
     dims = _joint(w, node)
@@ -216,7 +218,7 @@ def _greater(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValu
 
 
 def _and(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
-    """`x and true` is `x`."""
+    """Import And; simplify `x and true` to `x`."""
     a, b = node.item(0), node.item(1)
     dims = _joint(w, node)
     for x, other in ((a, b), (b, a)):
@@ -257,7 +259,7 @@ def _ceil(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _leaky(w: Writer, node: OnnxNode) -> ImportedValue:
-    """Where negative, times a slope: LeakyRelu's number or PRelu's tensor."""
+    """Import LeakyRelu and PRelu: `slope * x` where negative, with a number or a tensor as slope."""
     x = node.item(0)
     value = w.tensor(x)
     if node.op == "PRelu":
@@ -268,7 +270,7 @@ def _leaky(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _elu(w: Writer, node: OnnxNode) -> ImportedValue:
-    """`x` where positive, else `alpha * (exp(x) - 1)`; Selu multiplies both by gamma."""
+    """Import Elu, `x` where positive, else `alpha * (exp(x) - 1)`, and Selu, which multiplies both by gamma."""
     x = node.item(0)
     value = w.tensor(x)
     alpha = float(node.attributes.get("alpha", 1.0 if node.op == "Elu" else 1.6732632423543772848170429916717))
@@ -290,7 +292,7 @@ def _hard_sigmoid(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _softplus(w: Writer, node: OnnxNode) -> ImportedValue:
-    """`log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow."""
+    """Import Softplus `log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow."""
     x = w.tensor(node.item(0))
     tail = w.emit(Exp(), w.emit(MulScalar(-1), w.emit(Abs(), x)))
     return w.of(w.emit(Add(), w.emit(Relu(), x), w.emit(Log(), w.emit(AddScalar(1.0), tail))))
@@ -307,7 +309,7 @@ def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
 
 
 def constant_of(node: OnnxNode) -> Array | None:
-    """The array of a Constant node's attribute; None for a kind without numbers."""
+    """Return the array of a Constant node; None for an attribute without numbers."""
     numbers: Mapping[str, Any] = {
         "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A node of an ONNX graph with its inputs looked up, and what is near it."""
+"""A node of an ONNX graph with resolved inputs, and its neighbours."""
 
 from __future__ import annotations
 
@@ -13,12 +13,24 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 
 class WrongValueError(ParseError):
-    """An attribute has a value that its operator does not have: there is no other way to take the node either."""
+    """Invalid value of an attribute; the function body of the operator is not tried either."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxNode:
-    """One ONNX node with its inputs looked up. inputs: None for an optional one that is left out."""
+    """An ONNX node with resolved inputs.
+
+    op: operator
+    name: name of the node
+    opset: opset of its domain
+    inputs: imported values; None for an omitted optional input
+    attributes: values by name
+    outputs: names of the results
+    near: similar operator names, for messages
+    domain: domain of the operator
+    version: version of the operator's definition
+    beside: neighbours, for messages
+    """
 
     op: str
     name: str
@@ -32,26 +44,28 @@ class OnnxNode:
     beside: str = ""
 
     def refuse(self, why: str) -> ParseError:
-        """The error that names the node, what it takes, its neighbours, and what is near in name."""
+        """Return an error that names the node, its arguments, its neighbours and similar operators."""
         takes = ", ".join("nothing" if i is None else f"{i.name}: {i.info!r}" for i in self.inputs) or "nothing"
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         version = "" if self.version is None else f", version {self.version}"
         defined = f"domain {self.domain or 'ai.onnx'}, opset {self.opset}{version}"
         text = f"node {self.name!r}, operator {self.op} ({defined}) of ({takes}): {why}{self.beside}{near}"
-        return ParseError(re.sub(r"[\x00-\x1f\x7f]", "?", text))  # names of a damaged file may hold anything
+        return ParseError(
+            re.sub(r"[\x00-\x1f\x7f]", "?", text)
+        )  # names of a damaged file may contain control characters
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def item(self, position: int) -> ImportedValue:
-        """An input that must be there. Raises ParseError."""
+        """Return a required input. Raises ParseError."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if found is None:
             raise self.refuse(f"wanted input {position}, found none")
         return found
 
     def wants(self, position: int) -> bool:
-        """Whether anybody reads output `position`."""
+        """Return True if any node or result reads output `position`."""
         return position < len(self.outputs) and self.outputs[position] != ""
 
     def text(self, name: str, default: str) -> str:
@@ -59,7 +73,7 @@ class OnnxNode:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def choice(self, name: str, default: str, *others: str) -> str:
-        """A text attribute that must be one of these. Raises ParseError."""
+        """Return a text attribute that must be one of the given values. Raises ParseError."""
         found = self.text(name, default)
         if found not in (default, *others):
             wanted = " or ".join(map(repr, (default, *others)))
@@ -68,7 +82,7 @@ class OnnxNode:
 
 
 class Neighbours:
-    """Who makes and who reads the values of a list of nodes."""
+    """Producers and readers of the values of a list of nodes."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         self._makers: dict[str, str] = {}
@@ -80,11 +94,11 @@ class Neighbours:
                 self._readers.setdefault(name, []).append(title)
 
     def reads(self, name: str) -> bool:
-        """Whether any node reads it."""
+        """Return True if any node reads the value `name`."""
         return name in self._readers
 
     def of(self, node: Any) -> str:
-        """The neighbours of a node, as the end of a sentence."""
+        """Return the neighbours of a node, as the end of a sentence."""
         makers = dict.fromkeys(self._makers[i] for i in node.input if i in self._makers)
         readers = dict.fromkeys(r for o in node.output if o for r in self._readers.get(o, ()))
         parts = [

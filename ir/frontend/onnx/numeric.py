@@ -1,4 +1,4 @@
-"""ONNX operators on numbers beyond the activations: angles, rounding, whole division, norms, quantisation."""
+"""ONNX operators: trigonometry, rounding, integer division, norms, quantisation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from relax_tune.ir.op.reduce import Sum
 
 
 def _mod(w: Writer, node: OnnxNode) -> ImportedValue:
-    """The remainder: `fmod` has the sign of the dividend, otherwise it has that of the divisor."""
+    """Import Mod: with `fmod` the result has the sign of the dividend, otherwise that of the divisor."""
     a, b = node.item(0), node.item(1)
     x, y = w.tensor(a), w.tensor(b)
     towards_zero = bool(node.attributes.get("fmod", 0))
@@ -57,7 +57,7 @@ def _mod(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _lp_normalize(w: Writer, node: OnnxNode) -> ImportedValue:
-    """x divided by its norm along an axis; 0 where the norm is."""
+    """Import LpNormalization: x divided by its norm along an axis; 0 where the norm is 0."""
     x = node.item(0)
     p, axis = int(node.attributes.get("p", 2)), axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
     if p not in (1, 2):
@@ -71,7 +71,7 @@ def _lp_normalize(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _scaled(w: Writer, node: OnnxNode) -> tuple[int | None, int | None, list[Value]]:
-    """The axis and the group of a scale, and scale and zero point as the operators want them."""
+    """Return the axis and group of a scale, and the scale and zero point in the layout of our operators."""
     x, scale = node.item(0), node.item(1)
     group = int(node.attributes.get("block_size", 0))
     given = [node.item(p) for p in (1, 2) if node.has(p)]
@@ -85,7 +85,7 @@ def _scaled(w: Writer, node: OnnxNode) -> tuple[int | None, int | None, list[Val
 
 
 def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
-    """round(value) + zero, kept within the integers of `target`. value: floats; zero: of `target`."""
+    """Return round(value) + zero, saturated to `target`. value: floats; zero: of type `target`."""
     return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
 
 
@@ -117,7 +117,7 @@ def _dequantize(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _centred(w: Writer, x: ImportedValue, zero: ImportedValue | None, rows: bool) -> Value:
-    """Integers as int32 with their zero point taken off. rows: a zero point for each row, otherwise for each column."""
+    """Subtract the zero point of integers, as int32. rows: one zero point for each row, otherwise for each column."""
     value = w.emit(Cast(i32), w.tensor(x))
     if zero is None:
         return value
@@ -144,7 +144,7 @@ def _one(node: OnnxNode, positions: Sequence[int]) -> None:
 
 
 def _qlinear_matmul(w: Writer, node: OnnxNode) -> ImportedValue:
-    """round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
+    """Import QLinearMatMul: round((a - za)(b - zb) * sa * sb / sy) + zy, the product exact in int32."""
     _one(node, (1, 2, 4, 5, 6, 7))
     a, b = _centred(w, node.item(0), node.item(2), True), _centred(w, node.item(3), node.item(5), False)
     product = w.emit(Cast(f32), w.emit(Matmul(), a, b))

@@ -1,4 +1,4 @@
-"""ONNX products, reductions, normalisations and gathers."""
+"""ONNX operators: matrix products, reductions, normalisations and gathers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _layer_norm(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _row(w: Writer, value: Value, tail: Sequence[Expr], width: Expr) -> Value:
-    """Scales of the normalised dims as one row."""
+    """Reshape the scales of the normalised dims to one row."""
     own = tensor_dims(value)
     if len(own) < len(tail) or any(as_int(d) == 1 and as_int(t) != 1 for d, t in zip(own, tail, strict=False)):
         value = w.emit(BroadcastTo(tuple(tail)), value)
@@ -101,7 +101,7 @@ def _row(w: Writer, value: Value, tail: Sequence[Expr], width: Expr) -> Value:
 
 
 def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", after: str = "") -> Handler:
-    """A reduction over axes, given as attribute or input. before: `square` or `abs`; after: `sqrt` or `log`."""
+    """Make a handler of a reduction over axes, given as attribute or input. before: `square` or `abs`; after: `sqrt` or `log`."""
 
     def handler(w: Writer, node: OnnxNode) -> ImportedValue:
         x = node.item(0)
@@ -113,7 +113,7 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
             else:
                 axes = tuple(range(x.ndim))
         if x.dtype is bool_:
-            # of uint8 the largest over nothing is 0 and the smallest 255: false and true
+            # over no elements, the maximum of uint8 is 0 (false) and the minimum 255 (true)
             value = w.emit(Cast(u8), value)
         if before == "square":
             value = w.emit(Mul(), value, value)
@@ -129,7 +129,7 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], before: str = "", a
 
 
 def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
-    """`log(sum(exp(x)))`, shifted by the largest element so that nothing overflows."""
+    """Import ReduceLogSumExp, shifted by the largest element against overflow."""
     x = node.item(0)
     axes = axes_of(w, node, 1, x.ndim)
     value = w.tensor(x)
@@ -154,7 +154,7 @@ def _global(make: Callable[[tuple[int, ...], bool], Reduce]) -> Handler:
 
 
 def _channels(w: Writer, item: ImportedValue, ndim: int) -> Value:
-    """(c,) as (c, 1, ...), to broadcast along the positions."""
+    """Reshape (c,) to (c, 1, ...), to broadcast along the positions."""
     return w.reshape(w.tensor(item), [item.shape[0], *[const(1)] * (ndim - 2)])
 
 
@@ -195,7 +195,7 @@ def _gather_nd(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _trilu(w: Writer, node: OnnxNode) -> ImportedValue:
-    """Zero above or below a diagonal."""
+    """Import Trilu: zero above or below a diagonal."""
     k = integers(w, node, 1)[0] if node.has(1) else 0
     return triangle(w, node.item(0), k, bool(node.attributes.get("upper", 1)))
 

@@ -1,4 +1,4 @@
-"""ONNX operators that find, order, accumulate and scatter along axes."""
+"""ONNX operators: arg-extremes, top-k, scans and scatters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _arg(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _hardmax(w: Writer, node: OnnxNode) -> ImportedValue:
-    """1 at the first largest element along an axis, 0 elsewhere."""
+    """Import Hardmax: 1 at the first largest element along an axis, 0 elsewhere."""
     x = node.item(0)
     axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
     found = w.emit(ArgMax(axis), w.tensor(x))
@@ -48,7 +48,7 @@ def _top_k(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
     (k,) = expressions(w, node, 1)
     value = w.tensor(x)
-    # the order of what need not be sorted is free
+    # unsorted results may have any order
     where = w.emit(TopK(w.simplify(k), axis, bool(node.attributes.get("largest", 1))), value)
     return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
 
@@ -68,7 +68,7 @@ def _mode(node: OnnxNode) -> Mode:
 
 
 def _scattered(w: Writer, op: Scatter, x: ImportedValue, indices: Value, updates: Value) -> ImportedValue:
-    """Truth values are scattered as int32."""
+    """Emit a scatter; bools are scattered as int32."""
     value = w.tensor(x)
     if x.dtype is not bool_:
         return w.of(w.emit(op, value, indices, updates))
@@ -95,7 +95,7 @@ def _scatter_nd(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _wrapped(w: Writer, indices: ImportedValue, sizes: tuple[Expr, ...]) -> Value:
-    """Indices (..., k) into dims `sizes`, those below zero counted from the end."""
+    """Return indices (..., k) into dims `sizes`, with negative ones counted from the end."""
     value = w.tensor(indices)
     if indices.natural:
         return value
@@ -106,7 +106,7 @@ def _wrapped(w: Writer, indices: ImportedValue, sizes: tuple[Expr, ...]) -> Valu
 
 
 def _tensor_scatter(w: Writer, node: OnnxNode) -> ImportedValue:
-    """A cache (b, ..., n, ...) with updates (b, ..., m, ...) written from position `write_indices[b]` on."""
+    """Import TensorScatter: write updates (b, ..., m, ...) into a cache (b, ..., n, ...) from position `write_indices[b]` on."""
     cache, update = node.item(0), node.item(1)
     axis = axis_of(node, int(node.attributes.get("axis", -2)), cache.ndim)
     circular = node.choice("mode", "linear", "circular") == "circular"

@@ -1,4 +1,4 @@
-"""ONNX operators that ask for shapes, view, move, join and cut."""
+"""ONNX operators of shapes and data movement: views, permutations, concatenation, slices."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
 
-# Elements of a constant that is made while importing; larger ones are made at run time.
+# Largest number of elements of a constant made while importing; larger ones are computed at run time.
 LARGEST = 1 << 20
 
 
 def axis_of(node: OnnxNode, axis: int, ndim: int) -> int:
-    """A possibly negative axis as 0 .. ndim-1. Raises ParseError."""
+    """Normalise a possibly negative axis to 0 .. ndim-1. Raises ParseError."""
     if not -ndim <= axis < max(ndim, 1):
         raise node.refuse(f"wanted an axis in {-ndim}..{ndim - 1}, found {axis}")
     return axis % ndim if ndim else 0
 
 
 def integers(w: Writer, node: OnnxNode, position: int) -> list[int]:
-    """An input that must be integer literals. Raises ParseError."""
+    """Return an input that must be integer literals. Raises ParseError."""
     found = numbers(w.scalars(node.item(position)))
     if found is None:
         raise node.refuse(f"wanted input {position} to be constant, found {node.item(position).info!r}")
@@ -39,7 +39,7 @@ def integers(w: Writer, node: OnnxNode, position: int) -> list[int]:
 
 
 def expressions(w: Writer, node: OnnxNode, position: int) -> list[Expr]:
-    """An input that must be known from shapes and constants. Raises ParseError."""
+    """Return an input that must be known from shapes and constants. Raises ParseError."""
     found = w.scalars(node.item(position))
     if found is None:
         raise node.refuse(
@@ -49,7 +49,7 @@ def expressions(w: Writer, node: OnnxNode, position: int) -> list[Expr]:
 
 
 def axes_of(w: Writer, node: OnnxNode, position: int, ndim: int) -> tuple[int, ...] | None:
-    """Axes as an attribute or an input; None when neither is there."""
+    """Return axes given as attribute or input; None without them."""
     given = node.attributes.get("axes")
     if given is None and node.has(position):
         given = integers(w, node, position)
@@ -123,7 +123,7 @@ def _expand(w: Writer, node: OnnxNode) -> ImportedValue:
     value = w.tensor(x)
     own = list(x.shape)
     for p in range(1, min(x.ndim, len(known)) + 1):
-        # where only a run can tell, the two dims are taken to be equal, which is checked
+        # undecided dims are assumed to be equal, and checked at run time
         certain = (
             1 in (as_int(own[-p]), as_int(known[-p])) or w.g.deduction.equal(own[-p], known[-p]) is not Proof.UNKNOWN
         )
@@ -185,7 +185,7 @@ def _slice(w: Writer, node: OnnxNode) -> ImportedValue:
         if step > 0:
             value = w.emit(Slice(axis, edge(w, start, n), edge(w, end, n), step), value)
             continue
-        # before the first element is as far as an end below the size reaches
+        # an end below -size stops before the first element
         low, high = as_int(start), as_int(end)
         if low is None or high is None:
             raise node.refuse(f"wanted ends that are numbers where the step is below 0, found {start!r} and {end!r}")
@@ -274,7 +274,7 @@ def _pad(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _blocks(w: Writer, node: OnnxNode) -> ImportedValue:
-    """DepthToSpace and SpaceToDepth: (b, c, h, w) with blocks of `blocksize` between channels and positions."""
+    """Import DepthToSpace and SpaceToDepth: (b, c, h, w), blocks of `blocksize` move between channels and positions."""
     x, size = node.item(0), const(int(node.attributes["blocksize"]))
     b, c, h, wide = x.shape
     if node.op == "SpaceToDepth":

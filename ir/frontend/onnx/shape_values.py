@@ -1,4 +1,6 @@
-"""ONNX operators on integers that are known as expressions over the shape symbols: nothing of them is left to run time."""
+"""Fold ONNX operators on integers that are expressions over shape symbols, so that none of them runs.
+
+Exporters compute shapes with Shape, Gather, Concat and arithmetic; the importer needs the resulting dims as expressions."""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ Known = Callable[[Writer, OnnxNode, Sequence[Scalars]], "tuple[Scalars, DType] |
 
 
 def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
-    """The node's one result, when all it reads is known; None when it is not, or the operator is not one of these."""
+    """Return the one result of a node if all its inputs are known expressions and the operator is supported; else None."""
     handler = KNOWN.get(node.op)
     if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:
         return None
@@ -57,12 +59,12 @@ def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
         return None
     try:
         return w.known(result[0], result[1], node.outputs[0])
-    except OverflowError:  # wraps around in its type: left to the tensor form, which does so
+    except OverflowError:  # the tensor form wraps around in its type
         return None
 
 
 def objects(values: Any) -> Scalars:
-    """An object array of expressions in the shape of a nested sequence or array."""
+    """Return an object array of expressions, of the shape of a nested sequence or array."""
     return np.array(values, object)
 
 
@@ -77,7 +79,7 @@ def _pointwise(fn: Callable[..., Expr | None], w: Writer, arrays: Sequence[Scala
 
 
 def _same(fn: Callable[..., Expr | None]) -> Known:
-    """Integers to the same integer type."""
+    """Make a handler of an elementwise function whose result has the type of its integers."""
 
     def handler(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
         element = node.item(0).dtype
@@ -90,7 +92,7 @@ def _same(fn: Callable[..., Expr | None]) -> Known:
 
 
 def _truth(fn: Callable[..., Expr]) -> Known:
-    """A comparison that can be decided now."""
+    """Make a handler of a comparison; None unless it is decided."""
 
     def handler(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
         def decided(*args: Expr) -> Expr | None:
@@ -104,7 +106,7 @@ def _truth(fn: Callable[..., Expr]) -> Known:
 
 
 def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """Division towards zero; symbols only where both sides are proved not to be negative."""
+    """Divide towards zero; symbolic operands must be proved non-negative."""
 
     def one(a: Expr, b: Expr) -> Expr | None:
         x, y = as_int(a), as_int(b)
@@ -164,7 +166,7 @@ def _slice(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
     steps = parts[3] if len(parts) > 3 and parts[3] is not None else [1] * len(starts)
     where = [slice(None)] * arrays[0].ndim
     for s, e, a, step in zip(starts, ends, axes, steps, strict=True):
-        # a backward slice that runs off the front ends at None in Python
+        # a backward slice past the first element has end None in Python
         where[a] = slice(s, None if step < 0 and e < -arrays[0].shape[a] else e, step)
     return arrays[0][tuple(where)], node.item(0).dtype
 
@@ -194,7 +196,7 @@ def _where(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
 
 
 def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """The product of everything, as exporters count elements."""
+    """Multiply all values: exporters count elements by ReduceProd."""
     if len(arrays) > 1 or node.attributes.get("axes") is not None or arrays[0].ndim > 1:
         return None
     total: Expr = const(1)
@@ -210,7 +212,7 @@ def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scal
 
 
 def _range(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """A short range between numbers."""
+    """Fold a short Range between numbers."""
     known = numbers(np.concatenate([a.reshape(-1) for a in arrays]))
     if known is None or len(known) != 3 or known[2] == 0:
         return None
@@ -223,7 +225,7 @@ def _range(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
 
 
 def numbers(scalars: Scalars | None) -> list[int] | None:
-    """The values when all are integer literals."""
+    """Return the values if all are integer literals, else None."""
     if scalars is None:
         return None
     found = [as_int(e) for e in scalars.reshape(-1)]

@@ -1,4 +1,4 @@
-"""Tensors and element types of ONNX files as NumPy's; the one place that imports the onnx package."""
+"""Read tensors and element types of ONNX files as NumPy arrays; the one module that imports the onnx package."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from relax_tune.ir.core.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8,
 
 Array = NDArray[Any]
 
-# TensorProto.DataType by number: the part of the format that never changes.
+# TensorProto.DataType by number; the format never changes them.
 DTYPES: Mapping[int, DType] = {1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16}
 NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
 _EXTERNAL = 1
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal that is the same 32-bit float: 1e-12 where a file holds 9.999999960041972e-13."""
+    """Return the shortest decimal of the same 32-bit float: 1e-12 for 9.999999960041972e-13."""
     return float(str(np.float32(value)))
 
 
 def require_onnx() -> Any:
-    """The onnx package. Raises UserError naming the extra when it is not installed."""
+    """Import the onnx package. Raises UserError naming the extra when it is not installed."""
     try:
         onnx = importlib.import_module("onnx")
         for part in ("defs", "helper", "numpy_helper"):
@@ -40,7 +40,7 @@ def require_onnx() -> Any:
 
 
 def element_type(number: int, where: str) -> DType:
-    """The element type with this number in the format. Raises ParseError naming `where`."""
+    """Return the element type of a number of the format. Raises ParseError naming `where`."""
     found = DTYPES.get(number)
     if found is None:
         onnx = require_onnx()
@@ -53,9 +53,9 @@ def element_type(number: int, where: str) -> DType:
 
 
 def read_tensor(proto: Any, folder: Path | None) -> Array:
-    """The values of a TensorProto. Raw data is viewed in place and external data mapped, not copied.
+    """Read the values of a TensorProto. Raw data is viewed and external data mapped, not copied.
 
-    folder: where external data files lie; None when the model did not come from a file.
+    folder: folder of external data files; None for a model from memory.
     Raises: ParseError naming the tensor."""
     where = f"tensor {proto.name!r}"
     dtype = element_type(proto.data_type, where)

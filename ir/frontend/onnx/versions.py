@@ -1,7 +1,7 @@
-"""Which definitions of the standard's operators the importer was written against, and what it says of others.
+"""Versions of ONNX operators that the importer supports, and refusal of others.
 
-An operator is defined anew where its attributes, inputs or types change; the number of the opset that did so is the
-definition's version. A node uses the newest version that is not newer than the model's opset.
+An operator has a new version, numbered by opset, when its attributes, inputs or types change. A node uses the newest version that is
+not newer than the opset of the model.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Tanh": (13,), "TensorScatter": (24,), "Tile": (13,), "TopK": (11, 24), "Transpose": (13, 21, 23, 24, 25),
     "Trilu": (14,), "Unsqueeze": (13, 21, 23, 24, 25), "Where": (9, 16), "Xor": (7,),
 }  # fmt: skip
-"""By operator the versions that were read, from the one in force at opset 13 on."""
+"""Supported versions by operator, from the one in force at opset 13 on."""
 
 
 def check_opset(onnx: Any, version: int) -> None:
-    """Raises ParseError for an opset of the standard's operators that is too old, or newer than the installed package knows."""
+    """Refuse an opset that is too old, or newer than the installed package. Raises ParseError."""
     newest = int(onnx.defs.onnx_opset_version())
     if version < OLDEST:
         raise ParseError(
@@ -61,7 +61,7 @@ def check_opset(onnx: Any, version: int) -> None:
 
 
 def version_of(onnx: Any, op: str, opset: int) -> int | None:
-    """The version of a standard operator in force at an opset; None when there is no such operator."""
+    """Return the version of a standard operator in force at an opset; None for an unknown operator."""
     if not 0 < opset < 2**31:
         return None
     try:
@@ -71,7 +71,7 @@ def version_of(onnx: Any, op: str, opset: int) -> int | None:
 
 
 def problem_of(onnx: Any, proto: Any, opset: int, version: int | None) -> str | None:
-    """Why a node of the standard domain cannot be taken as its definition says, or None."""
+    """Return why a node violates the definition of its operator or has an unsupported version, or None."""
     if version is None:
         later = sorted(
             s.since_version

@@ -1,4 +1,4 @@
-"""ONNX convolutions and poolings: padding first, then windows."""
+"""ONNX convolutions and pooling: padding, then windows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Pads = Sequence[tuple[int, int]]
 
 
 def padded(w: Writer, value: Value, pads: Pads, fill: float) -> Value:
-    """`value` with (before, after) elements of `fill` along each axis behind the channels."""
+    """Pad `value` with (before, after) elements of `fill` along each axis after the channels."""
     return pad(w, value, [(0, 0), (0, 0), *pads], fill)
 
 
 class WindowAttributes:
-    """The attributes that every windowed operator has, for spatial dims `sizes`."""
+    """Attributes of a windowed operator, for spatial dims `sizes`."""
 
     def __init__(self, node: OnnxNode, sizes: Sequence[Expr], kernel: Sequence[int]) -> None:
         self.node, self.sizes, n = node, list(sizes), len(sizes)
@@ -74,7 +74,7 @@ class WindowAttributes:
         return found
 
     def _extra(self) -> list[int]:
-        """Elements behind the padding that the last, partial window reaches."""
+        """Return the number of elements beyond the padding that the last, partial window reaches."""
         found = []
         for axis, (before, after) in enumerate(self.pads):
             step = self.strides[axis]
@@ -144,7 +144,7 @@ def _average_pool(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _lp_pool(w: Writer, node: OnnxNode) -> ImportedValue:
-    """The p-norm of each window."""
+    """Import LpPool: the p-norm of each window."""
     x = node.item(0)
     own = WindowAttributes(node, _spatial(node, x), node.attributes["kernel_shape"])
     p = int(node.attributes.get("p", 2))

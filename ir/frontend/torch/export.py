@@ -1,4 +1,4 @@
-"""torch.export programs as plain data; the one place that imports torch."""
+"""Convert torch.export programs to plain data; the one module that imports torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
 from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor
 
-# Kept whole, though core ATen takes them apart: their parts say less than they do (weights repeated over the batch, views).
+# Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
     "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default",
 )  # fmt: skip
-# How a tensor lies in torch's memory: nothing that a value depends on.
+# Arguments about the memory of a tensor, which no value depends on.
 PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 DIM_CLASSES: Mapping[str, str] = {
     "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod",
@@ -32,7 +32,7 @@ _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 
 def require_torch() -> Any:
-    """The torch package. Raises UserError naming the extra when it is not installed."""
+    """Import the torch package. Raises UserError naming the extra when it is not installed."""
     try:
         torch = importlib.import_module("torch")
         importlib.import_module("torch.export")
@@ -45,21 +45,21 @@ def require_torch() -> Any:
 
 
 def is_exported_program(value: object) -> bool:
-    """Whether `value` is a torch.export.ExportedProgram; imports nothing."""
+    """Return True for a torch.export.ExportedProgram, without importing torch."""
     return any(
         c.__name__ == "ExportedProgram" and c.__module__.partition(".")[0] == "torch" for c in type(value).__mro__
     )
 
 
 def plain_program(source: Any) -> TorchProgram:
-    """An `ExportedProgram`, or a .pt2 file of one, decomposed to core ATen operators and `WHOLE`, as plain data.
+    """Convert an `ExportedProgram`, or a .pt2 file, decomposed to core ATen operators and `WHOLE`.
 
-    Raises: UserError without torch; ParseError for what is no exported program, or writes to its buffers or inputs."""
+    Raises: UserError without torch; ParseError for another file, or for a program that writes to its buffers or inputs."""
     torch = require_torch()
     if isinstance(source, (str, Path)):
         try:
             source = torch.export.load(str(source))
-        except Exception as error:  # whatever an archive of unknown origin leads to
+        except Exception as error:  # an archive of unknown origin may raise anything
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ParseError(
                 f"{source}: wanted a program saved by torch.export.save, found: {why:.200}; save it with this torch "
@@ -69,7 +69,7 @@ def plain_program(source: Any) -> TorchProgram:
         raise ParseError(
             f"wanted a torch.export.ExportedProgram, found a {type(source).__name__}; export the model first"
         )
-    names = _dim_names(source)  # running decompositions forgets them
+    names = _dim_names(source)  # decomposition loses them
     table = torch.export.default_decompositions()
     for overload in WHOLE:
         packet, _, name = overload.partition(".")
@@ -81,7 +81,7 @@ def plain_program(source: Any) -> TorchProgram:
 
 
 def _dim_names(exported: Any) -> dict[str, str]:
-    """The user's names of dynamic dims by where they stand, `input[axis]`; a saved program has forgotten them."""
+    """Return the user's names of dynamic dims by place, `input[axis]`; empty for a saved program, which lacks them."""
     found: dict[str, str] = {}
     for node in exported.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
@@ -96,7 +96,7 @@ def _dim_names(exported: Any) -> dict[str, str]:
 
 
 class _Reader:
-    """Walks the nodes of one program once."""
+    """Converter of one program, in one walk over its nodes."""
 
     def __init__(self, torch: Any, exported: Any, names: Mapping[str, str]) -> None:
         self.torch, self.exported, self.given = torch, exported, names
@@ -134,7 +134,7 @@ class _Reader:
     # dims
 
     def _name_symbols(self, inputs: list[Any]) -> None:
-        """A dim is called as the user called it, or after the first input and axis where it stands alone."""
+        """Name each dim by the user's name, or after the first input and axis that has it by itself."""
         taken: set[str] = set()
         for n in inputs:
             for axis, dim in enumerate(getattr(n.meta.get("val"), "shape", ())):
@@ -159,7 +159,7 @@ class _Reader:
         return tuple(found.values())
 
     def _limits(self) -> Iterator[tuple[Any, int, int | None]]:
-        """The ranges of dims that are computed from others, such as twice a symbol."""
+        """List the ranges of computed dims, such as twice a symbol."""
         for expr, span in self.exported.range_constraints.items():
             if not expr.is_symbol and not expr.is_Integer:
                 upper = int(span.upper) if span.upper.is_Integer else None
@@ -200,7 +200,7 @@ class _Reader:
         )
 
     def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
-        """The name of a parameter, buffer or constant; what lies at the same place has the same name."""
+        """Return the name of a parameter, buffer or constant; tied ones, in the same memory, share a name."""
         target = str(spec.target)
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
@@ -214,7 +214,7 @@ class _Reader:
         if key not in stored:
             stored[key] = target
             values, element = tensor.detach().cpu(), self.types[tensor.dtype]
-            if element is bf16:  # torch hands NumPy its bits only
+            if element is bf16:  # torch gives NumPy only its bits
                 values = values.contiguous().view(self.torch.int16)
             weights[target] = np.ascontiguousarray(values.numpy()).view(element.numpy)
         return stored[key]
@@ -258,7 +258,7 @@ class _Reader:
         return tuple(zip(self._output_names(len(results)), results, strict=True))
 
     def _output_names(self, count: int) -> list[str]:
-        """After the keys of the result's structure, such as `logits`; `output` or `output_0`, `output_1` ... without keys."""
+        """Name results by the keys of their structure, such as `logits`, or else `output` or `output_0`, `output_1` ..."""
         tree = self.torch.utils._pytree
         names = ["output"] if count == 1 else [f"output_{p}" for p in range(count)]
         try:

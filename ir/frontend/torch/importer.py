@@ -1,4 +1,4 @@
-"""Imports programs of torch.export: dynamic dims stay symbols with their ranges, weights keep their names."""
+"""Import of torch.export programs: dynamic dims become symbols with ranges, weights keep their names."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ SUPPORTED: Mapping[str, Handler] = {
 
 
 def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
-    """Import a program of torch.export as `main(inputs in the caller's order) -> its results` (a tuple when there are several).
+    """Import a torch.export program as `main(inputs in order) -> results` (a tuple when there are several).
 
-    program: a `torch.export.ExportedProgram`, or the path of a .pt2 file that `torch.export.save` wrote.
-    bounds: inclusive (lower, upper) of dynamic dims by name, within the ranges the program was exported with. A dim is called
-    as its `torch.export.Dim`; where that is forgotten, as in a file, `<input>_<axis>` after the first input that has it alone.
-    Parameters and buffers become constants of their names; tied ones are one constant. Results are called after the keys of
-    the program's result, such as `logits`.
+    A dynamic dim has the name of its `torch.export.Dim`. A file has lost the names: a dim is then `<input>_<axis>`, after the first
+    input that has it by itself. Parameters and buffers become constants of their names; tied ones are one constant. Results have the
+    keys of the program's result, such as `logits`.
 
-    Raises: UserError when torch is not installed or a bound does not fit; ParseError for what is no exported program, or has
-    an operator, element type or side effect that is not supported, naming the node and what is near."""
+    program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`
+    bounds: inclusive (lower, upper) of dynamic dims by name, within the exported ranges
+
+    Raises: UserError when torch is not installed or a bound does not fit; ParseError for another file, or for an unsupported
+    operator, element type or side effect, naming the node and similar names."""
     return import_program(plain_program(str(program) if isinstance(program, Path) else program), bounds)
 
 
 def import_program(program: TorchProgram, bounds: Bounds | None = None) -> IRModule:
-    """The same of a program as plain data; needs no torch."""
+    """Import a program given as plain data, without torch; see `load_torch_export`."""
     return _Importer(program, bounds or {}).run()
 
 
 class _Importer:
-    """Walks the nodes of one program once."""
+    """Importer of one program, in one walk over its nodes."""
 
     def __init__(self, program: TorchProgram, bounds: Bounds) -> None:
         self.program, self.bounds = program, bounds
@@ -88,7 +89,7 @@ class _Importer:
         return finish_import(self.w, results, names)
 
     def _declare(self) -> None:
-        """The dynamic dims with their ranges, narrowed by the caller's."""
+        """Declare the dynamic dims with their ranges, narrowed by the caller's bounds."""
         known = {s.name: s for s in self.program.symbols}
         unknown = sorted(set(self.bounds) - set(known))
         if unknown:
@@ -105,7 +106,7 @@ class _Importer:
             self.symbols[name] = self.w.g.symbol(name, low, high)
 
     def _limit(self) -> None:
-        """Ranges of computed dims that do not follow from those of the symbols are checked at run time."""
+        """Check at run time the ranges of computed dims that do not follow from those of the symbols."""
         for said, low, high in self.program.limits:
             e = self.w.simplify(dim_of(said, self.symbols))
             if not self.w.require(ge(e, low)) or (high is not None and not self.w.require(le(e, high))):
@@ -115,7 +116,7 @@ class _Importer:
                 )
 
     def _read_by_linear_layers_only(self) -> frozenset[str]:
-        """Weights that are only ever the second argument of linear layers."""
+        """Return the weights that are used only as the second argument of linear layers."""
         other: set[str] = set()
         for call in self.program.nodes:
             for name in _refs([*call.args, *call.kwargs.values()]):
@@ -164,7 +165,7 @@ class _Importer:
         )
 
     def _settled(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
-        """The result under the dims torch gives it; what only a run can tell is checked there."""
+        """Give a result the dims that torch states; undecided dims are checked at run time."""
         if said is None or said.shape is None:
             return found
         if found.dtype is not said.dtype or found.ndim != len(said.shape):

@@ -1,4 +1,4 @@
-"""aten operators element by element, and arithmetic on dims."""
+"""Elementwise ATen operators (aten.*), and arithmetic on symbolic dims (sym.*)."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ from relax_tune.ir.op.numeric import (
     Tan,
 )
 
-# Integers up to here are exact in an attribute.
+# Largest magnitude of integers that an attribute represents exactly.
 EXACT = 2**53
 
 
 def number(value: Any) -> Number | None:
-    """The number that an argument is, or that a constant without dims holds, where an attribute can hold it."""
+    """Return the value of a number or constant without dims, or None if an attribute cannot represent it."""
     if isinstance(value, ImportedValue):
         if value.array is None or value.ndim or value.dtype is bool_:
             return None
@@ -103,12 +103,12 @@ def number(value: Any) -> Number | None:
 
 
 def unary(op: OperatorSpec) -> Handler:
-    """Of the result's element type, which an integer argument is cast to."""
+    """Make a handler of a unary operator; an integer argument is cast to the element type of the result."""
     return lambda w, n: w.of(w.emit(op, as_value(w, n.item(0), n.dtype)))
 
 
 def natural(value: Any) -> bool:
-    """Whether an operand is known to be an integer that is not negative."""
+    """Return True if an operand is known to be a non-negative integer."""
     if isinstance(value, ImportedValue):
         return value.natural
     found = number_of(value)
@@ -120,7 +120,7 @@ def _natural(w: Writer, value: Any) -> bool:
 
 
 def _with_alpha(w: Writer, n: TorchNode, sign: int) -> tuple[Any, Any, float | int]:
-    """(a, b, alpha): of `a + alpha * b`."""
+    """Return (a, b, alpha) of `a + alpha * b`."""
     alpha = number_of(n.given(2, "alpha", 1))
     if alpha is None:
         raise n.refuse("wanted alpha as a number")
@@ -168,7 +168,7 @@ def _mul(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: TorchNode) -> Value:
-    """One less than the quotient rounded towards zero, where it is negative and not whole."""
+    """Turn a quotient rounded towards zero into the floor: subtract 1 where it is negative and inexact."""
     zero = w.literal(0, n.dtype)
     rest = w.emit(Sub(), x, w.emit(Mul(), quotient, y))
     signs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
@@ -217,7 +217,7 @@ def _pow(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def compare(op: OperatorSpec, swap: bool = False) -> Handler:
-    """Truth of two operands in the element type they meet in."""
+    """Make a handler of a comparison, in the common element type of both operands."""
 
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
         a, b = n.args[0], n.args[1]
@@ -233,7 +233,7 @@ def compare(op: OperatorSpec, swap: bool = False) -> Handler:
 
 
 def _truth(w: Writer, n: TorchNode, position: int) -> ImportedValue:
-    """An operand as truth values. Raises ParseError for bits of integers."""
+    """Return an operand as bools. Raises ParseError for bitwise use of integers."""
     found = n.item(position)
     if found.dtype is bool_:
         return found
@@ -243,7 +243,7 @@ def _truth(w: Writer, n: TorchNode, position: int) -> ImportedValue:
 
 
 def _and(w: Writer, n: TorchNode) -> ImportedValue:
-    """`x and true` is `x`."""
+    """Import a logical and; simplify `x and true` to `x`."""
     a, b = _truth(w, n, 0), _truth(w, n, 1)
     for x, other in ((a, b), (b, a)):
         if x.uniform is True:
@@ -325,7 +325,7 @@ def _to_copy(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def same(w: Writer, n: TorchNode) -> ImportedValue:
-    """The argument: a copy of it, or a name for it."""
+    """Import a copy or an alias as its argument."""
     return n.item(0)
 
 
@@ -338,7 +338,7 @@ def _leaky(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _log1p(w: Writer, n: TorchNode) -> ImportedValue:
-    """`log(1 + x)`, as `log(u) * x / (u - 1)` with `u = 1 + x` rounded, which loses nothing near 0."""
+    """Import `log(1 + x)` as `log(u) * x / (u - 1)`, `u = 1 + x` rounded: accurate near 0 (W. Kahan)."""
     x = as_value(w, n.item(0), n.dtype)
     one = w.literal(1.0, n.dtype)
     u = w.emit(AddScalar(1.0), x)
@@ -348,14 +348,14 @@ def _log1p(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _expm1(w: Writer, n: TorchNode) -> ImportedValue:
-    """`exp(x) - 1`, as `tanh(x / 2) * (exp(x) + 1)`, which loses nothing near 0."""
+    """Import `exp(x) - 1` as `tanh(x / 2) * (exp(x) + 1)`: accurate near 0."""
     x = as_value(w, n.item(0), n.dtype)
     half = w.emit(Tanh(), w.emit(MulScalar(0.5), x))
     return w.of(w.emit(Mul(), half, w.emit(AddScalar(1.0), w.emit(Exp(), x))))
 
 
 def _elu(w: Writer, n: TorchNode) -> ImportedValue:
-    """`scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
+    """Import `scale * x` where positive, else `scale * alpha * (exp(input_scale * x) - 1)`."""
     x = w.tensor(n.item(0))
     alpha, scale, inner = (number(n.given(p, k, 1.0)) for p, k in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
     if alpha is None or scale is None or inner is None:
@@ -369,7 +369,7 @@ def _elu(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def known(fn: Callable[..., Expr]) -> Handler:
-    """Of dims and whole numbers."""
+    """Make a handler of arithmetic on dims and integers."""
 
     def handler(w: Writer, n: TorchNode) -> Result:
         if any(isinstance(a, (ImportedValue, float)) for a in n.args):
@@ -380,7 +380,7 @@ def known(fn: Callable[..., Expr]) -> Handler:
 
 
 def decided(fn: Callable[..., Expr]) -> Handler:
-    """A condition on dims, true or false where that is certain."""
+    """Make a handler of a condition on dims, simplified to true or false if decided."""
 
     def handler(w: Writer, n: TorchNode) -> Result:
         cond = fn(
@@ -408,7 +408,7 @@ def _size(w: Writer, n: TorchNode) -> Result:
 
 
 def _assert_scalar(w: Writer, n: TorchNode) -> Result:
-    """A condition on dims: one that the declared ranges leave open is checked at run time, one that is certain to fail an error."""
+    """Require a condition on dims: an undecided one becomes a run-time check, a false one raises ParseError."""
     cond = n.args[0]
     if cond is FALSE or cond is False or (isinstance(cond, Expr) and not w.require(cond)):
         raise n.refuse("wanted a condition that can hold, found one that never does")

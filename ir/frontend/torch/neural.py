@@ -1,4 +1,4 @@
-"""aten products, reductions, normalisations and attention."""
+"""ATen operators: matrix products, reductions, normalisations and attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from relax_tune.ir.op.scan import ArgMax, CumSum, Prod, TopK
 
 
 def _linear(w: Writer, n: TorchNode) -> ImportedValue:
-    """`x @ W.T + bias`: a weight that only linear layers read is kept as (in, out), one with other readers as it lies."""
+    """Import `x @ W.T + bias`; a weight that only linear layers read is transposed to (in, out)."""
     x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
     value = w.tensor(x)
     if weight.name in n.plain_weights:
@@ -34,7 +34,7 @@ def _linear(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _matmul(w: Writer, n: TorchNode) -> ImportedValue:
-    """Products over the last dim of one and the last but one of the other; grouped heads meet their groups without copies."""
+    """Import a matrix product; repeated (grouped) heads are read without copies."""
     a, b = w.tensor(n.item(0)), w.tensor(n.item(1))
     one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
     a = w.emit(ExpandDims((0,)), a) if one_a else a
@@ -43,7 +43,7 @@ def _matmul(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def grouped_product(w: Writer, a: Value, b: Value, transpose_b: bool = False) -> Value:
-    """`a @ b`; where `b` (..., h * g, i, j) is (..., h, i, j) with every head repeated `g` times, a product of (..., h, g, ...)."""
+    """Multiply `a @ b`; if `b` repeats heads (..., h, i, j) `g` times, multiply over (..., h, g, ...) without the copies."""
     permute = w.made.get(b)
     if not transpose_b and permute is not None and getattr(permute.op, "axes", None) == (0, 1, 3, 2):
         return grouped_product(w, a, permute.args[0], True)
@@ -57,7 +57,7 @@ def grouped_product(w: Writer, a: Value, b: Value, transpose_b: bool = False) ->
 
 
 def _spread(w: Writer, b: Value) -> tuple[Value, tuple[Expr, ...]] | None:
-    """Of `b` (..., h * g, i, j) that is (..., h, 1, i, j) with every head repeated: that one and the dims (..., h, g, i, j)."""
+    """Return the heads (..., h, 1, i, j) that `b` (..., h * g, i, j) repeats, and the dims (..., h, g, i, j); or None."""
     call = w.made.get(b)
     wide = w.made.get(call.args[0]) if call is not None and isinstance(call.op, Reshape) else None
     if call is None or wide is None or not isinstance(wide.op, BroadcastTo):
@@ -74,7 +74,7 @@ def _spread(w: Writer, b: Value) -> tuple[Value, tuple[Expr, ...]] | None:
 
 
 def _unrepeated(w: Writer, b: Value) -> Value | None:
-    """The heads (b, h, i, j) that `b` (b, h * g, i, j) repeats."""
+    """Return the heads (b, h, i, j) that `b` (b, h * g, i, j) repeats, or None."""
     found = _spread(w, b)
     if found is None:
         return None
@@ -106,7 +106,7 @@ def _plain_product(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _attention(w: Writer, n: TorchNode) -> ImportedValue:
-    """Rows that the mask hides altogether give 0, as in torch."""
+    """Import scaled dot-product attention; fully masked rows give 0, as in torch."""
     q, k, v = (w.tensor(n.item(p)) for p in range(3))
     mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
     if number_of(n.given(4, "dropout_p", 0.0)):
@@ -124,7 +124,7 @@ def _attention(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def once_per_group(w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
-    """Keys and values as they are before each head is repeated for the query heads that share it."""
+    """Return keys and values without the repetition of heads for grouped queries."""
     own = [_unrepeated(w, t) for t in (k, v)]
     if any(t is None for t in own) or len({tensor_dims(t)[1] for t in own if t is not None}) != 1:
         return k, v
@@ -153,7 +153,7 @@ def _log_softmax(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _layer_norm(w: Writer, n: TorchNode) -> ImportedValue:
-    """Over the last dims, as many as the shape given has."""
+    """Import layer normalisation over the last dims, as many as `normalized_shape` has."""
     x, count = n.item(0), len(n.args[1])
     tail = x.shape[x.ndim - count :]
     width = w.simplify(product(tail))
@@ -188,7 +188,11 @@ def _rms_norm(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def reduced(make: Callable[[tuple[int, ...], bool], Reduce], keep: int = 2, truth: bool = False) -> Handler:
-    """Over the axes of argument 1, all when it names none. keep: where keepdim stands; truth: of truth values."""
+    """Make a handler of a reduction over the axes of argument 1; all when it names none.
+
+    keep: position of keepdim
+    truth: operand is bool
+    """
 
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
         x = n.item(0)
@@ -208,7 +212,7 @@ def _mean(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _variance(w: Writer, n: TorchNode) -> ImportedValue:
-    """Squared differences from the mean, over the number of elements less the correction."""
+    """Import the variance: squared differences from the mean, divided by the number of elements less the correction."""
     x = n.item(0)
     axes = n.axes(1, "dim", x.ndim)
     kept, correction = bool(n.kwargs.get("keepdim", False)), number_of(n.kwargs.get("correction", 1))
@@ -224,7 +228,7 @@ def _variance(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def extreme(make: type[Max] | type[Min]) -> Handler:
-    """(values, where) along one axis."""
+    """Make a handler of (values, indices) along one axis."""
 
     def handler(w: Writer, n: TorchNode) -> list[ImportedValue]:
         x = n.item(0)
@@ -262,7 +266,7 @@ def _cumsum(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _norm(w: Writer, n: TorchNode) -> ImportedValue:
-    """The Euclidean norm."""
+    """Import the Euclidean norm."""
     x = n.item(0)
     if number_of(n.given(1, "ord", 2)) != 2:
         raise n.refuse(f"wanted the norm of order 2, found {n.given(1, 'ord')}")

@@ -1,4 +1,4 @@
-"""A node of an exported torch program with its arguments looked up."""
+"""A node of an exported torch program with resolved arguments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,17 @@ Number = Union[int, float, bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchNode:
-    """args, kwargs: items, expressions (of dims), numbers, texts, element types, None, and lists of those.
+    """A node with resolved arguments.
 
-    results: what torch says of each result. plain_weight: the weight behind an argument that only linear layers read."""
+    name: name of the node
+    op: overload, such as `aten.add.Tensor`
+    args, kwargs: imported values, expressions of dims, numbers, texts, element types, None, and lists
+    results: annotation that torch states of each result
+    source: line of the model
+    beside: neighbours, for messages
+    near: similar names, for messages
+    plain_weights: weights that only linear layers read
+    """
 
     name: str
     op: str
@@ -36,7 +44,7 @@ class TorchNode:
     plain_weights: frozenset[str] = frozenset()
 
     def refuse(self, why: str) -> ParseError:
-        """The error that names the node, what it takes, where in the model it stands and what is near."""
+        """Return an error that names the node, its arguments, its line in the model and similar names."""
         takes = ", ".join(_shown(a) for a in (*self.args, *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())))
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         source = f"; from {self.source}" if self.source else ""
@@ -45,18 +53,18 @@ class TorchNode:
     # arguments
 
     def given(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
+        """Return an argument by position or name."""
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
     def item(self, position: int) -> ImportedValue:
-        """An argument that must be a tensor. Raises ParseError."""
+        """Return an argument that must be a tensor. Raises ParseError."""
         found = self.args[position] if position < len(self.args) else None
         if not isinstance(found, ImportedValue):
             raise self.refuse(f"wanted a tensor as argument {position}, found {_shown(found)}")
         return found
 
     def number(self, position: int, name: str, default: int | None = None) -> int:
-        """An integer known now. Raises ParseError."""
+        """Return an argument that must be a constant integer. Raises ParseError."""
         found = self.given(position, name, default)
         n = as_int(found) if isinstance(found, (int, Expr)) else None
         if n is None:
@@ -64,14 +72,14 @@ class TorchNode:
         return n
 
     def axis(self, position: int, name: str, ndim: int, default: int | None = None) -> int:
-        """A possibly negative axis as 0 .. ndim-1. Raises ParseError."""
+        """Normalise a possibly negative axis to 0 .. ndim-1. Raises ParseError."""
         found = self.number(position, name, default)
         if not -ndim <= found < max(ndim, 1):
             raise self.refuse(f"wanted {name} in {-ndim}..{ndim - 1}, found {found}")
         return found % ndim if ndim else 0
 
     def axes(self, position: int, name: str, ndim: int) -> tuple[int, ...]:
-        """Axes, or one; none or an empty list: all."""
+        """Return one or several axes; none or an empty list: all."""
         found = self.given(position, name)
         listed = [found] if isinstance(found, (int, Expr)) else list(found or ())
         known = [as_int(a) for a in listed]
@@ -83,7 +91,7 @@ class TorchNode:
 
     @property
     def result(self) -> TensorInfo:
-        """What torch says of the first result. Raises ParseError when that is no tensor."""
+        """Annotation that torch states of the first result. Raises ParseError when it is no tensor."""
         found = self.results[0] if self.results else None
         if found is None:
             raise self.refuse("wanted a node that gives a tensor")
@@ -114,19 +122,19 @@ def _shown(value: Any) -> str:
 
 
 def dim(value: Any) -> Expr:
-    """A number or expression as an expression."""
+    """Convert a number or expression to an expression."""
     return value if isinstance(value, Expr) else const(int(value))
 
 
 def number_of(value: Any) -> Number | None:
-    """A Python number, or an expression that is one; None for anything else."""
+    """Return a Python number, or the value of a constant expression; None for anything else."""
     if isinstance(value, (bool, int, float)):
         return value
     return as_int(value) if isinstance(value, Expr) else None
 
 
 def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
-    """A tensor, or a number or expression as a tensor without dims, in another element type."""
+    """Cast a tensor to an element type, or make a tensor without dims of a number or expression."""
     if isinstance(value, ImportedValue):
         if value.dtype is element:
             return value
@@ -147,8 +155,9 @@ def as_value(w: Writer, value: Any, element: DType) -> Value:
 
 
 def common_type(a: Any, b: Any) -> DType:
-    """The element type two operands of a comparison meet in: the wider kind, where a tensor with dims weighs more than one
-    without, and that more than a number."""
+    """Return the common element type of two operands (torch type promotion).
+
+    Of one kind, a tensor with dims takes precedence over one without dims, and that over a number."""
     ranked = []
     for x in (a, b):
         if isinstance(x, ImportedValue):

@@ -1,7 +1,7 @@
-"""An exported torch program as plain data: what the importer reads, and what can be written to a file without torch.
+"""Plain data of an exported torch program, read by the importer and stored as JSON without torch.
 
-Dims are an int, the name of a symbol, or `[operation, dim, dim ...]` with an operation of `DIMS`. Arguments of nodes are
-numbers, texts, None, lists, `Ref` (the result of another node), or a `DType`.
+A dim is an int, the name of a symbol, or `[operation, dim, dim ...]` with an operation of `DIMS`. Arguments of nodes are
+numbers, texts, None, lists, `Ref` (result of another node), or a `DType`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ DIMS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The result of the node or input with this name."""
+    """Reference to the result of the node or input with this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
-    """What torch says of a tensor. dims: see the module; element: None for a type that is not ours, called `spelled`."""
+    """Annotation of a tensor by torch.
+
+    dims: dims, see the module
+    element: element type, or None if unsupported
+    spelled: name of an unsupported element type
+    """
 
     dims: tuple[Any, ...]
     element: DType | None
@@ -52,9 +57,12 @@ class TorchSymbol:
 
 @dataclass(frozen=True, slots=True)
 class TorchCall:
-    """One node. op: the overload, such as `aten.add.Tensor`, `sym.mul` for arithmetic on dims, or `getitem`.
+    """One node of the program.
 
-    result: a TorchTensor, None for what is no tensor, or a list of those. source: the line of the model it came from."""
+    op: overload, such as `aten.add.Tensor`; `sym.mul` for arithmetic on dims; or `getitem`
+    result: TorchTensor, None for another value, or a list of both
+    source: line of the model
+    """
 
     name: str
     op: str
@@ -66,9 +74,16 @@ class TorchCall:
 
 @dataclass(frozen=True, slots=True)
 class TorchProgram:
-    """inputs: tensors by name, in the caller's order. constants: the weight behind the name of a parameter or buffer; tied
-    ones name the same. outputs: (name, a Ref, number or None), in order. limits: (dim, lower, upper) of dims that are computed
-    from symbols, upper None: no limit."""
+    """An exported program.
+
+    symbols: dynamic dims
+    inputs: tensors by name, in order
+    constants: weight of each parameter or buffer; tied ones have the same weight
+    weights: values of weights by name
+    nodes: nodes, in order
+    outputs: (name, Ref or number or None), in order
+    limits: (dim, lower, upper) of computed dims; upper None: no limit
+    """
 
     symbols: tuple[TorchSymbol, ...]
     inputs: tuple[tuple[str, TorchTensor], ...]
@@ -80,7 +95,7 @@ class TorchProgram:
 
 
 def dim_of(dim: Any, symbols: Mapping[str, Var]) -> Expr:
-    """A dim as an expression. Raises ParseError for a symbol no input has."""
+    """Convert a dim to an expression. Raises ParseError for a symbol that no input has."""
     if isinstance(dim, int):
         return const(dim)
     if isinstance(dim, str):
@@ -92,7 +107,7 @@ def dim_of(dim: Any, symbols: Mapping[str, Var]) -> Expr:
 
 
 def to_json(program: TorchProgram) -> str:
-    """Everything but the weights, one node a line."""
+    """Write a program without its weights as JSON, one node a line."""
     head = {
         "format": FORMAT,
         "symbols": [[s.name, s.lower, s.upper] for s in program.symbols],
@@ -111,7 +126,7 @@ def to_json(program: TorchProgram) -> str:
 
 
 def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
-    """The program that `to_json` wrote, with its weights. Raises ParseError for another format."""
+    """Read the JSON of `to_json` and add the weights. Raises ParseError for another format."""
     found = json.loads(text)
     if found.get("format") != FORMAT:
         raise ParseError(f"recorded program: wanted format {FORMAT}, found {found.get('format')}; record it again")

@@ -1,4 +1,4 @@
-"""aten operators that view, move, join, cut, look up and make tensors."""
+"""ATen operators of data movement: views, permutations, concatenation, slices, indexing, creation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
 
 
 def _view(w: Writer, n: TorchNode) -> ImportedValue:
-    """The same elements under the dims torch says."""
+    """Import a view as a reshape to the dims that torch states."""
     x = n.item(0)
     if x.uniform is not None:
         return w.uniform(n.dims, x.uniform, x.dtype)
@@ -70,7 +70,7 @@ def _slice(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _flip(w: Writer, n: TorchNode) -> ImportedValue:
-    """Backwards along some axes."""
+    """Import a reversal along some axes."""
     x = n.item(0)
     value = w.tensor(x)
     for axis in n.axes(1, "dims", x.ndim):
@@ -102,7 +102,7 @@ def _split(w: Writer, n: TorchNode) -> list[ImportedValue]:
 
 
 def _cat(w: Writer, n: TorchNode) -> ImportedValue:
-    """One after the other; an empty tensor of one dim, as a cache begins with, counts for nothing."""
+    """Import a concatenation; empty tensors of one dim, such as an empty cache, are skipped as in torch."""
     given = [i for i in n.args[0] if isinstance(i, ImportedValue)]
     items = [i for i in given if i.ndim == len(n.dims) and not (len(given) > 1 and [as_int(d) for d in i.shape] == [0])]
     axis = n.axis(1, "dim", len(n.dims), 0)
@@ -121,7 +121,7 @@ def _repeat(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _embedding(w: Writer, n: TorchNode) -> ImportedValue:
-    """Rows of a table; torch refuses indices below zero."""
+    """Import rows of a table; torch refuses negative indices."""
     return gather(w, n.item(0), 0, replace(n.item(1), natural=True))
 
 
@@ -136,7 +136,7 @@ def _gather(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _index(w: Writer, n: TorchNode) -> ImportedValue:
-    """`x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
+    """Import advanced indexing: `x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
     x, given = n.item(0), list(n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
     items = [i for i in given if isinstance(i, ImportedValue)]
@@ -158,7 +158,7 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _arange(w: Writer, n: TorchNode) -> ImportedValue:
-    """`start + step * (0, 1 ...)`; from a start that is a size, too."""
+    """Import `start + step * (0, 1 ...)`; start may be symbolic."""
     start, step = n.args[0], n.given(2, "step", 1)
     if len(n.args) == 1:
         start = 0
@@ -177,7 +177,7 @@ def _arange(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _full(w: Writer, n: TorchNode, value: object = None) -> ImportedValue:
-    """One value everywhere."""
+    """Import a tensor filled with one value."""
     given = n.args[1] if value is None else value
     known = number_of(given)
     if known is None:
@@ -197,7 +197,7 @@ def triangular(upper: bool) -> Handler:
 
 
 def _pad(w: Writer, n: TorchNode) -> ImportedValue:
-    """A value around the last dims, given as (before, after) from the last dim on; below zero cuts."""
+    """Import padding with a value, given as (before, after) from the last dim backwards; negative numbers crop."""
     x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
     fill = number_of(n.given(2, "value", 0))
     known = [p for p in pads if p is not None]
@@ -208,7 +208,7 @@ def _pad(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def getitem(w: Writer, n: TorchNode) -> ImportedValue:
-    """One of the results of a node."""
+    """Select one result of a node."""
     found, position = n.args[0], n.number(1, "index")
     item = found[position] if isinstance(found, Sequence) and position < len(found) else None
     if not isinstance(item, ImportedValue):

@@ -1,4 +1,4 @@
-"""aten convolutions, poolings and batch normalisation: padding first, then windows."""
+"""ATen convolutions, pooling and batch normalisation: padding, then windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_tune.ir.op.window import Conv, Pool
 
 
 def _sizes(n: TorchNode, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:
-    """A number for each of the last `axes` dims, given once for all of them or one by one."""
+    """Return a number for each of the last `axes` dims, given once or one by one."""
     given = n.given(position, name, None) or [default] * axes
     found = [as_int(dim(g)) for g in (given if isinstance(given, list) else [given])]
     known = [f for f in found if f is not None]
@@ -29,7 +29,7 @@ def _padded(w: Writer, x: ImportedValue, pads: tuple[int, ...], fill: float) -> 
 
 
 def _per_channel(w: Writer, value: Value, x: ImportedValue) -> Value:
-    """(channels,) against (batch, channels, dims...)."""
+    """Reshape (channels,) to broadcast against (batch, channels, dims...)."""
     ones: list[Expr] = [const(1)] * (x.ndim - 2)
     return w.reshape(value, [x.shape[1], *ones])
 
@@ -76,7 +76,7 @@ def _average_pool(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
-    """By the statistics that were learned: `(x - mean) / sqrt(var + eps) * weight + bias`, channel by channel."""
+    """Import batch normalisation at inference: `(x - mean) / sqrt(var + eps) * weight + bias`, by channel."""
     x, eps = n.item(0), number_of(n.given(6, "eps", 1e-5))
     if eps is None:
         raise n.refuse("wanted eps as a number")
