@@ -20,7 +20,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, Var, as_int, call, cast, ceildiv, const, div, load, lt, maximum, substitute
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, LoopKind, Stmt, Store, Tail, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, LoopKind, Stmt, Tail, seq
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program import KernelSource
@@ -46,7 +46,7 @@ def packed_matmul(
         iters, bindings = (IterVar(vi, m), IterVar(vj, const(n))), (row, col)
         if reduce:
             iters, bindings = (*iters, IterVar(vk, const(k), "reduce")), (*bindings, kk)
-        block = Block(name, iters, bindings, Store(buffer, (vi, vj), value), None, lt(row, m))
+        block = Block(name, iters, bindings, BufferStore(buffer, (vi, vj), value), None, lt(row, m))
         tile = For(i, const(rows), For(j, const(cols), block, "vectorized"), "unrolled")
         return For(kk, const(k), tile) if reduce else tile
 
@@ -87,7 +87,12 @@ class _Rows:
         vr = Var("vr")
         iters = (IterVar(vr, self.n), IterVar(vj, self.m), IterVar(vl, const(self.tile)))
         block = Block(
-            name, iters, (self.r, at, lane), Store(buffer, where(vr, vj, vl), value(vr, vj, vl)), None, lt(at, self.m)
+            name,
+            iters,
+            (self.r, at, lane),
+            BufferStore(buffer, where(vr, vj, vl), value(vr, vj, vl)),
+            None,
+            lt(at, self.m),
         )
         inner = For(lane, const(self.tile), block, "vectorized")
         return For(o, ceildiv(self.m, const(self.tile)), inner, tail=self.tail)
@@ -95,14 +100,16 @@ class _Rows:
     def fill(self, buffer: Buffer, value: float) -> Stmt:
         lane, vl = Var("f"), Var("vl")
         size = as_int(buffer.shape[0]) or 1
-        block = Block("fill", (IterVar(vl, const(size)),), (lane,), Store(buffer, (vl,), const(value)))
+        block = Block("fill", (IterVar(vl, const(size)),), (lane,), BufferStore(buffer, (vl,), const(value)))
         return For(lane, const(size), block, "vectorized" if size > 1 else "serial")
 
     def gather(self, buffer: Buffer, lanes: Buffer, combine: Callable[[Expr, Expr], Expr]) -> Stmt:
         """buffer[0] = the lanes combined."""
         lane, vl = Var("g"), Var("vl")
         value = combine(load(buffer, (0,)), load(lanes, (vl,)))
-        block = Block("gather", (IterVar(vl, const(self.tile), "reduce"),), (lane,), Store(buffer, (const(0),), value))
+        block = Block(
+            "gather", (IterVar(vl, const(self.tile), "reduce"),), (lane,), BufferStore(buffer, (const(0),), value)
+        )
         return For(lane, const(self.tile), block, "unrolled")
 
     def finish(self, name: str, params: Sequence[Buffer], *body: Stmt) -> PrimFunc:

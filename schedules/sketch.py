@@ -25,7 +25,17 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, replace_buffers, seq, substitute_stmt
+from relax_tune.ir.core.stmt import (
+    Block,
+    BufferStore,
+    For,
+    IfThenElse,
+    Seq,
+    Stmt,
+    replace_buffers,
+    seq,
+    substitute_stmt,
+)
 from relax_tune.schedules.cost.occupancy import launch_limits
 from relax_tune.schedules.rules.cpu import (
     convolution,
@@ -211,9 +221,9 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))
     if isinstance(s, Seq):
         return seq(*(_simplify_stmt(c, env, known) for c in s.stmts))
-    if isinstance(s, If):
+    if isinstance(s, IfThenElse):
         orelse = None if s.orelse is None else _simplify_stmt(s.orelse, env, known)
-        return If(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
+        return IfThenElse(fix(s.cond), _simplify_stmt(s.then, env, known), orelse)
     if isinstance(s, Block):
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
         found = conjuncts(fix(s.predicate))
@@ -223,10 +233,10 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
             if rest and simplify(c, _where(rest, env)) is TRUE:
                 left = rest
         own = {i.var for i in s.iters}
-        body = Store(s.body.buffer, tuple(_shaped(e, own) for e in s.body.indices), _shaped(s.body.value, own))
+        body = BufferStore(s.body.buffer, tuple(_shaped(e, own) for e in s.body.indices), _shaped(s.body.value, own))
         return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), body=body, predicate=and_(*left))
-    assert isinstance(s, Store)
-    return Store(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
+    assert isinstance(s, BufferStore)
+    return BufferStore(s.buffer, tuple(fix(i) for i in s.indices), fix(s.value))
 
 
 def _shaped(e: Expr, iters: Collection[Var]) -> Expr:

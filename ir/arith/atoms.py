@@ -33,7 +33,7 @@ class Atom:
 
 
 @dataclass(slots=True)
-class Bound:
+class AtomBound:
     """A symbolic bound of an atom a: scale * a <= limit (upper) or scale * a >= limit (lower), with scale > 0."""
 
     scale: Poly

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from relax_tune.ir.arith import poly as P
-from relax_tune.ir.arith.atoms import Atoms, Bound, Kind
+from relax_tune.ir.arith.atoms import AtomBound, Atoms, Kind
 from relax_tune.ir.arith.bounds import dtype_interval
 from relax_tune.ir.arith.poly import Mono, Poly
 from relax_tune.ir.arith.proof import Proof
@@ -30,7 +30,7 @@ class Normalizer(Atoms):
     ready: bool = False
     _started: bool = False
     _polys: dict[Expr, Poly] = field(default_factory=dict)
-    _bounds: dict[int, list[Bound]] = field(default_factory=dict)
+    _bounds: dict[int, list[AtomBound]] = field(default_factory=dict)
     _rewrites: list[tuple[Mono, int, Poly]] = field(default_factory=list)
     _divisible: list[tuple[Poly, Poly]] = field(default_factory=list)
     _equalities: list[Poly] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Normalizer(Atoms):
     def minus_one(self, p: Poly) -> Poly:
         return P.plus(p, {P.ONE: 1}, -1)
 
-    def bounds(self, number: int) -> list[Bound]:
+    def bounds(self, number: int) -> list[AtomBound]:
         """Return the symbolic bounds of an atom."""
         found = self._bounds.get(number)
         if found is None:
@@ -276,22 +276,22 @@ class Normalizer(Atoms):
             found.extend(self._bounds_of(number))
         return found
 
-    def _bounds_of(self, number: int) -> list[Bound]:
+    def _bounds_of(self, number: int) -> list[AtomBound]:
         atom = self.atoms[number]
         one: Poly = {P.ONE: 1}
-        out: list[Bound] = []
+        out: list[AtomBound] = []
         if atom.kind == "div":
             x, c = atom.args
             if c and self.positive_divisor(c):  # x - c + 1 <= c * (x // c) <= x
-                out.append(Bound(c, self._increment(P.plus(x, c, -1)), False))
-                out.append(Bound(c, x, True))
+                out.append(AtomBound(c, self._increment(P.plus(x, c, -1)), False))
+                out.append(AtomBound(c, x, True))
         source = atom.source
         if atom.kind == "var" and isinstance(source, Var):
             lo, hi = self.env.bounds.get(source, (None, None))
             if lo is not None and not isinstance(lo, Const):
-                out.append(Bound(one, self._poly(lo), False))
+                out.append(AtomBound(one, self._poly(lo), False))
             if hi is not None and not isinstance(hi, Const):
-                out.append(Bound(one, self._poly(hi), True))
+                out.append(AtomBound(one, self._poly(hi), True))
         return out
 
     def _increment(self, p: Poly) -> Poly:

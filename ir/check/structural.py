@@ -21,7 +21,7 @@ from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var, postorder
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
-from relax_tune.ir.core.stmt import NO_MARKS, Block, For, If, Seq, Stmt, Store, unknown
+from relax_tune.ir.core.stmt import NO_MARKS, Block, BufferStore, For, IfThenElse, Seq, Stmt, unknown
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.printer import FORMAT_VERSION, flattened, print_text
 
@@ -263,13 +263,13 @@ class _Encoder:
             self.emit(path, "seq", len(parts))
             for i, child in enumerate(parts):
                 self.stmt(child, f"{path}.stmts[{i}]")
-        elif isinstance(s, If):
+        elif isinstance(s, IfThenElse):
             self.emit(path, "if", s.orelse is not None)
             self.expr(s.cond, path + ".cond")
             self.stmt(s.then, path + ".then")
             if s.orelse is not None:
                 self.stmt(s.orelse, path + ".orelse")
-        elif isinstance(s, Store):
+        elif isinstance(s, BufferStore):
             self.emit(path, "store", len(s.indices))
             self.buffer(s.buffer, path + ".buffer")
             for i, index in enumerate(s.indices):

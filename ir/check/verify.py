@@ -34,7 +34,7 @@ from relax_tune.ir.core.expr import (
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
-from relax_tune.ir.core.stmt import AXES, Block, For, If, Seq, Stmt, Store, blocks, loops, unknown, walk
+from relax_tune.ir.core.stmt import AXES, Block, BufferStore, For, IfThenElse, Seq, Stmt, blocks, loops, unknown, walk
 from relax_tune.ir.hardware.swizzle import may_swizzle
 from relax_tune.ir.text.printer import excerpt
 
@@ -150,11 +150,11 @@ class _Prim:
         if isinstance(s, For):
             self.loop(s, scope)
             return
-        if isinstance(s, If):
+        if isinstance(s, IfThenElse):
             self.uses((s.cond,), scope, s)
             if s.cond.dtype is not bool_:
                 self.fail(f"wanted a condition, found {s.cond!r} of type {s.cond.dtype}", s)
-        elif isinstance(s, Store):
+        elif isinstance(s, BufferStore):
             self.store(s, scope, s)
         elif isinstance(s, Block):
             self.block(s, scope)
@@ -177,7 +177,7 @@ class _Prim:
             self.fail(f"wanted a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, found {s.axis}", s)
         self.stmt(s.body, scope | {s.var})
 
-    def store(self, s: Store, scope: set[Var], at: Stmt) -> None:
+    def store(self, s: BufferStore, scope: set[Var], at: Stmt) -> None:
         self.uses((*s.indices, s.value), scope, at)
         self.access(s.buffer, s.indices, at)
         if s.value.dtype is not s.buffer.dtype:
@@ -223,7 +223,7 @@ class _Prim:
                     self.fail(f"block {b.name!r} prepacks constants, but reads {x.buffer.name}", b)
             self.prepared.add(b.body.buffer)
 
-    def init(self, b: Block, init: Store, scope: set[Var], reduced: set[Var]) -> None:
+    def init(self, b: Block, init: BufferStore, scope: set[Var], reduced: set[Var]) -> None:
         self.store(init, scope, b)
         if not reduced:
             self.fail(f"block {b.name!r}: init() without a reduce iterator", b)
@@ -268,11 +268,11 @@ def _open(e: Expr) -> bool:
 
 
 def _exprs(s: Stmt) -> tuple[Expr, ...]:
-    if isinstance(s, Store):
+    if isinstance(s, BufferStore):
         return (*s.indices, s.value)
     if isinstance(s, Block):
         return (*s.body.indices, s.body.value, *(() if s.init is None else (s.init.value,)))
-    return (s.cond,) if isinstance(s, If) else ()
+    return (s.cond,) if isinstance(s, IfThenElse) else ()
 
 
 def _type_problem(n: Op) -> str | None:

@@ -30,11 +30,11 @@ from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.stmt import (
+    BufferStore,
     Declare,
     For,
     Seq,
     Stmt,
-    Store,
     accesses,
     blocks,
     loops,
@@ -122,7 +122,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
         body = insert_barriers(body, algebra)
     layouts = register_layouts(body, algebra, lanes)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
-    written = frozenset(m.buffer for m in walk(body) if isinstance(m, Store))
+    written = frozenset(m.buffer for m in walk(body) if isinstance(m, BufferStore))
     for narrow in (True, False) if _for_gpus(target, body) else (False,):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params) if narrow else None

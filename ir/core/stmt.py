@@ -52,11 +52,11 @@ class Stmt:
         return self
 
     @property
-    def own_stores(self) -> tuple[Store, ...]:
+    def own_stores(self) -> tuple[BufferStore, ...]:
         """Stores that the node is or holds, in order of execution."""
         return ()
 
-    def map_own_stores(self, fn: Callable[[Store], Store]) -> Stmt:
+    def map_own_stores(self, fn: Callable[[BufferStore], BufferStore]) -> Stmt:
         """Return the statement with `fn` applied to the stores that it is or holds: itself where none changed."""
         return self
 
@@ -144,7 +144,7 @@ class Seq(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class If(Stmt):
+class IfThenElse(Stmt):
     """`then` where `cond` holds, else `orelse`. Primitives use block predicates instead."""
 
     cond: Expr
@@ -170,7 +170,7 @@ class If(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Store(Stmt):
+class BufferStore(Stmt):
     """`buffer[indices] = value`."""
 
     buffer: Buffer
@@ -181,16 +181,16 @@ class Store(Stmt):
     def own_exprs(self) -> tuple[Expr, ...]:
         return (*self.indices, self.value)
 
-    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> Store:
+    def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> BufferStore:
         indices, value = tuple(map(fn, self.indices)), fn(self.value)
         unchanged = value is self.value and same(indices, self.indices)
-        return self if unchanged else Store(self.buffer, indices, value)
+        return self if unchanged else BufferStore(self.buffer, indices, value)
 
     @property
-    def own_stores(self) -> tuple[Store, ...]:
+    def own_stores(self) -> tuple[BufferStore, ...]:
         return (self,)
 
-    def map_own_stores(self, fn: Callable[[Store], Store]) -> Store:
+    def map_own_stores(self, fn: Callable[[BufferStore], BufferStore]) -> BufferStore:
         return fn(self)
 
 
@@ -218,8 +218,8 @@ class Block(Stmt):
     name: str
     iters: tuple[IterVar, ...]
     bindings: tuple[Expr, ...]
-    body: Store
-    init: Store | None = None
+    body: BufferStore
+    init: BufferStore | None = None
     predicate: Expr = TRUE
     role: Literal["compute", "prepack"] = "compute"
 
@@ -243,10 +243,10 @@ class Block(Stmt):
         return replace(new, iters=iters, bindings=bindings, predicate=predicate)
 
     @property
-    def own_stores(self) -> tuple[Store, ...]:
+    def own_stores(self) -> tuple[BufferStore, ...]:
         return (self.body,) if self.init is None else (self.init, self.body)
 
-    def map_own_stores(self, fn: Callable[[Store], Store]) -> Block:
+    def map_own_stores(self, fn: Callable[[BufferStore], BufferStore]) -> Block:
         body, init = fn(self.body), None if self.init is None else fn(self.init)
         return self if body is self.body and init is self.init else replace(self, body=body, init=init)
 
@@ -345,7 +345,7 @@ def when(cond: Expr, then: Stmt, orelse: Stmt | None = None) -> Stmt:
         return then
     if cond is FALSE:
         return EMPTY if orelse is None else orelse
-    return If(cond, then, orelse)
+    return IfThenElse(cond, then, orelse)
 
 
 def walk(s: Stmt) -> Iterator[Stmt]:
@@ -392,9 +392,9 @@ def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tu
         new = access(e.buffer, e.indices) if isinstance(e, Load) else None
         return None if new is None else load(*new)
 
-    def moved(n: Store) -> Store:
+    def moved(n: BufferStore) -> BufferStore:
         new = access(n.buffer, n.indices)
-        return n if new is None else Store(*new, n.value)
+        return n if new is None else BufferStore(*new, n.value)
 
     def expression(e: Expr) -> Expr:
         return transform(e, leaf)
@@ -429,5 +429,5 @@ def lower_block(b: Block) -> Stmt:
     if b.init is not None:
         from_zero = [e for i, e in zip(b.iters, b.bindings, strict=True) if i.kind == "reduce"]
         first = and_(*(eq(e, 0) for e in from_zero))
-        body = seq(If(first, substitute_stmt(b.init, mapping)), body)
-    return body if b.predicate is TRUE else If(b.predicate, body)
+        body = seq(IfThenElse(first, substitute_stmt(b.init, mapping)), body)
+    return body if b.predicate is TRUE else IfThenElse(b.predicate, body)

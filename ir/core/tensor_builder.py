@@ -9,7 +9,7 @@ from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.expr import Expr, ExprLike, Load, Var, expr, load
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, seq
 
 
 class Tensor:
@@ -116,8 +116,8 @@ class TensorBuilder:
             block,
             iters,
             tuple(loops),
-            Store(out.buffer, indices, value),
-            None if init is None else Store(out.buffer, indices, init),
+            BufferStore(out.buffer, indices, value),
+            None if init is None else BufferStore(out.buffer, indices, init),
         )
         for var, i in reversed(list(zip(loops, iters, strict=True))):
             body = For(var, i.extent, body)

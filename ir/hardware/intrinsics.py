@@ -18,7 +18,7 @@ from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, Stmt, Store, lower_block
+from relax_tune.ir.core.stmt import Block, BufferStore, For, Stmt, lower_block
 from relax_tune.ir.hardware import mma, wgmma
 from relax_tune.ir.text.parser import parse_prim_func
 
@@ -99,7 +99,7 @@ def _read(text: str) -> PrimFunc:
     return parse_prim_func(text)
 
 
-def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
+def nest_of(s: Stmt) -> tuple[tuple[For, ...], BufferStore] | None:
     """Return the loops of a perfect nest and its store over their variables; None for other statements."""
     found: list[For] = []
     while isinstance(s, For):
@@ -107,11 +107,11 @@ def nest_of(s: Stmt) -> tuple[tuple[For, ...], Store] | None:
         s = s.body
     if isinstance(s, Block) and s.init is None and s.predicate is TRUE:
         lowered = lower_block(s)
-        return (tuple(found), lowered) if isinstance(lowered, Store) else None
+        return (tuple(found), lowered) if isinstance(lowered, BufferStore) else None
     return None
 
 
-def accesses_of(store: Store) -> list[Access]:
+def accesses_of(store: BufferStore) -> list[Access]:
     """Return the reads of a store in order of appearance, then its write."""
     found: list[Access] = []
 
@@ -140,7 +140,7 @@ class Matched:
     sizes: Mapping[str, Expr]
 
 
-def match(intrinsic: Intrinsic, loops: Sequence[For], store: Store) -> Matched | None:
+def match(intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore) -> Matched | None:
     """Match a loop nest to an intrinsic; None if it computes something else.
 
     Of `loops` only variables, extents, kinds and axes count. They are the loops of the semantics in order.
@@ -158,7 +158,7 @@ def match(intrinsic: Intrinsic, loops: Sequence[For], store: Store) -> Matched |
 
 
 def _match(
-    meant: Sequence[For], missing: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: Store
+    meant: Sequence[For], missing: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore
 ) -> Matched | None:
     if len(meant) != len(loops):
         return None
@@ -185,7 +185,7 @@ def _match(
     return None if store.buffer in others else Matched(found, variables, sizes)
 
 
-def _bind(found: dict[str, Access], meant: Store | Load, access: Access) -> bool:
+def _bind(found: dict[str, Access], meant: BufferStore | Load, access: Access) -> bool:
     if meant.buffer.dtype is not access[0].dtype:
         return False
     return found.setdefault(meant.buffer.name, access) == access

@@ -12,7 +12,7 @@ from functools import reduce
 
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, free_vars, le, or_, substitute
-from relax_tune.ir.core.stmt import Block, For, If, Stmt, seq
+from relax_tune.ir.core.stmt import Block, For, IfThenElse, Stmt, seq
 
 
 def complete_empty_reductions(s: Stmt) -> Stmt:
@@ -54,7 +54,7 @@ def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For
     tied = [c for c in conjuncts(s.predicate) if c not in kept and {f.var for f in loops} & set(free_vars(c))]
     if not empty or steps & places or tied:
         return []
-    return [If(reduce(or_, empty), _initialised(s, loops, kept))]
+    return [IfThenElse(reduce(or_, empty), _initialised(s, loops, kept))]
 
 
 def _initialised(block: Block, loops: list[For], kept: list[Expr]) -> Stmt:

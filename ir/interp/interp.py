@@ -24,7 +24,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, free_vars, loads
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, lower_block, unknown, walk
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Seq, Stmt, lower_block, unknown, walk
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 from relax_tune.ir.interp.interp_expr import Env, Fault, Storage, Tape
 from relax_tune.ir.text.printer import excerpt
@@ -306,11 +306,11 @@ class _Compiler:
             return _For(self.func, s, self.tape((s.extent,), s), body, nest)
         if isinstance(s, Seq):
             return _Seq(tuple(self.stmt(c, None if origin is s else origin) for c in s.stmts))
-        if isinstance(s, If):
+        if isinstance(s, IfThenElse):
             orelse = None if s.orelse is None else self.stmt(s.orelse, None if origin is s else origin)
             then = self.stmt(s.then, None if origin is s else origin)
             return _If(self.func, origin, self.tape((s.cond,), origin), then, orelse)
-        if isinstance(s, Store):
+        if isinstance(s, BufferStore):
             storage = self.storages.get(s.buffer)
             if storage is None:
                 raise _located(self.func, Fault(f"buffer {s.buffer.name} is neither a parameter nor allocated"), origin)
@@ -356,17 +356,17 @@ class _Compiler:
         )
 
 
-def _effects(leaf: Stmt) -> tuple[list[Store], list[Expr]]:
+def _effects(leaf: Stmt) -> tuple[list[BufferStore], list[Expr]]:
     """Return the stores of loop-free statements and all expressions they evaluate, in terms of the loops around."""
-    stores: list[Store] = []
+    stores: list[BufferStore] = []
     read: list[Expr] = []
     for s in walk(leaf):
         parts = walk(lower_block(s)) if isinstance(s, Block) else (s,)
         for part in parts:
-            if isinstance(part, Store):
+            if isinstance(part, BufferStore):
                 stores.append(part)
                 read += [*part.indices, part.value]
-            elif isinstance(part, If):
+            elif isinstance(part, IfThenElse):
                 read.append(part.cond)
         if isinstance(s, Block):
             read += [*s.bindings, *(i.extent for i in s.iters)]

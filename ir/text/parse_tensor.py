@@ -21,7 +21,19 @@ from relax_tune.ir.core.expr import TRUE, Const, Expr, Tunable, Var, as_int, con
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.scalar_ops import ATOM, PYTHON_ARITHMETIC, PYTHON_COMPARISONS, SCALAR_OPS
-from relax_tune.ir.core.stmt import Block, For, If, IterKind, IterVar, LoopKind, LoopMarks, Stmt, Store, Tail, seq
+from relax_tune.ir.core.stmt import (
+    Block,
+    BufferStore,
+    For,
+    IfThenElse,
+    IterKind,
+    IterVar,
+    LoopKind,
+    LoopMarks,
+    Stmt,
+    Tail,
+    seq,
+)
 from relax_tune.ir.text.printer import show_lines
 
 Named = Var | Buffer | GVar
@@ -318,14 +330,14 @@ class TensorReader:
             return self._for(node)
         if isinstance(node, ast.If):
             orelse = self.body(node.orelse) if node.orelse else None
-            return If(self.expr(node.test), self.body(node.body), orelse)
+            return IfThenElse(self.expr(node.test), self.body(node.body), orelse)
         if isinstance(node, ast.With) and len(node.items) == 1:
             return self._block(node, node.items[0].context_expr)
         if isinstance(node, ast.Assign):
             return self.store(node)
         raise self.error(node, "wanted a loop, a block, an if or a store")
 
-    def store(self, node: ast.stmt) -> Store:
+    def store(self, node: ast.stmt) -> BufferStore:
         if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
             raise self.error(node, "wanted a store such as C[i, j] = value; alloc(...) goes to the top of the function")
         target = node.targets[0]
@@ -333,7 +345,7 @@ class TensorReader:
         value = self.expr(node.value)
         if _is_number(node.value) and isinstance(value, Const):
             value = self._alike((op("cast", (value,), buffer.dtype), False), (value, True))[1]
-        return Store(buffer, self.indices(target.slice, buffer), value)
+        return BufferStore(buffer, self.indices(target.slice, buffer), value)
 
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
@@ -384,7 +396,7 @@ class TensorReader:
             bindings.append(self.expr(parts[1]))
         with self.scope():
             self.names.update((i.var.name, i.var) for i in iters)
-            init: Store | None = None
+            init: BufferStore | None = None
             if body and isinstance(body[0], ast.With):
                 first = body.pop(0)
                 assert isinstance(first, ast.With)

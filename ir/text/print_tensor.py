@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, format_expr
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Stmt, Store, unknown
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Seq, Stmt, unknown
 
 _Identity = Union[Var, Buffer, GVar]
 
@@ -169,13 +169,13 @@ class TensorPrinter:
                 self.stmt(child)
             if not parts:
                 self.emit("pass", s)
-        elif isinstance(s, If):
+        elif isinstance(s, IfThenElse):
             self.emit(f"if {self.expr(s.cond)}:", s)
             self.nested(s.then)
             if s.orelse is not None:
                 self.emit("else:")
                 self.nested(s.orelse)
-        elif isinstance(s, Store):
+        elif isinstance(s, BufferStore):
             self.emit(f"{self.element(s.buffer, s.indices)} = {self.expr(s.value)}", s)
         elif isinstance(s, Block):
             self.block(s)

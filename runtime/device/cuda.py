@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
-from relax_tune.runtime.device.cuda_compiler import CompiledKernels, CUDACompiler, KernelReport
+from relax_tune.runtime.device.cuda_compiler import CompiledModule, CUDACompiler, KernelReport
 from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_recorder
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.quirks import with_quirks
@@ -73,7 +73,7 @@ class Compiler(Protocol):
     version: str
     unit: int
 
-    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledKernels: ...
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule: ...
 
 
 def load_pycuda() -> Any:
@@ -157,7 +157,7 @@ class CUDADevice:
         limits = dict(self.info.limits)
         self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
         self._grid, self._block = ([self._attribute(name) for name in names] for names in (GRID, BLOCK))
-        self._modules: dict[tuple[object, ...], tuple[Any, CompiledKernels]] = {}
+        self._modules: dict[tuple[object, ...], tuple[Any, CompiledModule]] = {}
         self._loading = threading.Lock()
         self._held: dict[object, tuple[Any, Callable[[], None]]] = {}
         self._stream, self._pinned = self._call("opening", self._open)
@@ -185,12 +185,12 @@ class CUDADevice:
                     handles[kernel.name] = self._handle(kernel, module, binary)
         return handles
 
-    def _compiled(self, unit: tuple[tuple[str, ...], Sequence[KernelSource]]) -> CompiledKernels:
+    def _compiled(self, unit: tuple[tuple[str, ...], Sequence[KernelSource]]) -> CompiledModule:
         flags, group = unit
         found = self._modules.get(_key(flags, group))
         return self._compiler.compile(group, flags) if found is None else found[1]
 
-    def _loaded(self, key: tuple[object, ...], binary: CompiledKernels) -> Any:
+    def _loaded(self, key: tuple[object, ...], binary: CompiledModule) -> Any:
         def load() -> Any:
             while len(self._modules) >= MODULES:  # here, where the context is current that they are taken from
                 del self._modules[next(iter(self._modules))]
@@ -200,7 +200,7 @@ class CUDADevice:
             self._call("loading a module", load, BuildError)
         return self._modules[key][0]
 
-    def _handle(self, kernel: KernelSource, module: Any, binary: CompiledKernels) -> Handle:
+    def _handle(self, kernel: KernelSource, module: Any, binary: CompiledModule) -> Handle:
         name, report = kernel.name, binary.kernels[kernel.name]
         shared = dynamic_shared_bytes(kernel.source)
         if report.shared_bytes + shared > self._max_local:

@@ -38,7 +38,7 @@ class KernelReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledKernels:
+class CompiledModule:
     """Machine code of one architecture, and a report for each of its kernels."""
 
     code: bytes
@@ -72,19 +72,19 @@ class CUDACompiler:
         self._binaries = Binaries(cache_folder() / "cuda")
         self.version = "NVRTC " + ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
 
-    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledKernels:
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule:
         """All kernels as one translation unit. Raises: BuildError with the compiler's log."""
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
         source = join_sources(kernels)
         name = f"{hashed((self.version, *options, source))}.cubin"
         kept = self._binaries.find(name)
         if kept is not None and all(k.name in kept[1] for k in kernels):
-            return CompiledKernels(kept[0], {kernel: KernelReport(*numbers) for kernel, numbers in kept[1].items()})
+            return CompiledModule(kept[0], {kernel: KernelReport(*numbers) for kernel, numbers in kept[1].items()})
         made = self._made(kernels, source, options)
         self._binaries.keep(name, made.code, {kernel: astuple(report) for kernel, report in made.kernels.items()})
         return made
 
-    def _made(self, kernels: Sequence[KernelSource], source: str, options: Sequence[str]) -> CompiledKernels:
+    def _made(self, kernels: Sequence[KernelSource], source: str, options: Sequence[str]) -> CompiledModule:
         nvrtc, names = self._nvrtc, ", ".join(k.name for k in kernels)
         with self._program(source) as program:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
@@ -98,7 +98,7 @@ class CUDACompiler:
         missing = [k.name for k in kernels if k.name not in found]
         if missing:
             raise BuildError(f"{self.version}: the source of kernel {missing[0]} gives no such kernel\n{log[:2000]}")
-        return CompiledKernels(code, found)
+        return CompiledModule(code, found)
 
     @contextmanager
     def _program(self, source: str) -> Iterator[Any]:

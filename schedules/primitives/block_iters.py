@@ -29,7 +29,7 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, seq
 from relax_tune.schedules.independence import writers, writes_everything
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -260,7 +260,10 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
         taken.append(fresh(func, f"{copy_name}_{letter}", taken))
     vars_ = [Var(n) for n in taken[2:]]
     made: Stmt = Block(
-        copy_name, tuple(iters), tuple(vars_), Store(copy, tuple(i.var for i in iters), load(source, tuple(where)))
+        copy_name,
+        tuple(iters),
+        tuple(vars_),
+        BufferStore(copy, tuple(i.var for i in iters), load(source, tuple(where))),
     )
     for var, i in reversed(list(zip(vars_, iters))):
         made = For(var, i.extent, made)

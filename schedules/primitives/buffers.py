@@ -13,7 +13,7 @@ from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import bf16, f16, f32, i8, u8
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, map_blocks, replace_buffers, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, blocks, map_blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -48,7 +48,7 @@ def copy_nest(func: PrimFunc, name: str, source: Buffer, target: Buffer, taken: 
         vars_.append(Var(names[-1]))
         iters.append(IterVar(Var(f"v{'ijlpqst'[d]}"), dim))
     where = tuple(i.var for i in iters)
-    body: Stmt = Block(name, tuple(iters), tuple(vars_), Store(target, where, load(source, where)))
+    body: Stmt = Block(name, tuple(iters), tuple(vars_), BufferStore(target, where, load(source, where)))
     for var, dim in reversed(list(zip(vars_, target.shape))):
         body = For(var, dim, body)
     return body
@@ -169,10 +169,10 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
     def visit(b: Block) -> Block:
         value, where = transform(b.body.value, read), b.body.indices
         if b.body.buffer is not old:
-            return replace(b, body=Store(b.body.buffer, where, value)) if value is not b.body.value else b
+            return replace(b, body=BufferStore(b.body.buffer, where, value)) if value is not b.body.value else b
         if b.init is not None:
             raise ScheduleError(f"{func.name}: store_as wants {buffer!r} stored once, found sums by {b.name!r}")
-        return replace(b, body=Store(new, where, cast(cast(value, f32), target)))
+        return replace(b, body=BufferStore(new, where, cast(cast(value, f32), target)))
 
     body = map_blocks(func.body, visit)
     left = [b.name for b in blocks(body) if any(x.buffer is old for s in (b.body, b.init) if s for x in _reads(s))]
@@ -183,7 +183,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 
 
-def _reads(s: Store) -> tuple[Load, ...]:
+def _reads(s: BufferStore) -> tuple[Load, ...]:
     return loads(s.value, *s.indices)
 
 

@@ -9,7 +9,7 @@ from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import EMPTY, Block, Store, blocks, map_exprs
+from relax_tune.ir.core.stmt import EMPTY, Block, BufferStore, blocks, map_exprs
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -97,7 +97,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
         assert isinstance(v, Var)
         if prove(eq(extents[v], dim)) is not Proof.YES:
             kept.append(lt(block_value(producer, made[v]), extents[v]))
-    joined = replace(producer, body=Store(target, where, value), predicate=and_(producer.predicate, *kept))
+    joined = replace(producer, body=BufferStore(target, where, value), predicate=and_(producer.predicate, *kept))
     env = loop_env(path)
     spots = [block_value(joined, e) for e in where]
     for at, p in enumerate(path):

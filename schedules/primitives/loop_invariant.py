@@ -26,7 +26,7 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, Store, blocks, map_blocks
+from relax_tune.ir.core.stmt import Block, BufferStore, blocks, map_blocks
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import find_block, require_compute_block, with_body
 from relax_tune.schedules.primitives.compute_location import spatial_of
@@ -83,7 +83,7 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
             return changed
         if b.body.buffer is target or not any(x.buffer is target for x in loads(b.body.value)):
             return b
-        return replace(b, body=Store(b.body.buffer, b.body.indices, transform(b.body.value, read)))
+        return replace(b, body=BufferStore(b.body.buffer, b.body.indices, transform(b.body.value, read)))
 
     if any(x.buffer is target for b in blocks(func.body) for x in loads(*b.body.indices)):
         raise ScheduleError(f"{func.name}: {target.name!r} is an index somewhere")

@@ -42,7 +42,7 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, loops, seq, walk
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks, loops, seq, walk
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -156,7 +156,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         value = substitute(value, {step.var: part.var * f + inside.var})
         kept = tuple(i for i in b.iters if i is not step)
         where = (part.var, *b.body.indices)
-        body = Store(target, where, value)
+        body = BufferStore(target, where, value)
         made = (*kept, part, inside)
         nest = _block_nest(new(f"{b.name}_rf"), made, body, replace(b.init, buffer=target, indices=where), new)
         return _limit_keys(nest, f, step.extent)
@@ -167,7 +167,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         kept = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
         made = (*kept, IterVar(part, count, "reduce"))
-        return _block_nest(b.name, made, Store(b.body.buffer, b.body.indices, merged), b.init, new)
+        return _block_nest(b.name, made, BufferStore(b.body.buffer, b.body.indices, merged), b.init, new)
 
     over = Var("vb")
     at = found.row_max.body.indices
@@ -179,7 +179,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         found.row_max: seq(
             combined(found.row_max, found.step, here, over),
             _block_nest(
-                new(f"{block}_scale"), (*own, IterVar(over, count)), Store(scale, (over, *at), weight), None, new
+                new(f"{block}_scale"), (*own, IterVar(over, count)), BufferStore(scale, (over, *at), weight), None, new
             ),
         )
     }
@@ -216,15 +216,15 @@ def _may_combine_last(func: PrimFunc, members: Sequence[Block]) -> bool:
 
 
 def _block_nest(
-    name: str, iters: Sequence[IterVar], body: Store, init: Store | None, new: Callable[[str], str]
+    name: str, iters: Sequence[IterVar], body: BufferStore, init: BufferStore | None, new: Callable[[str], str]
 ) -> Stmt:
     """Make a block under a loop of its own for each iterator."""
     own = tuple(replace(i, var=Var(i.var.name)) for i in iters)
     values: dict[Var, Expr] = {old.var: i.var for old, i in zip(iters, own, strict=True)}
     names = tuple(Var(new(f"{name}_{i.var.name.removeprefix('v')}")) for i in iters)
 
-    def placed(s: Store) -> Store:
-        return Store(s.buffer, tuple(substitute(e, values) for e in s.indices), substitute(s.value, values))
+    def placed(s: BufferStore) -> BufferStore:
+        return BufferStore(s.buffer, tuple(substitute(e, values) for e in s.indices), substitute(s.value, values))
 
     s: Stmt = Block(name, own, names, placed(body), init and placed(init))
     for var, i in reversed(list(zip(names, own, strict=True))):
@@ -483,7 +483,7 @@ def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
     value = _masked_exp(old, maximum(old, p.score))
     where = (p.step.var, *p.row_max.body.indices)
     iters = tuple(replace(i, kind="spatial") for i in node.iters)
-    changed = replace(node, iters=iters, body=Store(factor, where, value), init=None)
+    changed = replace(node, iters=iters, body=BufferStore(factor, where, value), init=None)
     return clone_stmt(func, replace_node(loop.body, node, changed), "_factor")
 
 

@@ -31,7 +31,7 @@ from relax_tune.ir.core.expr import (
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, blocks, replace_buffers, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -198,7 +198,7 @@ def fill_nest(func: PrimFunc, o: PaddedCopy, fill: Const, names: list[str]) -> S
         where.append(it.var if valid is None else minimum(it.var, valid - 1))
         inside += [] if valid is None else [lt(it.var, valid)]
     value = select(and_(*inside), load(o.source, where), fill)
-    s: Stmt = Block(block, tuple(iters), tuple(vars_), Store(o.copy, tuple(i.var for i in iters), value))
+    s: Stmt = Block(block, tuple(iters), tuple(vars_), BufferStore(o.copy, tuple(i.var for i in iters), value))
     for var, dim in reversed(list(zip(vars_, o.copy.shape))):
         s = For(var, dim, s)
     return s

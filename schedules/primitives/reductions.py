@@ -34,7 +34,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import EMPTY, Block, For, IterVar, Stmt, Store, blocks, seq
+from relax_tune.ir.core.stmt import EMPTY, Block, BufferStore, For, IterVar, Stmt, blocks, seq
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -96,7 +96,7 @@ def decompose_reduction(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         fresh(func, f"{block}_init"),
         tuple(replace(i, var=vars_[i.var]) for i, _ in spatial),
         tuple(substitute(b, copies) for _, b in spatial),
-        Store(
+        BufferStore(
             node.init.buffer,
             tuple(substitute(e, as_expr) for e in node.init.indices),
             substitute(node.init.value, as_expr),
@@ -196,8 +196,8 @@ def rfactor(
         fresh(func, f"{block}_rf"),
         (*(i for i, _ in kept), IterVar(lane, target.extent), *(i for i, _ in rest)),
         (*(b for _, b in kept), target.var, *(v for _, v in rest)),
-        Store(partial, where, _combine(operation, start, substitute(term, {it.var: index}))),
-        None if alone else Store(partial, where, first),
+        BufferStore(partial, where, _combine(operation, start, substitute(term, {it.var: index}))),
+        None if alone else BufferStore(partial, where, first),
         node.predicate,
     )
     names = [factored.name]
@@ -224,8 +224,8 @@ def rfactor(
         block,
         (*(i for i, _ in spatial), IterVar(v_r, target.extent, "reduce")),
         (*(b for _, b in spatial), r),
-        Store(old, spot, _combine(operation, load(old, spot), load(partial, (*spot, v_r)))),
-        None if node.init is None else Store(old, spot, substitute(node.init.value, as_expr)),
+        BufferStore(old, spot, _combine(operation, load(old, spot), load(partial, (*spot, v_r)))),
+        None if node.init is None else BufferStore(old, spot, substitute(node.init.value, as_expr)),
         substitute(guard, copies),
     )
     for p in reversed(between):

@@ -40,7 +40,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, Store, blocks, map_blocks, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks, map_blocks, seq
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -458,7 +458,7 @@ class _Rewrite:
             b,
             iters=(*iters, *(i for i, _ in places)),
             bindings=(*bindings, *(e for _, e in places)),
-            body=Store(b.body.buffer if to is None else to.buffer, where, value),
+            body=BufferStore(b.body.buffer if to is None else to.buffer, where, value),
             predicate=and_(*(c for c in conjuncts(b.predicate) if not self._follows_from_reduction(b, c))),
         )
 
@@ -499,7 +499,9 @@ class _Rewrite:
             copy,
             iters=(*lead, *(replace(i, extent=sizes[i.var]) for i in copy.iters)),
             bindings=(*loops, *(simplify(substitute(b, first)) for b in copy.bindings)),
-            body=Store(parts, (*(i.var for i in lead), *copy.body.indices), load(small, _sums_read(copy).indices)),
+            body=BufferStore(
+                parts, (*(i.var for i in lead), *copy.body.indices), load(small, _sums_read(copy).indices)
+            ),
             predicate=or_(lt(loops[1], 1), lt(0, count)),
         )
 
@@ -532,8 +534,8 @@ class _Rewrite:
             block,
             (*(IterVar(v, extents[u]) for u, v in zip(at, own)), IterVar(vr, most, "reduce")),
             (*loops, r),
-            Store(old, tuple(own), value),
-            Store(old, tuple(own), first),
+            BufferStore(old, tuple(own), value),
+            BufferStore(old, tuple(own), first),
         )
         before, end = mul(tile(loops), work.steps) + 1, mul(tile(loops) + 1, work.steps)
         made = For(r, work.workers_before(end) - work.workers_before(before) + 1, made)

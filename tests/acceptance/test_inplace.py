@@ -22,7 +22,7 @@ from relax_tune.ir.core.expr import Var, const, load, lt
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, GVar, TupleValue, Value
 from relax_tune.ir.core.graph_builder import GraphBuilder
-from relax_tune.ir.core.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
@@ -70,7 +70,7 @@ def put_rows() -> PrimFunc:
     i, j, p, q = Var("vi"), Var("vj"), Var("put_i"), Var("put_j")
     where = (load(at.buffer, (i,)), j)
     iters = (IterVar(i, m), IterVar(j, const(4)))
-    put = Block("put", iters, (p, q), Store(z.buffer, where, load(new.buffer, (i, j))))
+    put = Block("put", iters, (p, q), BufferStore(z.buffer, where, load(new.buffer, (i, j))))
     return PrimFunc(f.name, f.params, 1, seq(f.body, For(p, m, For(q, const(4), put))))
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError
 from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
-from relax_tune.runtime.device.cuda_compiler import CompiledKernels, KernelReport
+from relax_tune.runtime.device.cuda_compiler import CompiledModule, KernelReport
 from relax_tune.runtime.device.source import NARROW, join_sources
 from relax_tune.runtime.program import KernelSource
 
@@ -62,7 +62,7 @@ class EmulatedCompiler:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledKernels:
+    def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule:
         source = join_sources(kernels).replace("extern __shared__", "extern")
         waits = (
             "true"
@@ -82,7 +82,7 @@ class EmulatedCompiler:
                     f"the emulation refused kernels {', '.join(k.name for k in kernels)}:\n{made.stderr[:4000]}"
                 )
             new.rename(path)  # several threads may compile
-        return CompiledKernels(
+        return CompiledModule(
             str(path).encode(), {k.name: KernelReport(32, _shared_bytes(k.source), 0, 0, 0) for k in kernels}
         )
 

@@ -21,7 +21,7 @@ from tests.tuner.job.flushed import every_line_is_read
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
-from relax_tune.runtime.device.cuda_compiler import CompiledKernels
+from relax_tune.runtime.device.cuda_compiler import CompiledModule
 from relax_tune.runtime.program import KernelSource
 from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush
 
@@ -139,7 +139,7 @@ def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkey
     class Compiler(EmulatedCompiler):
         unit = 1
 
-        def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledKernels:
+        def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule:
             meeting.wait(20)
             return super().compile(kernels, flags)
 

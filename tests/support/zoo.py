@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (
     select,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store, lower_block, rewrite, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, lower_block, rewrite, seq
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 
 Array = NDArray[Any]
@@ -364,7 +364,7 @@ def _spatial(
     loops = [Var(f"{name}_{'ij'[a]}") for a in range(len(extents))]
     iters = [IterVar(Var("v" + v.name[-1]), e) for v, e in zip(loops, extents, strict=True)]
     points = [i.var for i in iters]
-    body: Stmt = Block(name, tuple(iters), tuple(loops), Store(out.buffer, where(*points), value(*points)))
+    body: Stmt = Block(name, tuple(iters), tuple(loops), BufferStore(out.buffer, where(*points), value(*points)))
     for var, extent in reversed(list(zip(loops, extents, strict=True))):
         body = For(var, extent, body)
     return body
@@ -399,15 +399,20 @@ def tiled_matmul(tunables: tuple[Tunable, Tunable] | None = None) -> PrimFunc:
         "mm",
         (*iters[:2], *local, iters[2]),
         (*bindings[:2], ii, jj, bindings[2]),
-        Store(acc, here, load(acc, here) + load(a, (vi, vk)) * load(w, (vk, vj))),
-        Store(acc, here, const(0.0)),
+        BufferStore(acc, here, load(acc, here) + load(a, (vi, vk)) * load(w, (vk, vj))),
+        BufferStore(acc, here, const(0.0)),
         inside(ii, jj),
     )
     iters, bindings = point(False, i2, j2)
     local = (IterVar(Var("wi"), ti), IterVar(Var("wj"), tj))
     (vi, vj), (wi, wj) = (i.var for i in iters), (i.var for i in local)
     write = Block(
-        "write", (*iters, *local), (*bindings, i2, j2), Store(c, (vi, vj), load(acc, (wi, wj))), None, inside(i2, j2)
+        "write",
+        (*iters, *local),
+        (*bindings, i2, j2),
+        BufferStore(c, (vi, vj), load(acc, (wi, wj))),
+        None,
+        inside(i2, j2),
     )
     kind = "serial" if tunables else "vectorized"
     compute = For(k, const(8), For(ii, ti, For(jj, tj, update, kind)))

@@ -14,7 +14,19 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int
-from relax_tune.ir.core.stmt import AsyncFence, Barrier, Declare, For, If, Seq, Stmt, Store, accesses, seq, walk
+from relax_tune.ir.core.stmt import (
+    AsyncFence,
+    Barrier,
+    BufferStore,
+    Declare,
+    For,
+    IfThenElse,
+    Seq,
+    Stmt,
+    accesses,
+    seq,
+    walk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer
     for b, indices, written in accesses(f.body):
         if b.scope == "shared":
             uses.setdefault(b, []).append((indices, written))
-    stored = [m.buffer for m in walk(f.body) if isinstance(m, Store)]
+    stored = [m.buffer for m in walk(f.body) if isinstance(m, BufferStore)]
     inner = {m.var for m in walk(f.body) if isinstance(m, For)}
     found: dict[Buffer, CircularBuffer] = {}
     for b, places in uses.items():
@@ -92,7 +104,7 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
 def async_filled(n: Stmt) -> frozenset[Buffer]:
     """Return the buffers that asynchronous copies fill at or below a statement."""
     late = (m for m in walk(n) if isinstance(m, For) and m.marks.async_copy)
-    return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, Store))
+    return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, BufferStore))
 
 
 def pipelined_loop(
@@ -156,7 +168,7 @@ def _is_copy_stage(n: Stmt) -> bool:
     """Tell whether a statement is a copy that all work-items make, or none, without waiting."""
     if isinstance(n, Seq) or not async_filled(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
-    return isinstance(n, If) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
+    return isinstance(n, IfThenElse) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
 
 
 def _fence_after(

@@ -21,12 +21,12 @@ from relax_tune.ir.core.expr import Expr, Var, and_, as_int, const, loads, lt, n
 from relax_tune.ir.core.stmt import (
     EMPTY,
     Barrier,
+    BufferStore,
     For,
-    If,
+    IfThenElse,
     Let,
     Seq,
     Stmt,
-    Store,
     accesses,
     is_empty,
     own_accesses,
@@ -85,7 +85,7 @@ def _needs_guard(n: Stmt, item: For) -> bool:
     below = list(walk(n))
     if any(isinstance(m, For) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
         return False
-    return {m.buffer.scope == "local" for m in below if isinstance(m, Store)} == {False}
+    return {m.buffer.scope == "local" for m in below if isinstance(m, BufferStore)} == {False}
 
 
 def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
@@ -180,7 +180,7 @@ class _BarrierPlacement:
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
     def _inside(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
-        if isinstance(n, Store):
+        if isinstance(n, BufferStore):
             return n, before | self.uses(n)
         if isinstance(n, Seq):
             parts: list[Stmt] = []
@@ -188,7 +188,7 @@ class _BarrierPlacement:
                 new, before = self.place(c, before, bound)
                 parts.append(new)
             return seq(*parts), before
-        if isinstance(n, If):
+        if isinstance(n, IfThenElse):
             made = [self.place(c, before, bound) for c in n.children]
             after = made[0][1] | (made[1][1] if len(made) > 1 else before)
             return n.with_children(tuple(new for new, _ in made)), after
@@ -293,7 +293,7 @@ def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
     def visit(m: Stmt, apart: bool) -> Stmt:
         if isinstance(m, Let) and differs(m.value):
             differing.add(m.var)
-        apart = apart or (isinstance(m, If) and differs(m.cond)) or (isinstance(m, For) and differs(m.extent))
+        apart = apart or (isinstance(m, IfThenElse) and differs(m.cond)) or (isinstance(m, For) and differs(m.extent))
         new = m.with_children(tuple(visit(c, apart) for c in m.children))
         marked = isinstance(new, For) and new.marks.intrinsic in INTRINSICS and INTRINSICS[new.marks.intrinsic].of_warp
         if apart and marked and isinstance(new, For):
@@ -352,7 +352,7 @@ class _SinkConditions:
                 if c is not None:
                     parts.append(self.move(c, held))
             return seq(*parts)
-        if isinstance(n, If):
+        if isinstance(n, IfThenElse):
             if not self.differs(n.cond):
                 self._require_no_loads(n.cond, held)
                 return when(n.cond, *(self.move(c, held) for c in n.children))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.core.expr import TRUE, Load, Op, Var, as_int, free_vars
 from relax_tune.ir.core.intervals import Interval
-from relax_tune.ir.core.stmt import Block, For, If, Let, LoopMarks, Stmt, lower_block, walk, when
+from relax_tune.ir.core.stmt import Block, For, IfThenElse, Let, LoopMarks, Stmt, lower_block, walk, when
 
 COMBINING_KINDS = ("serial", "unrolled", "vectorized")
 
@@ -19,7 +19,7 @@ def lower_blocks(s: Stmt) -> Stmt:
     if isinstance(s, For) and isinstance(s.body, Block) and is_tree_reduction(s, s.body):
         one = lower_blocks(replace(s.body, predicate=TRUE))
         return when(s.body.predicate, For(s.var, s.extent, one, "unrolled", marks=LoopMarks(tree_reduce=True)))
-    if isinstance(s, If):
+    if isinstance(s, IfThenElse):
         return when(s.cond, lower_blocks(s.then), None if s.orelse is None else lower_blocks(s.orelse))
     return s.with_children(tuple(map(lower_blocks, s.children)))
 

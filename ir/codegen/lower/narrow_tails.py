@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Op, Var, and_, as_int, conjuncts, const, le, lt, maximum, minimum
-from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite, when
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, accesses, rewrite, when
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
 def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var, For]]]:
     if isinstance(n, For):
         inside = inside | {n.var: n}
-    elif isinstance(n, If):
+    elif isinstance(n, IfThenElse):
         for c in conjuncts(n.cond):
             if isinstance(c, Op) and c.op == "lt" and c.args[0].dtype.is_int:
                 yield c, inside
@@ -111,8 +111,8 @@ def _loops(n: Stmt) -> Iterator[For]:
         yield from _loops(c)
 
 
-def _stores(n: Stmt) -> Iterator[Store]:
-    if isinstance(n, Store):
+def _stores(n: Stmt) -> Iterator[BufferStore]:
+    if isinstance(n, BufferStore):
         yield n
     for c in n.children:
         yield from _stores(c)
@@ -168,7 +168,7 @@ def narrow(
 
 def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
     """Tell whether one of the conditions guards a store to a private buffer."""
-    if isinstance(n, If) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
+    if isinstance(n, IfThenElse) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in _stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)
 
@@ -177,7 +177,7 @@ def _with_conditions(n: Stmt, tiles: GuardedTiles, left: Var | None) -> Stmt:
     """Express the conditions in terms of the remaining width; drop them if it is None."""
 
     def visit(m: Stmt) -> Stmt:
-        if not isinstance(m, If):
+        if not isinstance(m, IfThenElse):
             return m
         new = []
         for c in conjuncts(m.cond):

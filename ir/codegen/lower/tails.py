@@ -31,11 +31,11 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.stmt import (
     EMPTY,
+    BufferStore,
     For,
-    If,
+    IfThenElse,
     Let,
     Stmt,
-    Store,
     accesses,
     own_accesses,
     redirect,
@@ -77,7 +77,7 @@ def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> 
     if isinstance(n, Let):
         yield from _guards(n.body, o, algebra, inner | {n.var: None})
         return
-    if isinstance(n, If):
+    if isinstance(n, IfThenElse):
         for c in conjuncts(n.cond):
             found = _guard(c, o, algebra, inner)
             if found is not None:
@@ -149,7 +149,7 @@ class _Splitter:
 
     def _with_own_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:
         """Give each body registers of its own."""
-        if isinstance(n, If) and n.orelse is not None:
+        if isinstance(n, IfThenElse) and n.orelse is not None:
             return replace(n, then=self._clone(n.then, private), orelse=self._with_own_registers(n.orelse, private))
         return (
             n.with_children(tuple(self._with_own_registers(c, private) for c in n.children))
@@ -287,7 +287,7 @@ def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
 
 def _drop(n: Stmt, conds: set[Expr]) -> Stmt:
     def visit(m: Stmt) -> Stmt:
-        if isinstance(m, If):
+        if isinstance(m, IfThenElse):
             kept = [c for c in conjuncts(m.cond) if c not in conds]
             if len(kept) != len(conjuncts(m.cond)):
                 return when(and_(*kept), m.then, m.orelse)
@@ -296,10 +296,10 @@ def _drop(n: Stmt, conds: set[Expr]) -> Stmt:
     return rewrite(n, visit)
 
 
-def _unguarded(n: Stmt, conds: set[Expr]) -> Iterator[Store]:
-    if isinstance(n, Store):
+def _unguarded(n: Stmt, conds: set[Expr]) -> Iterator[BufferStore]:
+    if isinstance(n, BufferStore):
         yield n
-    elif isinstance(n, If) and not conds.isdisjoint(conjuncts(n.cond)):
+    elif isinstance(n, IfThenElse) and not conds.isdisjoint(conjuncts(n.cond)):
         if n.orelse is not None:
             yield from _unguarded(n.orelse, conds)
     else:
@@ -334,7 +334,7 @@ def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buf
     found: set[Var] = set()
     for m in walk(f.body):
         if isinstance(m, For) and m.var not in tiles and as_int(m.extent) == extent:
-            stores = [s for s in walk(m.body) if isinstance(s, Store)]
+            stores = [s for s in walk(m.body) if isinstance(s, BufferStore)]
             if all(
                 any((s.buffer, d) in places and _mentions(i, {m.var}) for d, i in enumerate(s.indices)) for s in stores
             ):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from relax_tune.ir.codegen.lower.affine import Algebra, plus
 from relax_tune.ir.codegen.print.transpose_registers import mark_transpose
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts, loads
-from relax_tune.ir.core.stmt import For, If, Let, Stmt, Store, accesses, rewrite, walk
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, accesses, rewrite, walk
 
 UNROLL_LIMIT = 64
 FOLD_LIMIT = 256
@@ -44,12 +44,12 @@ def _is_ready(f: For, algebra: Algebra) -> bool:
             e = m.extent if isinstance(m, For) else m.value
             if v in algebra.free(e):
                 return False
-        elif isinstance(m, If):
+        elif isinstance(m, IfThenElse):
             if any(v in algebra.free(c) and not is_prefix(c, v, algebra) for c in conjuncts(m.cond)):
                 return False
             if m.orelse is not None and v in algebra.free(m.cond):
                 return False
-        elif isinstance(m, Store) and not any(v in algebra.free(i) for i in m.indices):
+        elif isinstance(m, BufferStore) and not any(v in algebra.free(i) for i in m.indices):
             # every lane stores to one place: fine only when all store the same value
             carried = any(x.buffer is m.buffer for x in loads(m.value))
             if carried or v in algebra.free(m.value):

@@ -15,11 +15,11 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, f64, i32, i64
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, free_vars, load, op
 from relax_tune.ir.core.stmt import (
+    BufferStore,
     For,
-    If,
+    IfThenElse,
     LoopMarks,
     Stmt,
-    Store,
     own_accesses,
     redirect,
     rewrite,
@@ -118,7 +118,7 @@ def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> boo
     """Tell whether an access belongs to an intrinsic that takes the buffer from the registers of a warp."""
     nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
     store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
-    if intrinsic is None or not isinstance(store, Store) or nest[-1].body is not store:
+    if intrinsic is None or not isinstance(store, BufferStore) or nest[-1].body is not store:
         return False
     found = match(intrinsic, nest, store)
     if found is None:
@@ -133,7 +133,7 @@ def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> boo
 def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
     """Return the conditions around a loop's body, and the body."""
     body, conditions = f.body, []
-    while isinstance(body, If) and body.orelse is None:
+    while isinstance(body, IfThenElse) and body.orelse is None:
         conditions.append(body.cond)
         body = body.then
     return tuple(conditions), body
@@ -142,7 +142,7 @@ def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
 def _all_reduced(f: For, extent: Expr) -> Buffer | None:
     """Return the buffer whose last dimension a loop reduces into one fixed place; None for other loops."""
     conditions, s = _conditional(f)
-    if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, Store):
+    if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, BufferStore):
         return None
     value = s.value
     if not isinstance(value, Op) or value.op not in COMBINING_OPS:
@@ -163,13 +163,13 @@ def _shuffled(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
         return m
     assert isinstance(m, For) and b is not None
     conditions, s = _conditional(m)
-    assert isinstance(s, Store) and isinstance(s.value, Op)
+    assert isinstance(s, BufferStore) and isinstance(s.value, Op)
     mine, source = s.value.args
     assert isinstance(source, Load)
     whole = Buffer(f"{b.name}_whole", (), b.dtype, "local")
     offered = load(registers[b], source.indices[:-1])
-    meeting = For(Var(m.var.name), extent, Store(whole, (), offered), marks=LoopMarks(warp_reduce=s.value.op))
-    done: Stmt = Store(s.buffer, s.indices, op(s.value.op, (mine, load(whole, ())), s.value.dtype))
+    meeting = For(Var(m.var.name), extent, BufferStore(whole, (), offered), marks=LoopMarks(warp_reduce=s.value.op))
+    done: Stmt = BufferStore(s.buffer, s.indices, op(s.value.op, (mine, load(whole, ())), s.value.dtype))
     for c in reversed(conditions):
         done = when(c, done)
     return seq(meeting, done)

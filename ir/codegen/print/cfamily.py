@@ -18,7 +18,7 @@ from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i32, i64
 from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, conjuncts, const
-from relax_tune.ir.core.stmt import AsyncFence, Barrier, Declare, For, If, Let, Seq, Stmt, Store, unknown
+from relax_tune.ir.core.stmt import AsyncFence, Barrier, BufferStore, Declare, For, IfThenElse, Let, Seq, Stmt, unknown
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
@@ -85,14 +85,14 @@ class CFamilyPrinter(CopyPrinter):
     # statements
 
     def statement(self, n: Stmt) -> None:
-        if isinstance(n, Store):
+        if isinstance(n, BufferStore):
             self.store(n)
         elif isinstance(n, Seq):
             for s in n.stmts:
                 self.statement(s)
         elif isinstance(n, For):
             self.loop(n)
-        elif isinstance(n, If):
+        elif isinstance(n, IfThenElse):
             self.branch(n)
         elif isinstance(n, Let):
             self.bind(n)
@@ -126,7 +126,7 @@ class CFamilyPrinter(CopyPrinter):
             self.line(f"const {kind} {name} = {text};")
             self.statement(n.body)
 
-    def branch(self, n: If) -> None:
+    def branch(self, n: IfThenElse) -> None:
         """Print a condition. Decided conjuncts vanish, conjuncts on the lane make a masked region, and the rest are plain ifs."""
         uniform: list[Expr] = []
         lanes: list[Expr] = []
@@ -275,7 +275,7 @@ class CFamilyPrinter(CopyPrinter):
     def tree_reduce(self, f: For, size: int) -> bool:
         """Print a reduction over the lanes of vector registers as a tree. False if the elements are not in such registers."""
         s = f.body
-        assert isinstance(s, Store) and isinstance(s.value, Op)
+        assert isinstance(s, BufferStore) and isinstance(s.value, Op)
         mine, source = s.value.args
         assert isinstance(mine, Load) and isinstance(source, Load)
         layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype

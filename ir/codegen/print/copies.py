@@ -11,7 +11,7 @@ from relax_tune.ir.codegen.print.transpose_registers import transposed_copy
 from relax_tune.ir.codegen.print.values import Text
 from relax_tune.ir.core.dtype import f32, i32, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
-from relax_tune.ir.core.stmt import For, Store
+from relax_tune.ir.core.stmt import BufferStore, For
 
 
 class CopyPrinter(MemoryPrinter):
@@ -85,7 +85,7 @@ class CopyPrinter(MemoryPrinter):
             with self.indented(f"for ({kind} {name} = 0; {name} < {squares}; {name}++) {{"):
                 self._square(f, inner, store, {(at,): size}, count)
 
-    def _square(self, f: For, inner: For, store: Store, start: Poly, count: str | None) -> None:
+    def _square(self, f: For, inner: For, store: BufferStore, start: Poly, count: str | None) -> None:
         size, symbol, env = as_int(f.extent) or 0, self.lane_symbol, self.algebra.env
         exchange, kind = self.prelude.helper("exchange", f32, size), self.prelude.vector(f32, size)
         names = [self.fresh("row") for _ in range(size)]

@@ -9,7 +9,7 @@ from relax_tune.ir.codegen.lower.vectors import is_prefix
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.grid import GridPrinter
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, conjuncts, transform
-from relax_tune.ir.core.stmt import AsyncFence, For, If, Stmt, Store
+from relax_tune.ir.core.stmt import AsyncFence, BufferStore, For, IfThenElse, Stmt
 
 # Sizes in bytes of one asynchronous copy (PTX ISA, "cp.async").
 COPIED_BYTES = (4, 8, 16)
@@ -45,9 +45,9 @@ class AsyncCopyPrinter(GridPrinter):
         """Print a copy into shared memory as one `cp.async`, with zeros out of bounds. False if the loop has no such form."""
         conditions: list[Expr] = []
         s: Stmt = f.body
-        while isinstance(s, If) and s.orelse is None:
+        while isinstance(s, IfThenElse) and s.orelse is None:
             conditions, s = [*conditions, *conjuncts(s.cond)], s.then
-        if not isinstance(s, Store) or size * s.buffer.dtype.bytes not in COPIED_BYTES:
+        if not isinstance(s, BufferStore) or size * s.buffer.dtype.bytes not in COPIED_BYTES:
             return False
         value: Expr = s.value
         held: tuple[Expr, ...] = ()

@@ -20,7 +20,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
-from relax_tune.ir.core.stmt import Barrier, For, Stmt, Store, walk
+from relax_tune.ir.core.stmt import Barrier, BufferStore, For, Stmt, walk
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
 SCALARS = {
@@ -315,7 +315,7 @@ class CUDAPrinter(AsyncCopyPrinter):
 
     def warp_reduce(self, f: For) -> None:
         s = f.body
-        assert isinstance(s, Store)
+        assert isinstance(s, BufferStore)
         helper = self.prelude.helper(f"across_{f.marks.warp_reduce}_{as_int(f.extent)}", s.buffer.dtype, 1)
         self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
 

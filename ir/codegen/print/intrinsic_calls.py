@@ -9,7 +9,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts
-from relax_tune.ir.core.stmt import For, If, Stmt, Store, accesses
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Stmt, accesses
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.hardware.mma import ROW
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
@@ -42,13 +42,13 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
         loops.append(body)
         body = body.body
     rooms: list[Poly] = []
-    if isinstance(body, If) and body.orelse is None:
+    if isinstance(body, IfThenElse) and body.orelse is None:
         least = [_least_room(c, loops, algebra) for c in conjuncts(body.cond)]
         rooms = [r for r in least if r is not None]
         if len(rooms) != len(least):
             return None
         body = body.then
-    found = match(intrinsic, loops, body) if intrinsic is not None and isinstance(body, Store) else None
+    found = match(intrinsic, loops, body) if intrinsic is not None and isinstance(body, BufferStore) else None
     if intrinsic is None or found is None:
         return None
     own = [m.var for m in loops]

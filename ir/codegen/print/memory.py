@@ -11,7 +11,7 @@ from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Expr, Load, Op
-from relax_tune.ir.core.stmt import Store
+from relax_tune.ir.core.stmt import BufferStore
 
 
 class MemoryPrinter(ValuePrinter):
@@ -74,7 +74,7 @@ class MemoryPrinter(ValuePrinter):
     def store_one(self, b: Buffer, offset: str, value: str) -> str:
         return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
 
-    def store(self, s: Store) -> None:
+    def store(self, s: BufferStore) -> None:
         """One store for the current lane or vector of lanes."""
         p = self.flat(s.buffer, s.indices)
         step = self.stride(p)
@@ -119,7 +119,7 @@ class MemoryPrinter(ValuePrinter):
         name, at, width = self.register(b, p)
         return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
 
-    def _scatter(self, s: Store, text: str | None, moving: bool, lane: Lane) -> None:
+    def _scatter(self, s: BufferStore, text: str | None, moving: bool, lane: Lane) -> None:
         """Lane by lane."""
         env = self.algebra.env
         held: str | None = None

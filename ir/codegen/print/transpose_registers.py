@@ -5,10 +5,10 @@ from __future__ import annotations
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, plus
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Load, Op, Var, as_int
-from relax_tune.ir.core.stmt import For, If, Store
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse
 
 
-def transposed_copy(f: For) -> tuple[For, Op | None, Store] | None:
+def transposed_copy(f: For) -> tuple[For, Op | None, BufferStore] | None:
     """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy; None for other loops.
 
     The store is made everywhere, or where `x < bound`.
@@ -16,12 +16,12 @@ def transposed_copy(f: For) -> tuple[For, Op | None, Store] | None:
     inner = f.body
     if not isinstance(inner, For) or inner.kind != "vectorized":
         return None
-    if isinstance(inner.body, Store):
+    if isinstance(inner.body, BufferStore):
         return inner, None, inner.body
-    if not isinstance(inner.body, If) or inner.body.orelse is not None:
+    if not isinstance(inner.body, IfThenElse) or inner.body.orelse is not None:
         return None
     condition, store = inner.body.cond, inner.body.then
-    if isinstance(condition, Op) and condition.op == "lt" and isinstance(store, Store):
+    if isinstance(condition, Op) and condition.op == "lt" and isinstance(store, BufferStore):
         return inner, condition, store
     return None
 
@@ -55,7 +55,7 @@ def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
     return f.marked(transpose=True) if side_by_side and _step(value, inner.var, algebra) != 1 else f
 
 
-def _step(access: Load | Store, var: Var, algebra: Algebra) -> int | None:
+def _step(access: Load | BufferStore, var: Var, algebra: Algebra) -> int | None:
     """Return the stride of `var` in memory; None if it is not constant."""
     flat: Poly = {}
     for d, i in enumerate(access.indices):

@@ -10,7 +10,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, load, mul, transform
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Function
-from relax_tune.ir.core.stmt import Block, IterVar, Store
+from relax_tune.ir.core.stmt import Block, BufferStore, IterVar
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.movement import Reshape
@@ -262,9 +262,9 @@ def _merge_block(
             ),
         )
 
-    def store(s: Store) -> Store:
+    def store(s: BufferStore) -> BufferStore:
         where = indices(s.buffer, s.indices)
-        return Store(buffers[s.buffer], tuple(map(swap, where)), swap(s.value))
+        return BufferStore(buffers[s.buffer], tuple(map(swap, where)), swap(s.value))
 
     return replace(
         block, iters=tuple(iters), body=store(block.body), init=None if block.init is None else store(block.init)

@@ -10,7 +10,7 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, add, load, mul, postorder, substitute, transform
-from relax_tune.ir.core.stmt import Block, Store
+from relax_tune.ir.core.stmt import Block, BufferStore
 from relax_tune.ir.op.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
 from relax_tune.ir.passes.fusion.plain_loops import block_loads
 
@@ -123,7 +123,9 @@ def take_epilogue(
         return None
     left = transform(value, lambda e: y if e is now else None)
     spatial = tuple(i for i in product.iters if i.kind == "spatial")
-    rest = Block(f"{first.name}_rest", spatial, tuple(i.var for i in spatial), Store(store.buffer, store.indices, left))
+    rest = Block(
+        f"{first.name}_rest", spatial, tuple(i.var for i in spatial), BufferStore(store.buffer, store.indices, left)
+    )
     return Epilogue(tuple(names), tuple(arrays), rest)
 
 

@@ -29,7 +29,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.stmt import Block, IterVar, Store
+from relax_tune.ir.core.stmt import Block, BufferStore, IterVar
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
 from relax_tune.ir.deduce.relations import differences, solve
 from relax_tune.ir.op.base import product
@@ -387,7 +387,7 @@ class _Splitter:
         packed = self._temp(name, order, self.takes.dtype)
         indices = tuple(i.var for i in order)
         spatial = tuple(IterVar(i.var, i.extent) for i in order)
-        pack = Block(f"pack_{name}", spatial, indices, Store(packed, indices, value))
+        pack = Block(f"pack_{name}", spatial, indices, BufferStore(packed, indices, value))
         inputs = tuple(dict.fromkeys(r.buffer for r in all_loads((value,))))
         self.before.append(step_of(self.func, f"{self.func.name}_{name}", [pack], inputs, (packed,)))
         strides = _strides(load(packed, indices), self.axes)
@@ -419,7 +419,7 @@ class _Splitter:
             "unpack",
             spatial,
             tuple(i.var for i in spatial),
-            Store(target, self.block.body.indices, load(packed, tuple(i.var for i in order))),
+            BufferStore(target, self.block.body.indices, load(packed, tuple(i.var for i in order))),
         )
         strides = _strides(load(packed, tuple(i.var for i in order)), self.axes)
         assert strides is not None

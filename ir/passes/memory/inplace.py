@@ -21,8 +21,7 @@ from relax_tune.ir.core.graph import (
     all_bindings,
     nested_values,
 )
-from relax_tune.ir.core.stmt import Block, Seq, Store, blocks, replace_buffers, seq, walk
-from relax_tune.ir.core.stmt import If as IfStmt
+from relax_tune.ir.core.stmt import Block, BufferStore, IfThenElse, Seq, blocks, replace_buffers, seq, walk
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
@@ -40,7 +39,7 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
     if output.dtype is not source.dtype or len(output.shape) != len(source.shape):
         return f"{output!r} is not like {source!r}"
     for s in walk(func.body):
-        where = (s.cond,) if isinstance(s, IfStmt) else (*s.indices, s.value) if isinstance(s, Store) else ()
+        where = (s.cond,) if isinstance(s, IfThenElse) else (*s.indices, s.value) if isinstance(s, BufferStore) else ()
         if any(x.buffer in (source, output) for e in where for x in loads(e)):
             return f"{source.name} is read outside of blocks"
     order = blocks(func.body)

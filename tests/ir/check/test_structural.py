@@ -18,7 +18,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f16, f32
 from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, const, load, lt, substitute, transform
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Seq, Store, map_exprs, rewrite, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Seq, map_exprs, rewrite, seq
 
 
 def renamed(f: PrimFunc) -> PrimFunc:
@@ -45,7 +45,7 @@ def renamed(f: PrimFunc) -> PrimFunc:
     def visit(s):  # type: ignore[no-untyped-def]
         if isinstance(s, For):
             return replace(s, var=var(s.var))
-        if isinstance(s, Store):
+        if isinstance(s, BufferStore):
             return replace(s, buffer=buffer(s.buffer))
         if isinstance(s, Block):
             iters = tuple(replace(i, var=var(i.var)) for i in s.iters)
@@ -83,7 +83,7 @@ VI, VJ = Var("i"), Var("j")
 
 
 def add(left: Buffer = A, right: Buffer = B, **loop: object) -> PrimFunc:
-    store = Store(C, (VI, VJ), load(left, (VI, VJ)) + load(right, (VI, VJ)))
+    store = BufferStore(C, (VI, VJ), load(left, (VI, VJ)) + load(right, (VI, VJ)))
     return PrimFunc("add", (A, B, C), 1, For(VI, N, replace(For(VJ, const(4), store), **loop)))  # type: ignore[arg-type]
 
 
@@ -100,7 +100,7 @@ def add(left: Buffer = A, right: Buffer = B, **loop: object) -> PrimFunc:
         (lambda f: replace(f, consts=(B,)), "params[1]"),
         (lambda f: replace(f, allocs=(Buffer("t", (N,), f32),)), "params"),
         (lambda f: replace(f, body=seq(f.body, f.body)), "body"),
-        (lambda f: replace(f, body=If(lt(N, 3), f.body)), "body"),
+        (lambda f: replace(f, body=IfThenElse(lt(N, 3), f.body)), "body"),
         (lambda f: replace(f, params=(A, B, Buffer("C", (N, const(4)), f16))), "params[2]"),
         (lambda f: replace(f, params=(A, B, Buffer("C", (Var("n"), const(4)), f32))), "params[2].shape[0]"),
     ],
@@ -133,7 +133,7 @@ def test_free_variables_are_renamed_consistently() -> None:
 
 
 def test_one_variable_bound_twice_is_two_variables() -> None:
-    store = lambda v: Store(A, (v, const(0)), const(0.0))
+    store = lambda v: BufferStore(A, (v, const(0)), const(0.0))
     i, j, k = Var("i"), Var("j"), Var("k")
     shared = seq(For(i, N, store(i)), For(i, N, store(i)))
     separate = seq(For(j, N, store(j)), For(k, N, store(k)))

@@ -30,7 +30,7 @@ from relax_tune.ir.core.graph import (  # fmt: skip
     TupleValue,
     Value,
 )
-from relax_tune.ir.core.stmt import Block, For, If, IterVar, Stmt, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, IterVar, Stmt, seq
 from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.op.elementwise import Relu
 
@@ -49,8 +49,8 @@ SUM = Block(
     "sum",
     (IterVar(VI, N), IterVar(VK, const(4), "reduce")),
     (LI, LK),
-    Store(Y, (VI,), load(Y, (VI,)) + load(X, (VI, VK))),
-    Store(Y, (VI,), const(0.0)),
+    BufferStore(Y, (VI,), load(Y, (VI,)) + load(X, (VI, VK))),
+    BufferStore(Y, (VI,), const(0.0)),
 )
 
 
@@ -70,11 +70,11 @@ def in_block(**change: object) -> PrimFunc:
 
 
 def value(e: Expr, buffer: Buffer = Y) -> PrimFunc:
-    return body(For(LI, N, Store(buffer, (LI,), e)))
+    return body(For(LI, N, BufferStore(buffer, (LI,), e)))
 
 
 def loop(**change: object) -> PrimFunc:
-    return body(replace(For(LI, N, Store(Y, (LI,), const(0.0))), **change))  # type: ignore[arg-type]
+    return body(replace(For(LI, N, BufferStore(Y, (LI,), const(0.0))), **change))  # type: ignore[arg-type]
 
 
 ONE = load(X, (LI, const(0)))
@@ -86,14 +86,14 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("shape of unknown symbol", lambda: replace(GOOD, allocs=(Buffer("t", (U,), f32),)), "u is not in scope in the shape of t"),
     ("float dims", lambda: replace(GOOD, allocs=(Buffer("t", (const(4.0),), f32),)), "wanted integer dims"),
     ("buffer names", lambda: replace(GOOD, allocs=(Buffer("x", (N,), f32),)), "distinct buffer names, found 'x' twice"),
-    ("block names", lambda: body(seq(nest(), For(U, N, For(Var("w"), N, Block("sum", (), (), Store(Y, (U,), const(0.0))))))),
+    ("block names", lambda: body(seq(nest(), For(U, N, For(Var("w"), N, Block("sum", (), (), BufferStore(Y, (U,), const(0.0))))))),
      "distinct block names, found 'sum' twice"),
-    ("loop names", lambda: body(seq(nest(), For(Var("i"), N, Store(Y, (const(0),), const(0.0))))), "distinct loop names"),
+    ("loop names", lambda: body(seq(nest(), For(Var("i"), N, BufferStore(Y, (const(0),), const(0.0))))), "distinct loop names"),
     ("unwritten output", lambda: replace(GOOD, params=(X, Y, Buffer("z", (N,), f32)), outputs=2), "output z is never written"),
     ("unwritten alloc", lambda: replace(value(load(T, (LI,))), allocs=(T,)), "t is read, but nothing writes it"),
-    ("condition", lambda: body(If(N, Store(Y, (const(0),), const(0.0)))), "wanted a condition, found n"),
+    ("condition", lambda: body(IfThenElse(N, BufferStore(Y, (const(0),), const(0.0)))), "wanted a condition, found n"),
     ("unknown variable", lambda: value(cast(U, f32)), "u is not in scope in this statement; in scope: i, n"),
-    ("shadowed symbol", lambda: loop(var=N, body=Store(Y, (N,), const(0.0))), "loop variable n is already a symbol"),
+    ("shadowed symbol", lambda: loop(var=N, body=BufferStore(Y, (N,), const(0.0))), "loop variable n is already a symbol"),
     ("nested loop variable", lambda: body(For(LI, N, For(LI, N, SUM))), "loop variable i is already|distinct loop names"),
     ("float extent", lambda: loop(extent=const(4.0)), "wanted an integer extent"),
     ("tunable loop", lambda: loop(var=Tunable("T", (1,))), "loop variable T is a tunable"),
@@ -101,15 +101,15 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("symbolic unroll", lambda: loop(kind="unrolled"), "wanted a constant extent for a unrolled loop, found n"),
     ("grid axis", lambda: loop(kind="group", axis=3), "wanted a grid axis of a group loop below 3, found 3"),
     ("value type", lambda: value(cast(ONE, f16)), "wanted a value of type f32 for y, found f16"),
-    ("written constant", lambda: replace(value(ONE), consts=(X,), body=seq(nest(), Store(X, (const(0),) * 2, const(0.0)))),
+    ("written constant", lambda: replace(value(ONE), consts=(X,), body=seq(nest(), BufferStore(X, (const(0),) * 2, const(0.0)))),
      "constant x is written"),
-    ("written input", lambda: body(seq(nest(), Store(X, (const(0),) * 2, const(0.0)))), "input x is written"),
+    ("written input", lambda: body(seq(nest(), BufferStore(X, (const(0),) * 2, const(0.0)))), "input x is written"),
     ("unknown buffer", lambda: value(load(T, (LI,))), "buffer t is neither a parameter nor allocated"),
-    ("store rank", lambda: body(For(LI, N, Store(Y, (LI, LI), const(0.0)))), "buffer y has 1 dims, found 2 indices"),
+    ("store rank", lambda: body(For(LI, N, BufferStore(Y, (LI, LI), const(0.0)))), "buffer y has 1 dims, found 2 indices"),
     ("index type", lambda: value(load(Y, (const(0.0),))), "wanted integer indices of y"),
     ("mixed types", lambda: value(op("add", (ONE, const(1)), f32)), "wanted operands of one type, found f32 and i64"),
     ("select condition", lambda: value(op("select", (N, ONE, ONE), f32)), "wanted a condition for select"),
-    ("logic of numbers", lambda: body(If(op("not", (N,), lt(N, 1).dtype), nest())), "wanted conditions, found i64"),
+    ("logic of numbers", lambda: body(IfThenElse(op("not", (N,), lt(N, 1).dtype), nest())), "wanted conditions, found i64"),
     ("division of integers", lambda: value(cast(op("div", (N, N), i64), f32)), "wanted floats for div"),
     ("exp of integers", lambda: value(cast(op("exp", (N,), i64), f32)), "wanted floats for exp"),
     ("floor division of floats", lambda: value(op("floordiv", (ONE, ONE), f32)), "wanted integers for floordiv"),
@@ -125,8 +125,8 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("reduce iterator stores", lambda: in_block(body=replace(SUM.body, indices=(VK,)), init=None), "reduce iterator vk chooses"),
     ("reduction from nothing", lambda: in_block(init=None, body=replace(SUM.body, value=load(X, (VI, VK)))), "a reduction needs init"),
     ("init of nothing", lambda: in_block(iters=(SUM.iters[0], IterVar(VK, const(4)))), "without a reduce iterator"),
-    ("init elsewhere", lambda: in_block(init=Store(Y, (const(0),), const(0.0))), "wanted init\\(\\) to store where"),
-    ("init depends", lambda: in_block(init=Store(Y, (VI,), load(X, (VI, VK)))), "initial value depends on the reduction"),
+    ("init elsewhere", lambda: in_block(init=BufferStore(Y, (const(0),), const(0.0))), "wanted init\\(\\) to store where"),
+    ("init depends", lambda: in_block(init=BufferStore(Y, (VI,), load(X, (VI, VK)))), "initial value depends on the reduction"),
     ("prepare reads inputs", lambda: in_block(role="prepack"), "prepacks constants, but reads x"),
 ]  # fmt: skip
 
@@ -161,9 +161,9 @@ def test_prepared_constants() -> None:
     pack = For(
         Var("q"),
         const(4),
-        Block("pack", (IterVar(v, const(4)),), (const(0),), Store(packed, (v,), load(w, (v,))), role="prepack"),
+        Block("pack", (IterVar(v, const(4)),), (const(0),), BufferStore(packed, (v,), load(w, (v,))), role="prepack"),
     )
-    use = For(s, N, Store(Y, (s,), load(packed, (s,))))
+    use = For(s, N, BufferStore(Y, (s,), load(packed, (s,))))
     verify(PrimFunc("f", (w, Y), 1, seq(pack, use), (packed,), (w,)))
 
 

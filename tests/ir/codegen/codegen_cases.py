@@ -10,7 +10,7 @@ from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.expr import Expr, Var, and_, call, ceildiv, const, div, lt, maximum
 from relax_tune.ir.core.expr import load as read
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, LoopKind, Stmt, Store, Tail, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, LoopKind, Stmt, Tail, seq
 
 
 def outer_kind(language: str) -> LoopKind:
@@ -48,9 +48,9 @@ def matmul(
             iters, bindings = (*iters, IterVar(vk, const(depth), "reduce")), (*bindings, k)
         inside = and_(lt(row, m), lt(col, n))
         block = (
-            Block(name, iters, bindings, Store(buffer, where, value), None, inside)
+            Block(name, iters, bindings, BufferStore(buffer, where, value), None, inside)
             if guarded
-            else Block(name, iters[2:4], bindings[2:4], Store(buffer, where, value))
+            else Block(name, iters[2:4], bindings[2:4], BufferStore(buffer, where, value))
         )
         tile = For(i, const(rows), For(j, const(cols), block, "vectorized"), "unrolled")
         return For(k, const(depth), tile) if reduce else tile
@@ -75,7 +75,7 @@ def pointwise(
     x, y = Buffer("x", (n,), source), Buffer("y", (n,), target)
     o, p, q, vi = Var("o"), Var("p"), Var("q"), Var("vi")
     at = (o * tiles[0] + p) * tiles[1] + q
-    block = Block("f", (IterVar(vi, n),), (at,), Store(y, (vi,), value(read(x, (vi,)))), None, lt(at, n))
+    block = Block("f", (IterVar(vi, n),), (at,), BufferStore(y, (vi,), value(read(x, (vi,)))), None, lt(at, n))
     middle = For(p, const(tiles[0]), For(q, const(tiles[1]), block, kinds[1]), kinds[0], tail=tails[1])
     outer = For(o, ceildiv(n, const(tiles[0] * tiles[1])), middle, outer_kind(language), tail=tails[0])
     return PrimFunc("pointwise", (x, y), 1, outer)
@@ -90,7 +90,7 @@ def row_softmax(language: str, tile: int, tail: Tail) -> PrimFunc:
 
     def fill(b: Buffer, value: float) -> Stmt:
         lane, vl = Var("f"), Var("vl")
-        block = Block("fill", (IterVar(vl, b.shape[0]),), (lane,), Store(b, (vl,), const(value)))
+        block = Block("fill", (IterVar(vl, b.shape[0]),), (lane,), BufferStore(b, (vl,), const(value)))
         return For(lane, b.shape[0], block, "vectorized")
 
     def columns(name: str, b: Buffer, local: bool, value: Callable[[Expr, Expr, Expr], Expr]) -> Stmt:
@@ -98,13 +98,13 @@ def row_softmax(language: str, tile: int, tail: Tail) -> PrimFunc:
         at = o * tile + lane
         iters = (IterVar(vr, n), IterVar(vj, m), IterVar(vl, const(tile)))
         block = Block(
-            name, iters, (r, at, lane), Store(b, (vl,) if local else (vr, vj), value(vr, vj, vl)), None, lt(at, m)
+            name, iters, (r, at, lane), BufferStore(b, (vl,) if local else (vr, vj), value(vr, vj, vl)), None, lt(at, m)
         )
         return For(o, ceildiv(m, const(tile)), For(lane, const(tile), block, "vectorized"), tail=tail)
 
     def fold(b: Buffer, source: Buffer, combine: Callable[[Expr, Expr], Expr]) -> Stmt:
         lane, vl = Var("g"), Var("vl")
-        store = Store(b, (const(0),), combine(read(b, (0,)), read(source, (vl,))))
+        store = BufferStore(b, (const(0),), combine(read(b, (0,)), read(source, (vl,))))
         return For(lane, const(tile), Block("fold", (IterVar(vl, const(tile), "reduce"),), (lane,), store), "unrolled")
 
     (tops, sums), (top, total) = lanes, ones
@@ -130,7 +130,7 @@ def through_shared_memory() -> PrimFunc:
     tile = Buffer("tile", (n, const(size)), f32, "shared")
     g, a, b, vi, vj = (Var(s) for s in ("g", "a", "b", "vi", "vj"))
     iters = (IterVar(vi, n), IterVar(vj, const(size)))
-    fill = Block("fill", iters, (g, a), Store(tile, (vi, vj), read(x, (vi, vj))))
-    turn = Block("turn", iters, (g, b), Store(y, (vi, vj), read(tile, (vi, const(size - 1) - vj))))
+    fill = Block("fill", iters, (g, a), BufferStore(tile, (vi, vj), read(x, (vi, vj))))
+    turn = Block("turn", iters, (g, b), BufferStore(y, (vi, vj), read(tile, (vi, const(size - 1) - vj))))
     body = seq(For(a, const(size), fill, "item"), For(b, const(size), turn, "item"))
     return PrimFunc("reverse", (x, y), 1, For(g, n, body, "group"), (tile,))

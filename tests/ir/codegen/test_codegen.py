@@ -13,7 +13,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, load
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 
 LANGUAGES = ("c", "opencl")
 
@@ -54,8 +54,8 @@ def test_tiled_matmul_of_the_zoo(language: str) -> None:
 def test_generate_too_much_shared_memory_is_refused() -> None:
     tile, out = Buffer("tile", (const(64),), f32, "shared"), Buffer("y", (const(64),), f32)
     i, j, vi, vj = Var("i"), Var("j"), Var("vi"), Var("vj")
-    fill = Block("fill", (IterVar(vi, const(64)),), (i,), Store(tile, (vi,), const(1.0)))
-    copy = Block("copy", (IterVar(vj, const(64)),), (j,), Store(out, (vj,), load(tile, (vj,))))
+    fill = Block("fill", (IterVar(vi, const(64)),), (i,), BufferStore(tile, (vi,), const(1.0)))
+    copy = Block("copy", (IterVar(vj, const(64)),), (j,), BufferStore(out, (vj,), load(tile, (vj,))))
     body = For(Var("g"), const(1), seq(For(i, const(64), fill), For(j, const(64), copy)), "group")
     func = PrimFunc("shares", (out,), 1, body, (tile,))
     generate(func, CodeTarget("opencl", 8, 256))

@@ -13,7 +13,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, Var, call, ceildiv, const, load, lt
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, LoopKind, Store
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, LoopKind
 
 SPECIALS = np.array(
     [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 88.7, 88.73, 89.0, -87.3, -87.4, -103.0, -103.9, -104.0, -1e9, 1e9, -1e14,
@@ -29,7 +29,7 @@ def elementwise(name: str, width: int, kind: LoopKind) -> PrimFunc:
     n, o, v, vi = Var("n"), Var("o"), Var("v"), Var("vi")
     x, y = Buffer("x", (n,), f32), Buffer("y", (n,), f32)
     at: Expr = o * width + v
-    body = Block(name, (IterVar(vi, n),), (at,), Store(y, (vi,), call(name, load(x, (vi,)))), None, lt(at, n))
+    body = Block(name, (IterVar(vi, n),), (at,), BufferStore(y, (vi,), call(name, load(x, (vi,)))), None, lt(at, n))
     return PrimFunc(
         f"{name}{width}", (x, y), 1, For(o, ceildiv(n, const(width)), For(v, const(width), body, kind), tail="peel")
     )

@@ -19,7 +19,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, load
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, Store
+from relax_tune.ir.core.stmt import BufferStore, For
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
@@ -63,7 +63,7 @@ def copies(name: str) -> PrimFunc:
     """A copy whose function, loop and arrays have names that the languages take."""
     n, i = Var(f"{name}"), Var(name)
     x, y = Buffer(name, (n,), f32), Buffer(f"{name}_out", (n,), f32)
-    return PrimFunc(name, (x, y), 1, For(i, n, Store(y, (i,), load(x, (i,)))))
+    return PrimFunc(name, (x, y), 1, For(i, n, BufferStore(y, (i,), load(x, (i,)))))
 
 
 def test_no_name_of_the_languages_is_printed() -> None:

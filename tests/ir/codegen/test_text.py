@@ -33,7 +33,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, IterVar, Store, blocks, loops, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, IterVar, blocks, loops, seq
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import generate_sketches, instantiate, simplify_func
@@ -132,8 +132,8 @@ def test_generate_refusals_name_the_remedy() -> None:
     n, i, vi = Var("n"), Var("i"), Var("vi")
     x = Buffer("x", (n,), f32, "local")
     y = Buffer("y", (n,), f32)
-    loop = For(i, n, Block("b", (IterVar(vi, n),), (i,), Store(y, (vi,), load(x, (vi,)))))
-    first = For(i, n, Block("a", (IterVar(vi, n),), (i,), Store(x, (vi,), const(0.0))))
+    loop = For(i, n, Block("b", (IterVar(vi, n),), (i,), BufferStore(y, (vi,), load(x, (vi,)))))
+    first = For(i, n, Block("a", (IterVar(vi, n),), (i,), BufferStore(x, (vi,), const(0.0))))
     with pytest.raises(BuildError, match="constant extent"):
         generate(PrimFunc("f", (y,), 1, seq(first, loop), (x,)), TARGETS["c"])
     with pytest.raises(BuildError, match="inside one kernel"):
@@ -150,7 +150,7 @@ def _tunables(func: PrimFunc) -> list[object]:
 def test_plain_if_with_else() -> None:
     n, i = Var("n"), Var("i")
     y = Buffer("y", (n,), f32)
-    body = For(i, n, If(eq(i % 2, 0), Store(y, (i,), const(1.0)), Store(y, (i,), const(2.0))))
+    body = For(i, n, IfThenElse(eq(i % 2, 0), BufferStore(y, (i,), const(1.0)), BufferStore(y, (i,), const(2.0))))
     func = PrimFunc("f", (y,), 1, body)
     for language in ("c", "opencl"):
         (found,) = Compiled(opened(language), language, func)([np.empty(7, np.float32)])

@@ -18,15 +18,15 @@ from relax_tune.ir.core.stmt import (
     AsyncFence,
     Barrier,
     Block,
+    BufferStore,
     Declare,
     For,
-    If,
+    IfThenElse,
     IterVar,
     Let,
     LoopMarks,
     Seq,
     Stmt,
-    Store,
     accesses,
     map_exprs,
     replace_buffers,
@@ -44,8 +44,8 @@ N, P, Q = Var("n"), Var("i"), Var("j")
 X, Y = Buffer("X", (N,), f32), Buffer("Y", (N,), f32)
 
 
-def copy(i: Expr = P) -> Store:
-    return Store(Y, (i,), load(X, (i,)))
+def copy(i: Expr = P) -> BufferStore:
+    return BufferStore(Y, (i,), load(X, (i,)))
 
 
 def lowered() -> Stmt:
@@ -68,14 +68,14 @@ def test_rewrite_without_change_returns_same_object() -> None:
 
 
 def test_rewrite_to_empty_drops_enclosing_statements() -> None:
-    only_store = Declare((), For(P, N, If(lt(P, N), Let(Q, P, copy(Q)))))
-    assert rewrite(only_store, lambda n: EMPTY if isinstance(n, Store) else n) is EMPTY
+    only_store = Declare((), For(P, N, IfThenElse(lt(P, N), Let(Q, P, copy(Q)))))
+    assert rewrite(only_store, lambda n: EMPTY if isinstance(n, BufferStore) else n) is EMPTY
     two = seq(only_store, copy())
-    assert isinstance(rewrite(two, lambda n: EMPTY if isinstance(n, For) else n), Store)
+    assert isinstance(rewrite(two, lambda n: EMPTY if isinstance(n, For) else n), BufferStore)
 
 
 def test_map_exprs_folds_decided_conditions() -> None:
-    s = If(lt(P, N), copy(), EMPTY)
+    s = IfThenElse(lt(P, N), copy(), EMPTY)
     assert map_exprs(s, lambda e: TRUE if e is s.cond else e) is s.then
     assert map_exprs(s, lambda e: FALSE if e is s.cond else e) is EMPTY
 

@@ -12,7 +12,7 @@ from tests.support.candidates import CASES, arguments, few, problems, sampled
 
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import If, walk
+from relax_tune.ir.core.stmt import IfThenElse, walk
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 from relax_tune.ir.interp.interp import run_prim
@@ -92,7 +92,7 @@ def test_known_extents_unchanged() -> None:
     func = column_sums(4)
     assert complete_empty_reductions(func.body) is func.body
     symbolic = column_sums(Var("n")).body
-    assert sum(isinstance(x, If) for x in walk(complete_empty_reductions(symbolic))) == 1
+    assert sum(isinstance(x, IfThenElse) for x in walk(complete_empty_reductions(symbolic))) == 1
     s = Schedule(column_sums(Var("n")))
     s.apply("decompose_reduction", block="sum", loop=s.loops_of("sum")[1])
     assert complete_empty_reductions(s.func.body) is s.func.body

@@ -17,7 +17,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, i32, i64
 from relax_tune.ir.core.expr import TRUE, Tunable, Var, const, load, lt
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Store, rewrite, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, rewrite, seq
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp.interp import run_prim
 
@@ -78,7 +78,7 @@ def test_interp_int32_wraps_division_floors() -> None:
 
 def _copy(shift: int, n: int = 4, store_shift: int = 0) -> PrimFunc:
     x, y, i = Buffer("x", (Var("n"),), f32), Buffer("y", (const(n),), f32), Var("i")
-    body = For(i, const(n), Store(y, (i + store_shift,), load(x, (i + shift,))))
+    body = For(i, const(n), BufferStore(y, (i + store_shift,), load(x, (i + shift,))))
     return PrimFunc("copy", (x, y), 1, body)
 
 
@@ -99,8 +99,8 @@ def test_interp_out_of_bounds_raises(n: int, vectorise: bool) -> None:
 @pytest.mark.parametrize("n", [4, 40])
 def test_interp_unwritten_intermediate_raises(n: int, vectorise: bool) -> None:
     t, y, i, j = Buffer("t", (const(n),), f32), Buffer("y", (const(n),), f32), Var("i"), Var("j")
-    fill = For(i, const(n - 1), Store(t, (i,), const(1.0)))
-    body = seq(fill, For(j, const(n), Store(y, (j,), load(t, (j,)))))
+    fill = For(i, const(n - 1), BufferStore(t, (i,), const(1.0)))
+    body = seq(fill, For(j, const(n), BufferStore(y, (j,), load(t, (j,)))))
     with pytest.raises(VerifyError, match=rf"read of t\[{n - 1}\], which nothing has written yet"):
         run_prim(PrimFunc("f", (y,), 1, body, (t,)), [np.zeros(n, np.float32)], vectorise=vectorise)
 
@@ -115,7 +115,7 @@ def test_interp_reduction_without_init_raises() -> None:
 
 def test_interp_unwritten_output_raises() -> None:
     y, i = Buffer("y", (const(4), const(2)), f32), Var("i")
-    body = For(i, const(4), If(lt(i, 3), Store(y, (i, const(0)), const(1.0))))
+    body = For(i, const(4), IfThenElse(lt(i, 3), BufferStore(y, (i, const(0)), const(1.0))))
     out = np.full((4, 2), 5, np.float32)
     with pytest.raises(VerifyError, match=r"output y\[0, 1\] was never written"):
         run_prim(PrimFunc("f", (y,), 1, body), [out])
@@ -135,9 +135,9 @@ def test_interp_dependent_points_run_in_order() -> None:
     """A scatter that writes an element twice keeps the last value, and a running sum sees the one before it."""
     idx, x, y = Buffer("idx", (const(32),), i64), Buffer("x", (const(32),), f32), Buffer("y", (const(16),), f32)
     i, j, k = Var("i"), Var("j"), Var("k")
-    scatter = For(i, const(32), Store(y, (load(idx, (i,)),), load(x, (i,))))
-    scan = For(j, const(15), Store(y, (j + 1,), load(y, (j,)) + load(y, (j + 1,))))
-    double = For(k, const(32), Store(y, (k % 16,), load(y, (k % 16,)) * 2.0))
+    scatter = For(i, const(32), BufferStore(y, (load(idx, (i,)),), load(x, (i,))))
+    scan = For(j, const(15), BufferStore(y, (j + 1,), load(y, (j,)) + load(y, (j + 1,))))
+    double = For(k, const(32), BufferStore(y, (k % 16,), load(y, (k % 16,)) * 2.0))
     values, out = np.arange(32, dtype=np.float32), np.zeros(16, np.float32)
     run_prim(PrimFunc("f", (idx, x, y), 1, seq(scatter, scan, double)), [np.arange(32) % 16, values, out])
     np.testing.assert_array_equal(out, np.cumsum(values[16:]) * 4)
@@ -169,6 +169,6 @@ def test_interp_explicit_scalars() -> None:
 def test_interp_unbound_symbol_and_zero_divisor_raise() -> None:
     y, i, q = Buffer("y", (const(4),), i64), Var("i"), Var("q")
     with pytest.raises(VerifyError, match="q has no value"):
-        run_prim(PrimFunc("f", (y,), 1, For(i, const(4), Store(y, (i,), q))), [np.zeros(4, np.int64)])
+        run_prim(PrimFunc("f", (y,), 1, For(i, const(4), BufferStore(y, (i,), q))), [np.zeros(4, np.int64)])
     with pytest.raises(VerifyError, match="integer division by zero"):
-        run_prim(PrimFunc("f", (y,), 1, For(i, const(4), Store(y, (i,), i // i))), [np.zeros(4, np.int64)])
+        run_prim(PrimFunc("f", (y,), 1, For(i, const(4), BufferStore(y, (i,), i // i))), [np.zeros(4, np.int64)])

@@ -35,7 +35,7 @@ from relax_tune.ir.core.expr import (
     or_,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, IterVar, Seq, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, IterVar, Seq, seq
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.text.parser import parse_prim_func, parse_text
 from relax_tune.ir.text.printer import print_text
@@ -79,7 +79,7 @@ def test_a_parsed_function_runs() -> None:
 
 def wrap(value: Expr, *variables: Var) -> PrimFunc:
     y = Buffer("y", (), value.dtype)
-    return PrimFunc("f", (y, *variables), 1, Store(y, (), value))
+    return PrimFunc("f", (y, *variables), 1, BufferStore(y, (), value))
 
 
 VI, VJ = Var("i"), Var("j")
@@ -126,16 +126,20 @@ def test_every_kind_of_loop_and_block() -> None:
     x, y = Buffer("x", (n,), f32), Buffer("y", (n,), f32)
     t = Buffer("t", (const(8),), f32, "shared")
     i, j, k, u, v = (Var(s) for s in "ijkuv")
-    copy = Block("copy-in", (IterVar(v, const(8)),), (j,), Store(t, (v,), const(0.0)), role="prepack")
+    copy = Block("copy-in", (IterVar(v, const(8)),), (j,), BufferStore(t, (v,), const(0.0)), role="prepack")
     body = seq(
         For(i, n, For(j, const(8), copy, "item", 0), "group", 1, "peel"),
         For(
             k,
             n,
-            If(lt(k, 3), Store(y, (k,), load(x, (k,))), seq(Store(y, (k,), const(1.0)), Store(y, (k,), const(2.0)))),
+            IfThenElse(
+                lt(k, 3),
+                BufferStore(y, (k,), load(x, (k,))),
+                seq(BufferStore(y, (k,), const(1.0)), BufferStore(y, (k,), const(2.0))),
+            ),
         ),
         For(u, n, Seq(()), "unrolled"),
-        For(u, n, If(lt(u, 2), If(lt(u, 1), Seq(()))), "vectorized", 0, "pow2"),
+        For(u, n, IfThenElse(lt(u, 2), IfThenElse(lt(u, 1), Seq(()))), "vectorized", 0, "pow2"),
     )
     back = round_trip(PrimFunc("kinds", (x, y), 1, body, (t,), (x,)))
     assert back.consts == (back.params[0],)
@@ -146,7 +150,7 @@ def test_names_are_hints() -> None:
     n = Var("for")
     x, y = Buffer("f32", (n, Var("for")), f32), Buffer("a.b/c", (n,), f32)
     i, j = Var("i"), Var("i")
-    body = For(i, n, For(j, const(2), Store(y, (i,), load(x, (i, j)) + cast(Var("f32"), f32))))
+    body = For(i, n, For(j, const(2), BufferStore(y, (i,), load(x, (i, j)) + cast(Var("f32"), f32))))
     text = print_text(round_trip(PrimFunc("layer.0", (x, y, Var("0")), 1, body)))
     assert '@prim_func(outputs=1, name="layer.0")' in text
     assert "a_b_c[i] = f32_1[i, i_1]" in text
@@ -156,7 +160,7 @@ def test_small_dtypes_of_variables() -> None:
     i, s = Var("i", i32), Var("s", i32)
     y = Buffer("y", (const(4),), i32)
     vi = Var("vi", i32)
-    block = Block("b", (IterVar(vi, const(4, i32)),), (i,), Store(y, (vi,), vi + s))
+    block = Block("b", (IterVar(vi, const(4, i32)),), (i,), BufferStore(y, (vi,), vi + s))
     round_trip(PrimFunc("f", (y, s), 1, For(i, const(4, i32), block)))
 
 
@@ -170,7 +174,7 @@ def f(x: Buffer((n,), f64), y: Buffer((n,), f64)):
     x, y, i = Buffer("x", (n := Var("n"),), f64), Buffer("y", (n,), f64), Var("i")
     here = load(x, (i,))
     value = op("max", (here * const(2, f64), const(0, f64)), f64) + op("select", (lt(i, 3), const(1, f64), here), f64)
-    expected = PrimFunc("f", (x, y), 1, For(i, n, Store(y, (i,), value - const(1.5, f64))))
+    expected = PrimFunc("f", (x, y), 1, For(i, n, BufferStore(y, (i,), value - const(1.5, f64))))
     assert first_difference(parse_prim_func(text), expected) is None
 
 

@@ -20,7 +20,7 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, const, load
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph_builder import GraphBuilder
-from relax_tune.ir.core.stmt import Block, For, IterVar, Store, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.hf.folder import load_hf
@@ -78,7 +78,7 @@ def in_place() -> IRModule:
     f.compute(z, lambda i, j: x[i, j])
     copied = f.finish()
     p, q, i, j = Var("p"), Var("q"), Var("vi"), Var("vj")
-    store = Store(z.buffer, (load(at.buffer, (i,)), j), load(new.buffer, (i, j)))
+    store = BufferStore(z.buffer, (load(at.buffer, (i,)), j), load(new.buffer, (i, j)))
     put = Block("put", (IterVar(i, b), IterVar(j, c)), (p, q), store)
     name = g.add(replace(copied, body=seq(copied.body, For(p, b, For(q, c, put)))))
     half = TensorBuilder("half")

@@ -12,7 +12,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Tunable, Var, const, load, lt
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Store, loops, seq
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, loops, seq
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
@@ -42,9 +42,9 @@ def in_parts() -> PrimFunc:
     n = Var("n")
     a, t, c = Buffer("A", (n,), f32), Buffer("B", (n + 1,), f32), Buffer("C", (n + 1,), f32)
     i, j, k, vi, vj, vk = (Var(x) for x in ("i", "j", "k", "vi", "vj", "vk"))
-    first = For(i, const(1), Block("first", (IterVar(vi, const(1)),), (i,), Store(t, (vi,), const(1.0))))
-    rest = For(j, n, Block("rest", (IterVar(vj, n),), (j,), Store(t, (vj + 1,), load(a, (vj,)))))
-    last = For(k, n + 1, Block("last", (IterVar(vk, n + 1),), (k,), Store(c, (vk,), load(t, (vk,)) + 1.0)))
+    first = For(i, const(1), Block("first", (IterVar(vi, const(1)),), (i,), BufferStore(t, (vi,), const(1.0))))
+    rest = For(j, n, Block("rest", (IterVar(vj, n),), (j,), BufferStore(t, (vj + 1,), load(a, (vj,)))))
+    last = For(k, n + 1, Block("last", (IterVar(vk, n + 1),), (k,), BufferStore(c, (vk,), load(t, (vk,)) + 1.0)))
     return PrimFunc("in_parts", (a, c, n), 1, seq(first, rest, last), (t,))
 
 
@@ -52,8 +52,8 @@ def guarded() -> PrimFunc:
     """B = A where i < 3, and C = B for those."""
     a, t, c = Buffer("A", (const(5),), f32), Buffer("B", (const(5),), f32), Buffer("C", (const(3),), f32)
     i, j, vi, vj = (Var(x) for x in ("i", "j", "vi", "vj"))
-    some = Block("some", (IterVar(vi, const(5)),), (i,), Store(t, (vi,), load(a, (vi,))), None, lt(i, 3))
-    copy = Block("copy", (IterVar(vj, const(3)),), (j,), Store(c, (vj,), load(t, (vj,))))
+    some = Block("some", (IterVar(vi, const(5)),), (i,), BufferStore(t, (vi,), load(a, (vi,))), None, lt(i, 3))
+    copy = Block("copy", (IterVar(vj, const(3)),), (j,), BufferStore(c, (vj,), load(t, (vj,))))
     return PrimFunc("guarded", (a, c), 1, seq(For(i, const(5), some), For(j, const(3), copy)), (t,))
 
 

@@ -12,7 +12,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import TRUE, Tunable, Var, const, load
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Store, blocks
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, blocks
 from relax_tune.schedules.loop_tree import find_block, find_loop
 from relax_tune.schedules.schedule import Schedule
 
@@ -25,7 +25,9 @@ def triangle() -> PrimFunc:
     """B[i, j] = A[i, j] below the diagonal of an (8, 8): an inner extent that depends on the outer loop."""
     a, b = Buffer("A", (const(8), const(8)), f32), Buffer("B", (const(8), const(8)), f32)
     i, j, vi, vj = Var("i"), Var("j"), Var("vi"), Var("vj")
-    block = Block("copy", (IterVar(vi, const(8)), IterVar(vj, const(8))), (i, j), Store(b, (vi, vj), load(a, (vi, vj))))
+    block = Block(
+        "copy", (IterVar(vi, const(8)), IterVar(vj, const(8))), (i, j), BufferStore(b, (vi, vj), load(a, (vi, vj)))
+    )
     return PrimFunc("triangle", (a, b), 1, For(i, const(8), For(j, i + 1, block)))
 
 

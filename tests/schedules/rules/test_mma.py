@@ -29,7 +29,7 @@ from relax_tune.ir.core.buffer import Scope
 from relax_tune.ir.core.dtype import bf16, f16
 from relax_tune.ir.core.expr import Expr, Var, const, lt
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, If, Stmt, blocks, loops, rewrite
+from relax_tune.ir.core.stmt import Block, For, IfThenElse, Stmt, blocks, loops, rewrite
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import WarpAccess, bank_conflicts, warp_accesses
@@ -137,7 +137,7 @@ def test_weights_that_items_hold_are_for_whole_warps() -> None:
 
     def where_it_is(n: Stmt, condition: Expr) -> str:
         body = rewrite(func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else m)
-        body = rewrite(body, lambda m: If(condition, m, None) if m is n and isinstance(m, For) else m)
+        body = rewrite(body, lambda m: IfThenElse(condition, m, None) if m is n and isinstance(m, For) else m)
         return next(line for line in "".join(text(replace(func, body=body))).splitlines() if " power_[" in line)
 
     assert "__shared__" not in where_it_is(product, lt(0, 1)) and "__shared__" in where_it_is(product, lt(rows.var, 4))

@@ -15,7 +15,7 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, call, const, load
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
-from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, Store
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp import reference
 from relax_tune.ir.interp.interp import bind_symbols, run_prim
@@ -52,8 +52,8 @@ def turned(name: str, reduce: bool) -> PrimFunc:
     iters = (IterVar(i, n), IterVar(j, m), *((IterVar(k, depth, "reduce"),) if reduce else ()))
     loops = tuple(Var(f"l{v.var.name}") for v in iters)
     value = load(y, (j, i)) + load(x, (i, k)) * load(w, (k, j)) if reduce else load(x, (i, j))
-    init = Store(y, (j, i), const(0.0)) if reduce else None
-    body: Stmt = Block("turn", iters, loops, Store(y, (j, i), value), init)
+    init = BufferStore(y, (j, i), const(0.0)) if reduce else None
+    body: Stmt = Block("turn", iters, loops, BufferStore(y, (j, i), value), init)
     for var, it in reversed(list(zip(loops, iters, strict=True))):
         body = For(var, it.extent, body)
     return PrimFunc(name, (x, w, y) if reduce else (x, y), 1, body)
@@ -105,7 +105,9 @@ def test_reference_of_unsupported_function_falls_back_to_interpreter() -> None:
     x, y = Buffer("x", (n, const(3)), f32), Buffer("y", (n,), f32)
     iters = (IterVar(i, n), IterVar(k, const(3), "reduce"))
     loops = (Var("li"), Var("lk"))
-    block = Block("fall", iters, loops, Store(y, (i,), load(x, (i, k)) - load(y, (i,))), Store(y, (i,), const(1.0)))
+    block = Block(
+        "fall", iters, loops, BufferStore(y, (i,), load(x, (i, k)) - load(y, (i,))), BufferStore(y, (i,), const(1.0))
+    )
     func = PrimFunc("fall", (x, y), 1, For(loops[0], n, For(loops[1], const(3), block)))
     with pytest.raises(VerifyError, match="wanted a sum, product, max or min"):
         evaluate(func, [np.ones((2, 3), np.float32)], {n: 2})
