@@ -62,7 +62,7 @@ def numbers(*shape: int) -> NDArray[np.float32]:
 
 def model() -> IRModule:
     """Return the layer with its weights."""
-    return dense_layer(numbers(256, 256) / 8, numbers(256))
+    return dense_layer(numbers(256, 256) / np.float32(8), numbers(256))
 
 
 def choices(module: IRModule) -> Choices:
