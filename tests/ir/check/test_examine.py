@@ -56,13 +56,13 @@ def test_what_goes_wrong_is_shown(body: str, message: str) -> None:
         rewrite(operators, Rule(op(Exp, "x"), lambda s: s.tir(own(body), "x")))
 
 
-def test_what_is_right_at_the_sizes_it_is_called_with_passes() -> None:
+def test_examine_function_valid_at_called_sizes_passes() -> None:
     examine(calling(own("y[vi] = x[vi + 1]", "n + 1"), extra=1))
     examine(calling(own("y[vi] = x[vi]")))
     examine(calling(own("y[vi] = x[vi + 1]"), rows=100_000))  # too large to be tried
 
 
-def test_sizes_that_do_not_fit_are_passed_over() -> None:
+def test_examine_skips_sizes_outside_signature() -> None:
     g = GraphBuilder()
     x, y = g.input("x", (g.symbol("n"),)), g.input("y", (g.symbol("m"),))
     func = parse_prim_func(

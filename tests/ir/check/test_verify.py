@@ -149,7 +149,7 @@ def test_the_excerpt_shows_the_statement() -> None:
     ]
 
 
-def test_open_extents_wait_for_their_tunables() -> None:
+def test_verify_tunable_extents_are_not_checked() -> None:
     t = Tunable("T", (1, 2))
     verify(loop(extent=t, kind="vectorized"))
     verify(loop(extent=const(8), kind="vectorized"))
@@ -247,7 +247,7 @@ def test_modules() -> None:
         verify(replace(good, functions={"f": value(op("add", (ONE, const(1)), f32))}))
 
 
-def test_call_tir_and_match_cast_that_fit() -> None:
+def test_verify_fitting_call_tir_and_match_cast_pass() -> None:
     cast_info = TensorInfo((M, const(4)), f32)
     c = GVar("c", cast_info)
     r = GVar("r", TensorInfo((M,), f32))

@@ -63,7 +63,7 @@ def test_text_and_weights_are_a_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_function(module, "main", [x]), silu(x @ W), rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_is_saved_is_loaded_again(tmp_path: Path) -> None:
+def test_save_text_then_load_gives_equal_module(tmp_path: Path) -> None:
     path = save_text(feed_forward(), tmp_path / "ff.relax")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ff.relax", "ff.safetensors"]
     assert first_difference(load_model(path), feed_forward()) is None
@@ -71,7 +71,7 @@ def test_a_model_that_is_saved_is_loaded_again(tmp_path: Path) -> None:
         save_text(feed_forward(), tmp_path / "ff.txt")
 
 
-def test_a_tensor_function_alone_is_the_model_that_calls_it(tmp_path: Path) -> None:
+def test_load_text_single_tensor_function_gets_a_caller(tmp_path: Path) -> None:
     module = load_model(written(tmp_path, ALONE))
     main = module.functions["main"]
     assert isinstance(main, Function) and isinstance(main.bindings[0].value, CallTIR)
@@ -95,7 +95,7 @@ def test_a_tensor_function_alone_is_the_model_that_calls_it(tmp_path: Path) -> N
         ("", r"model\.relax: line 1, column 1: wanted one function"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_shown_where_it_is(tmp_path: Path, text: str, message: str) -> None:
+def test_load_text_invalid_file_names_path_and_place(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text, w=W)
     with pytest.raises(ParseError, match=message):
         load_model(path)
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_shown_where_it_is(tmp_path: Path, text: str, message: 
     assert done.exit_code == 2 and str(path) in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_command_line_shows_a_program_and_its_tasks(tmp_path: Path) -> None:
+def test_show_command_prints_program_and_tasks(tmp_path: Path) -> None:
     path = written(tmp_path, GATED, w=W)
     done = CliRunner().invoke(app, ["show", str(path), "--what", "program,tasks"])
     assert done.exit_code == 0, done.stderr
@@ -111,7 +111,7 @@ def test_the_command_line_shows_a_program_and_its_tasks(tmp_path: Path) -> None:
 
 
 @pytest.mark.ccompiler
-def test_the_command_line_builds_and_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_command_text_model_builds_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, GATED, w=W)
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)

@@ -130,7 +130,7 @@ def test_what_is_unknown_is_checked_at_run_time(
     assert bool(getattr(ctx.simplify(bound), "value", None)) is holds
 
 
-def test_attributes_that_say_nothing_are_refused() -> None:
+def test_attention_meaningless_attributes_raise() -> None:
     args = [tensor(2, n, 8), tensor(2, m, 8), tensor(2, m, 8)]
     offset: Expr = const(-1)
     for op, words in (
@@ -141,7 +141,7 @@ def test_attributes_that_say_nothing_are_refused() -> None:
             op.infer(args, Deduction())
 
 
-def test_the_composition_that_exporters_write_is_recognised() -> None:
+def test_attention_exported_composition_is_recognised() -> None:
     w = Writer(GraphBuilder())
     new = w.g.symbol("n")
     q, k, v = (w.g.input(name, (2, 3, new, 4)) for name in "qkv")

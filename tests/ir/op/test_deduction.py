@@ -52,14 +52,14 @@ def test_reshape_and_flatten() -> None:
     assert not ctx.checks
 
 
-def test_reshape_that_never_fits() -> None:
+def test_reshape_impossible_element_count_raises() -> None:
     with pytest.raises(DeduceError, match="12 and 5"):
         Reshape((const(5),)).infer([tensor(3, 4)], Deduction())
     with pytest.raises(DeduceError, match="equal products"):
         Reshape((n, const(5))).infer([tensor(n, 4)], Deduction(Env({n: (1, None)})))
 
 
-def test_reshape_that_fits_only_when_empty_is_checked() -> None:
+def test_reshape_fitting_only_if_empty_adds_check() -> None:
     ctx = Deduction()
     assert same(Reshape((n, const(5))).infer([tensor(n, 4)], ctx), n, 5)
     (check,) = ctx.checks
@@ -203,7 +203,7 @@ def test_einsum() -> None:
     (ArgMax(0), [tensor(n, m)], {n: 0, m: 1}, {n: 1, m: 0}),
     (Conv((1,), (1,), 2), [tensor(1, 4, n), tensor(m, 2, 1)], {m: 3, n: 5}, {m: 4, n: 5}),
 ])  # fmt: skip
-def test_sizes_that_may_be_wrong_are_checked_at_run_time(op: Any, infos: Any, wrong: Any, right: Any) -> None:
+def test_undecided_sizes_add_run_time_checks(op: Any, infos: Any, wrong: Any, right: Any) -> None:
     ctx = Deduction()
     op.infer(infos, ctx)
 

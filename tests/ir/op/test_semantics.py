@@ -303,7 +303,7 @@ def shapes_of(found: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].name}-{'-'.join(str(a.shape) for a in c[1])}")
-def test_loops_compute_what_numpy_says(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
+def test_legalized_loops_equal_numpy_semantics(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
     wanted = op.evaluate(arrays)
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)

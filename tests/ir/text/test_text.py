@@ -164,7 +164,7 @@ def test_small_dtypes_of_variables() -> None:
     round_trip(PrimFunc("f", (y, s), 1, For(i, const(4, i32), block)))
 
 
-def test_numbers_take_the_dtype_beside_them() -> None:
+def test_parse_untyped_numbers_take_dtype_of_other_operand() -> None:
     text = """
 @prim_func(outputs=1)
 def f(x: Buffer((n,), f64), y: Buffer((n,), f64)):

@@ -106,7 +106,7 @@ def test_hidden_states_of_torch(tmp_path: Path, name: str, kind: str) -> None:
         np.testing.assert_allclose(evaluate_function(pooled, [ids, mask]), mean, atol=1e-4, rtol=1e-4)
 
 
-def test_encoders_that_count_positions_behind_the_padding_have_fewer(tmp_path: Path) -> None:
+def test_load_hf_roberta_positions_exclude_padding_row(tmp_path: Path) -> None:
     tiny(tmp_path, "roberta")
     assert {b.var.name: b.upper for b in load_hf(tmp_path).bounds} == {"b": None, "n": 16}
     for changes, message in (

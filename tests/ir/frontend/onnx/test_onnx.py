@@ -254,7 +254,7 @@ def test_axes_as_attributes_of_older_opsets() -> None:
     check(model("(float[a, b, c] x) => (float[q] y) { y = ReduceMean<axes = [0, 2]>(x) }", 13), [f(2, 3, 4)])
 
 
-def test_results_have_memory_of_their_own_and_the_names_of_the_model() -> None:
+def test_load_onnx_results_keep_names_and_own_memory() -> None:
     text = (
         "(float[a] x) => (float[a] p, float[a] q, float[a] same) { p = Identity(x)\n q = Relu(x)\n same = Identity(q) }"
     )
@@ -276,7 +276,7 @@ def test_a_function_of_the_model_is_inlined() -> None:
     assert operators(module) == ["mul_scalar", "relu"]
 
 
-def test_unsupported_names_the_node_its_arguments_and_what_is_near() -> None:
+def test_load_onnx_unsupported_operator_names_node_and_similar() -> None:
     with pytest.raises(ParseError) as caught:
         load_onnx(model('(float[a, 4] x) => (float[q] y) { t = Relu(x)\n ["arg"] y = Det(t) }'))
     said = str(caught.value)
@@ -290,17 +290,17 @@ def test_unsupported_names_the_node_its_arguments_and_what_is_near() -> None:
         )
 
 
-def test_values_that_decide_shapes_must_be_known() -> None:
+def test_load_onnx_data_dependent_reshape_raises() -> None:
     with pytest.raises(ParseError, match=r"operator Reshape .* known from constants and shapes"):
         load_onnx(model("(float[a] x, int64[2] s) => (float[q] y) { y = Reshape(x, s) }"))
 
 
-def test_shapes_that_never_fit_are_refused_at_the_node() -> None:
+def test_load_onnx_unequal_inner_dims_name_node() -> None:
     with pytest.raises(ParseError, match=r"operator MatMul .* inner dims: wanted equal dims, found 3 and 4"):
         load_onnx(model("(float[a, 3] x, float[4, b] z) => (float[q] y) { y = MatMul(x, z) }"))
 
 
-def test_dims_that_only_a_run_can_compare_are_checked_then() -> None:
+def test_load_onnx_undecided_dims_checked_at_run_time() -> None:
     x, z = f(3, 4), f(3, 4)
     check(model("(float[a, b] x, float[c, d] z) => (float[q] y) { y = Add(x, z) }"), [x, z])
     check(model("(float[a] x, float[c, d] z) => (float[q] y) { s = Shape(z)\n y = Expand(x, s) }"), [f(4), z])

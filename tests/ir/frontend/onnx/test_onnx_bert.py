@@ -81,7 +81,7 @@ def test_exported_bert_compiled() -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
-def test_minilm_exported_gives_the_embeddings_of_torch_and_of_its_folder(tmp_path: Path) -> None:
+def test_minilm_exported_equals_torch_and_hf_folder(tmp_path: Path) -> None:
     python = os.environ.get("RELAX_TUNE_TORCH_PYTHON", sys.executable)
     known = subprocess.run([python, "-c", "import torch, transformers, onnxscript"], capture_output=True)
     if known.returncode:
@@ -140,7 +140,7 @@ NORM = """<float eps = {0.001}, float two = {2.0}, int64[1] k = {-1}> {
   y = Add(g, beta) }"""
 
 
-def test_layer_norm_from_its_parts() -> None:
+def test_layer_norm_composition_is_recognised() -> None:
     text = f"(float[a, b] x, float[b] gamma, float[b] beta) => (float[a, b] y) {NORM}"
     inputs = [floats(3, 5), floats(5), floats(5) * 2]
     found = operators(check(model(text), inputs))
@@ -150,7 +150,7 @@ def test_layer_norm_from_its_parts() -> None:
     assert "layer_norm" not in [o.name for o in found]
 
 
-def test_rms_norm_from_its_parts() -> None:
+def test_rms_norm_composition_is_recognised() -> None:
     text = """(float[a, b] x, float[b] gamma) => (float[a, b] y) <float eps = {0.001}, float two = {2.0}, int64[1] k = {-1}> {
       q = Pow(x, two)
       v = ReduceMean(q, k)
@@ -163,7 +163,7 @@ def test_rms_norm_from_its_parts() -> None:
     assert [(o.name, o.eps) for o in found] == [("rms_norm", pytest.approx(0.001))]  # type: ignore[attr-defined]
 
 
-def test_l2_normalisation_from_its_parts() -> None:
+def test_l2_normalisation_composition_is_recognised() -> None:
     text = """(float[a, b] x) => (float[a, b] y) <float low = {0.000001}, int64[1] k = {1}> {
       n = ReduceL2(x, k)
       c = Clip(n, low)
@@ -193,7 +193,7 @@ def test_scales_and_transpositions_of_operands_move_into_the_product() -> None:
     assert found[0].transpose_b  # type: ignore[attr-defined]
 
 
-def test_mean_pooling_from_its_parts() -> None:
+def test_mean_pooling_composition_is_recognised() -> None:
     text = """(float[b, n, c] x, int64[b, n] mask) => (float[b, c] y) <float low = {0.000000001}, int64[1] one = {1}, int64[1] last = {2}> {
       w = Unsqueeze(mask, last)
       v = Cast<to = 1>(w)

@@ -39,7 +39,7 @@ def external(folder: Path, location: str = "weights.bin", offset: int = 8, lengt
     return path
 
 
-def test_names_of_dims_are_symbols_and_unnamed_dims_symbols_of_their_own() -> None:
+def test_load_onnx_named_and_unnamed_dims_become_symbols() -> None:
     proto = model("(float[n, 3] x, float[n, k] z) => (float[q] y) { y = Concat<axis = 1>(x, z) }")
     proto.graph.input[1].type.tensor_type.shape.dim[1].ClearField("value")
     module = load_onnx(proto, {"n": (2, 9)})
@@ -89,7 +89,7 @@ def test_external_data_is_mapped(tmp_path: Path) -> None:
     ({"offset": 16}, "is the file complete"),
     ({"length": 20}, "is the file complete"),
 ])  # fmt: skip
-def test_external_data_that_is_not_there(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_load_onnx_missing_external_data_raises(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()
     (tmp_path / "weights.bin").write_bytes(bytes(64))
@@ -129,7 +129,7 @@ def test_altered_bytes_never_end_in_anything_but_our_errors(data: st.DataObject)
         load_onnx(bytes(whole))
 
 
-def test_old_opsets_and_foreign_types_say_what_to_do() -> None:
+def test_load_onnx_old_opset_or_foreign_type_message_advises() -> None:
     with pytest.raises(ParseError, match=r"wanted opset 13 to \d+, found 11; convert it with onnx.version_converter"):
         load_onnx(model(DENSE, 11))
     with pytest.raises(ParseError, match=r"input 'x': wanted an element type among .*, found COMPLEX64"):

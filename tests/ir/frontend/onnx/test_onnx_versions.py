@@ -61,7 +61,7 @@ def cases_of(op: str) -> list[tuple[str, list[np.ndarray[Any, Any]]]]:
     return [c for c in (*OLD, *CASES, *(n[1:] for n in NEWER)) if re.search(rf"= {op}(<[^(]*>)?\(", c[0])]
 
 
-def test_the_table_is_of_the_operators_that_are_supported() -> None:
+def test_versions_table_lists_exactly_supported_operators() -> None:
     assert set(VERSIONS) == set(SUPPORTED)
 
 
@@ -85,7 +85,7 @@ def test_every_definition_is_handled_or_refused_by_name(op: str) -> None:
             assert handled, (op, version, opset)
 
 
-def test_a_definition_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_onnx_unknown_operator_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_versions, "VERSIONS", {**VERSIONS, "Relu": (13,)})
     text = "(float[n] x) => (float[n] y) { y = Relu(x) }"
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_a_definition_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPat
     load_onnx(model(text, 13))
 
 
-def test_opsets_beyond_the_package_say_what_to_do() -> None:
+def test_load_onnx_opset_out_of_range_message_advises() -> None:
     proto = model("(float[n] x) => (float[n] y) { y = Relu(x) }")
     for wrong in (NEWEST + 1, 10**6, 2**40):
         proto.opset_import[0].version = wrong
@@ -107,6 +107,6 @@ def test_opsets_beyond_the_package_say_what_to_do() -> None:
             load_onnx(proto)
 
 
-def test_an_operator_of_a_later_opset_names_it() -> None:
+def test_load_onnx_operator_of_later_opset_names_opset() -> None:
     with pytest.raises(ParseError, match=r"operator Gelu .*of opset 17, found one that came with opset 20"):
         load_onnx(model("(float[n] x) => (float[n] y) { y = Gelu(x) }", 17))

@@ -49,7 +49,7 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> A
     return onnx.helper.make_node(op, inputs, outputs, **attributes)
 
 
-def test_an_unsupported_operator_names_its_neighbours() -> None:
+def test_load_onnx_unsupported_operator_names_neighbours() -> None:
     text = """(float[a, 3] x) => (float[q] y) {
       ["before"] t = Relu(x)
       ["strange"] u = Det(t)
@@ -145,7 +145,7 @@ def test_sparse_constants_are_refused() -> None:
     ("(float[n] x, int64[n] z) => (float[q] y) { y = Add(x, z) }", "operator Add .*wanted one dtype"),
     ("(int64[n] x) => (int64[n] y) { y = Exp(x) }", "operator Exp .*floating-point"),
 ])  # fmt: skip
-def test_attributes_and_arguments_that_cannot_be_taken(text: str, wanted: str) -> None:
+def test_load_onnx_unsupported_attributes_raise(text: str, wanted: str) -> None:
     with pytest.raises(ParseError, match=wanted):
         load_onnx(model(text))
     refused(model(text))
@@ -162,7 +162,7 @@ def test_a_bound_the_model_contradicts() -> None:
             load_onnx(model(text), {"n": bounds})
 
 
-def test_symbols_with_odd_names_are_told_apart_and_bounded_by_their_own_names() -> None:
+def test_load_onnx_odd_dim_names_stay_distinct() -> None:
     proto = model("(float[a, b, c, d] x) => (float[q] y) { y = Relu(x) }")
     names = ["2*n + 1", "batch size", "batch-size", "größe"]
     for dim, name in zip(proto.graph.input[0].type.tensor_type.shape.dim, names):
@@ -174,7 +174,7 @@ def test_symbols_with_odd_names_are_told_apart_and_bounded_by_their_own_names() 
     assert "batch_size_" in print_text(lower(module).module)
 
 
-def test_dims_without_names_become_symbols_that_no_name_hides() -> None:
+def test_load_onnx_unnamed_dims_become_fresh_symbols() -> None:
     proto = model("(float[x_1, k] x, float[a] z) => (float[q] y) { y = Relu(x) }")
     shape = proto.graph.input[0].type.tensor_type.shape
     shape.dim[1].Clear()
@@ -213,7 +213,7 @@ def external(folder: Path, **changes: str) -> Path:
     ({"length": "20"}, "found a length of 20"), ({"length": "x"}, "numeric offset and length"),
     ({"offset": str(2**70)}, "is the file complete"),
 ])  # fmt: skip
-def test_external_data_that_is_not_there(tmp_path: Path, changes: dict[str, str], wanted: str) -> None:
+def test_load_onnx_missing_external_data_raises(tmp_path: Path, changes: dict[str, str], wanted: str) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "w.bin").write_bytes(bytes(64))
@@ -224,7 +224,7 @@ def test_external_data_that_is_not_there(tmp_path: Path, changes: dict[str, str]
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
-def test_altered_bytes_end_in_our_errors_or_a_model_that_prints(data: st.DataObject) -> None:
+def test_load_onnx_altered_bytes_raise_or_print(data: st.DataObject) -> None:
     whole = bytearray(model(CHAIN).SerializeToString())
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(whole) - 1))
@@ -246,7 +246,7 @@ def test_altered_bytes_end_in_our_errors_or_a_model_that_prints(data: st.DataObj
     (b"garbage", "really ONNX"), (model(CHAIN).SerializeToString()[:-40], "wanted"),
     (model("(float[n] x) => (float[q] y) { y = Det(x) }").SerializeToString(), "operator Det"),
 ], ids=["garbage", "truncated", "unsupported"])  # fmt: skip
-def test_the_command_line_says_it_in_one_paragraph(tmp_path: Path, content: bytes, wanted: str) -> None:
+def test_command_line_onnx_error_is_one_paragraph(tmp_path: Path, content: bytes, wanted: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     done = CliRunner().invoke(app, ["tune", str(path), "--target", "c", "--db", f"sqlite:///{tmp_path / 't.db'}"])

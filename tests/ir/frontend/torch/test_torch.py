@@ -185,7 +185,7 @@ def changed(program: TorchProgram, name: str, **fields: Any) -> TorchProgram:
     return replace(program, nodes=tuple(replace(c, **fields) if c.name == name else c for c in program.nodes))
 
 
-def test_an_operator_that_is_missing_is_named_with_what_is_near() -> None:
+def test_load_torch_unsupported_operator_names_similar() -> None:
     program, _ = recorded("qwen2")
     node = next(c for c in program.nodes if c.op == "aten.silu.default")
     with pytest.raises(ParseError) as error:
@@ -206,7 +206,7 @@ def test_a_result_unlike_torch_s_is_refused() -> None:
         import_program(changed(program, node.name, result=wrong))
 
 
-def test_element_types_that_are_not_ours_are_named() -> None:
+def test_load_torch_unsupported_element_type_is_named() -> None:
     program, _ = recorded("bert")
     name, meta = program.inputs[0]
     given = replace(program, inputs=((name, replace(meta, element=None, spelled="torch.complex64")), program.inputs[1]))
@@ -268,7 +268,7 @@ def test_what_torch_asserts_of_dims_is_checked_at_run_time() -> None:
         device.close()
 
 
-def test_what_follows_from_the_ranges_is_not_checked_and_what_never_holds_is_refused() -> None:
+def test_load_torch_limits_implied_unchecked_impossible_refused() -> None:
     decided = lower(limited(0, 8, ("le", Ref("n"), 6), n=(0, 5), m=(0, 4)))
     assert not any("required" in c.message for c in decided.checks["main"])
     with pytest.raises(ParseError, match="wanted a condition that can hold"):
@@ -277,7 +277,7 @@ def test_what_follows_from_the_ranges_is_not_checked_and_what_never_holds_is_ref
         limited(0, 8, m=(5, 9))
 
 
-def test_dims_that_depend_on_data_are_refused() -> None:
+def test_load_torch_data_dependent_dims_raise() -> None:
     x = TorchTensor(("n",), f32)
     node = TorchCall("y", "aten.relu.default", (Ref("x"),), {}, TorchTensor(("u0",), f32))
     program = TorchProgram((), (("x", TorchTensor((3,), f32)),), {}, {}, (node,), (("y", Ref("y")),))
