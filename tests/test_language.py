@@ -1,0 +1,114 @@
+"""The words of the code: docstrings, function lengths, class names, test names.
+
+Offenders that are known are listed in `language_exceptions.txt`, one `rule place` a line. The list may only shrink: an entry
+without an offence fails, so whoever mends one also deletes its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("ir", "schedules", "tuner", "runtime", "database")
+EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
+
+LONGEST_FIRST, LONGEST, LONGEST_FUNCTION = 20, 30, 60
+RIDDLE = re.compile(r"(What|Which|Whether|Where|How|When|Who|Those|That|There|It|They)\b")
+BANNED = re.compile(
+    r"\b(so many|those that|of which|where there (is|are) none|DESIGN \d|STYLE \d|thereof|each of what)\b", re.I
+)
+# A name such as `test_what_they_hold_there` says neither the unit nor the result.
+PRONOUN = re.compile(r"_(they|them|their|its|it|there|what|which|whose|those|these|that|this)(_|$)")
+
+Place = tuple[str, ast.AST]
+
+
+@cache
+def trees(*folders: str) -> dict[str, ast.Module]:
+    """Path from the root -> syntax tree."""
+    found = sorted(p for f in folders for p in (ROOT / f).rglob("*.py"))
+    return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in found}
+
+
+def definitions(tree: ast.Module, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Every class and function with its qualified name."""
+
+    def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{prefix}.{child.name}" if prefix else child.name
+                yield name, child
+                yield from below(child, name)
+            else:
+                yield from below(child, prefix)
+
+    return below(tree, inside)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a docstring's prose; examples, tables and indented code are left out."""
+    for paragraph in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.S)):
+        if re.match(r"\s*(>>>|\$|\|)", paragraph) or re.search(r"\n {4,}\S", paragraph):
+            continue
+        for item in re.split(r"\n(?=\s*(?:[-*]|`?[\w, |.]+`?:))", paragraph):
+            plain = re.sub(r"\([^()]*\)", "", re.sub(r"`[^`]*`", "x", item))
+            yield from filter(None, re.split(r"(?<=[.!?;:])\s+", " ".join(plain.split())))
+
+
+def offences() -> Iterator[tuple[str, str]]:
+    """(rule, place) of every offence in the product and in the names of tests."""
+    for path, tree in trees(*PRODUCT).items():
+        for name, node in [("", tree), *definitions(tree)]:
+            place = f"{path}::{name}" if name else path
+            long = isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+            if long and "lines" not in (ast.get_docstring(node) or ""):
+                yield "function-length", place
+            text = ast.get_docstring(node)  # type: ignore[arg-type]
+            if text is None:
+                continue
+            if RIDDLE.match(text):
+                yield "first-word", place
+            if BANNED.search(text):
+                yield "banned-words", place
+            lengths = [len(s.split()) for s in sentences(text)]
+            if lengths and (lengths[0] > LONGEST_FIRST or max(lengths) > LONGEST):
+                yield "sentence-length", place
+    for path, tree in trees("tests").items():
+        for name, node in definitions(tree):
+            if name.startswith("test_") and isinstance(node, ast.FunctionDef) and PRONOUN.search(name):
+                yield "test-name", f"{path}::{name}"
+
+
+@pytest.mark.parametrize("rule", ["first-word", "sentence-length", "banned-words", "function-length", "test-name"])
+def test_language_known_offenders_only_shrink(rule: str) -> None:
+    listed = {tuple(line.split(" ", 1)) for line in EXCEPTIONS.read_text().splitlines() if line}
+    known = {place for r, place in listed if r == rule}
+    found = {place for r, place in offences() if r == rule}
+    assert found <= known, f"{rule}: new offenders (see CONTRIBUTING, Language): {sorted(found - known)}"
+    assert known <= found, f"{rule}: delete these lines of {EXCEPTIONS.name}: {sorted(known - found)}"
+
+
+def test_class_names_repeated_are_used_qualified() -> None:
+    """Two classes may share a name only where users import their modules, not the classes."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path, tree in trees(*PRODUCT).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(path)
+    repeated = {name for name, paths in homes.items() if len(paths) > 1 and not name.startswith("_")}
+    imported = [
+        f"{path}: {alias.name}"
+        for path, tree in trees(*PRODUCT).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax_tune")
+        for alias in node.names
+        if alias.name in repeated
+    ]
+    assert not imported, f"give the class another name, or import its module: {imported}"
