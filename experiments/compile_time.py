@@ -28,7 +28,7 @@ import numpy as np
 from relax_tune.ir.core.expr import Expr, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sigmoid
 from relax_tune.ir.op.linalg import Matmul

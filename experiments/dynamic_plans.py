@@ -20,7 +20,7 @@ from relax_tune.database.records import Measurement, Workload
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.runtime.plan_c import plans_in_c
 from relax_tune.runtime.program import Program

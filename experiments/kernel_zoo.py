@@ -18,8 +18,8 @@ from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, Function, GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.elementwise import Add, Gelu, Mul, Relu, Sigmoid

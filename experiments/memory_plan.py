@@ -37,7 +37,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, as_int, const, le, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Add, Gelu

@@ -31,7 +31,7 @@ from relax_tune.ir.core.dtype import DType, bf16, f16, f32
 from relax_tune.ir.core.expr import Expr, as_int, const, maximum, minimum, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm
 from relax_tune.ir.op.elementwise import Add, Gelu

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, VerifyError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.check.inplace import inplace_conflicts
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars
@@ -26,7 +27,6 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.deduce.deduce import check_condition, infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import inplace_conflicts
 from relax_tune.ir.text.printer import excerpt
 
 INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)

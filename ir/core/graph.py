@@ -596,3 +596,10 @@ def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
     if plain or not blocks:
         blocks.append(DataflowBlock(tuple(plain)))
     return tuple(blocks)
+
+
+def used_vars(value: Value) -> tuple[GVar, ...]:
+    """Distinct graph variables of a value."""
+    if isinstance(value, GVar):
+        return (value,)
+    return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))

@@ -18,8 +18,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Constant, Function, Value, entries, nested_values
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text

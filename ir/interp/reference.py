@@ -31,13 +31,13 @@ from relax_tune.ir.core.graph import (
     TupleValue,
     Value,
 )
+from relax_tune.ir.core.plain_loops import plain_blocks
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.pattern_kinds import accumulated
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.erf import erf
-from relax_tune.ir.passes.fusion.plain_loops import plain_blocks
-from relax_tune.ir.rewrite.pattern_kinds import accumulated
 
 Array = NDArray[Any]
 Symbols = Mapping[Var, int]

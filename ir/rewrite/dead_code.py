@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Body, GVar, If, MatchCast, Value, is_impure
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Body, GVar, If, MatchCast, Value, is_impure, used_vars
 from relax_tune.ir.core.names import same_objects
-from relax_tune.ir.rewrite.emitter import used_vars
 
 
 @dataclass(slots=True)

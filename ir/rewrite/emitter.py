@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
+from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of, side_env
-from relax_tune.ir.op.movement import VIEWS, Reshape
+from relax_tune.ir.op.movement import Reshape
 
 
 def tensor_info(value: g.Value) -> TensorInfo:
@@ -20,13 +22,6 @@ def tensor_info(value: g.Value) -> TensorInfo:
     info = info_of(value)
     assert isinstance(info, TensorInfo), info
     return info
-
-
-def used_vars(value: g.Value) -> tuple[g.GVar, ...]:
-    """Distinct graph variables of a value."""
-    if isinstance(value, g.GVar):
-        return (value,)
-    return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))
 
 
 def returned(func: g.Function) -> set[g.GVar]:
@@ -44,11 +39,6 @@ def returned(func: g.Function) -> set[g.GVar]:
             if isinstance(value, (g.GVar, g.TupleValue, g.TupleItem)) or is_view(value):
                 stack.extend(used_vars(value))
     return found
-
-
-def is_view(value: g.Value) -> bool:
-    """Return whether a value is a view: another value's memory under other dims."""
-    return isinstance(value, g.Call) and isinstance(value.op, VIEWS)
 
 
 @dataclass(slots=True)

@@ -30,10 +30,11 @@ from relax_tune.ir.core.graph import (
     ShapeValue,
     TupleItem,
     Value,
+    used_vars,
 )
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
-from relax_tune.ir.rewrite.emitter import used_vars
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.rewrite.pattern import (
     Annotated,
     Anything,
@@ -50,7 +51,6 @@ from relax_tune.ir.rewrite.pattern import (
     Weight,
     pattern,
 )
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 
 Op = TypeVar("Op", bound=Operator)
 

@@ -16,12 +16,13 @@ from relax_tune.ir.check.verify_graph import verify_function
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
+from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.dead_code import Liveness
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable
 from relax_tune.ir.rewrite.match import Match, Scope, find_matches
 from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
 from relax_tune.ir.text.printer import excerpt

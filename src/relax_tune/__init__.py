@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relax_tune.database.store import open_store as open_database
     from relax_tune.errors import RelaxTuneError, UserError
     from relax_tune.ir.core.function import IRModule
-    from relax_tune.ir.core.graph_builder import GraphBuilder
+    from relax_tune.ir.frontend.graph_builder import GraphBuilder
     from relax_tune.ir.frontend.load import load_model
     from relax_tune.ir.frontend.text import save_text as save_model
     from relax_tune.ir.passes.graph.lift import LiftParameters
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "load_model": ("relax_tune.ir.frontend.load", "load_model", "tune"),
     "save_model": ("relax_tune.ir.frontend.text", "save_text", "tune"),
-    "GraphBuilder": ("relax_tune.ir.core.graph_builder", "GraphBuilder", "tune"),
+    "GraphBuilder": ("relax_tune.ir.frontend.graph_builder", "GraphBuilder", "tune"),
     "parse_prim_func": ("relax_tune.ir.text.parser", "parse_prim_func", "tune"),
     "Rule": ("relax_tune.ir.rewrite.rules", "Rule", "tune"),
     "rewrite": ("relax_tune.ir.rewrite.rules", "rewrite", "tune"),

@@ -32,10 +32,10 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, eq
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import CallFunction, Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import ObjectInfo, TensorInfo, TupleInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.relations import is_base
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar
 from relax_tune.ir.op.linalg import Matmul

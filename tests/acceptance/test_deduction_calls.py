@@ -23,9 +23,9 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Var, const, le
 from relax_tune.ir.core.graph import If
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.relations import is_base, join
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.movement import Slice
 from relax_tune.ir.op.registry import OPERATORS

@@ -15,9 +15,9 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import bool_, f16, f32, i64
 from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, eq, ge, le, lt, maximum, minimum
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import PrimInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.relations import is_base
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split

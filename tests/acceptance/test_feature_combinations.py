@@ -16,8 +16,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.ir.interp.interp_graph import run_function

@@ -15,7 +15,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, maximum
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.elementwise import Add, Exp
 from relax_tune.ir.op.linalg import Matmul

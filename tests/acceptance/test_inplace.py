@@ -16,21 +16,22 @@ from tests.support.tuner_models import QUICK, job_dispatching
 import relax_tune as rt
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import ParseError
+from relax_tune.ir.check.inplace import inplace_conflicts
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import f16, f32, i64
 from relax_tune.ir.core.expr import Var, const, load, lt
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, GVar, TupleValue, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, Flatten, Permute, Reshape, Slice
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.op.registry import OPERATORS
-from relax_tune.ir.passes.memory.inplace import Inplace, inplace_conflicts
+from relax_tune.ir.passes.memory.inplace import Inplace
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text

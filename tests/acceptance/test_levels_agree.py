@@ -19,15 +19,15 @@ from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.core.dtype import f16, f32, i32, i64
 from relax_tune.ir.core.expr import Var, const, maximum
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import BroadcastTo, Concat, Flatten, Permute, Slice, Take
 from relax_tune.ir.op.reduce import Sum
 from relax_tune.ir.passes.pipeline import lower
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor

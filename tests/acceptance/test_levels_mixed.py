@@ -22,8 +22,9 @@ from relax_tune.ir.core.dtype import f32, i64, u8
 from relax_tune.ir.core.expr import Expr, Var, cast, const, eq, select
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import CallDPSLibrary, CallTIR, Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, Mul, Relu, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
@@ -37,7 +38,6 @@ from relax_tune.ir.passes.graph.constant_fold import FoldConstants
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower, run_passes
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
 from relax_tune.tuner.job.job import Job

@@ -21,9 +21,9 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, call, cast, const, eq, maximum, minimum, select
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, TupleItem, TupleValue
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
 from relax_tune.ir.op.movement import Flatten, Permute, Reshape, Split
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs

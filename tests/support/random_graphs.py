@@ -16,7 +16,6 @@ from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, le, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Binding, Call, CallTIR, FunctionRef, GVar, PrimValue, ShapeValue, TupleValue, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -28,6 +27,7 @@ from relax_tune.ir.core.struct_info import (
 )
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.relations import without_symbols
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Cast, Maximum, MulScalar, Relu, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split

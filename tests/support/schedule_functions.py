@@ -10,9 +10,9 @@ import numpy as np
 from relax_tune.ir.core.dtype import DType, bool_, f16, f32, i8, i64
 from relax_tune.ir.core.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, lt, maximum, select
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.elementwise import Add, Relu
 from relax_tune.ir.op.linalg import Matmul

@@ -25,7 +25,7 @@ from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Gelu, MulScalar
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Reshape

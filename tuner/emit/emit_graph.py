@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.check.aliasing import AllocatedTensor, is_view
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, substitute
 from relax_tune.ir.core.graph import (
@@ -26,11 +27,9 @@ from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.aliasing import AllocatedTensor
 from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.ir.rewrite.emitter import is_view
 from relax_tune.runtime.plan import Entry, choice_slot
 from relax_tune.runtime.program import CallSite, CallVariant, Check, LaunchStep, Program
 from relax_tune.runtime.scalars import Opcode, ScalarBuilder

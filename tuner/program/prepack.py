@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Load, Op, postorder
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.plain_loops import with_blocks
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim
-from relax_tune.ir.passes.fusion.plain_loops import with_blocks
 from relax_tune.runtime.program import LaunchStep, Program
 
 Array = NDArray[Any]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.check.inplace import merge_aliased_params, reads_of, why_not_inplace
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
@@ -19,7 +20,6 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
-from relax_tune.ir.passes.memory.inplace import merge_aliased_params, reads_of, why_not_inplace
 from relax_tune.runtime.program import (
     BufferSpec,
     CallSite,

@@ -12,7 +12,7 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.attention import Attention

@@ -17,7 +17,7 @@ from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.llama_config import LlamaConfig
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.attention import Attention

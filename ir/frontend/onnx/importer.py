@@ -9,8 +9,8 @@ from typing import Any
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.names import fresh
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select, window
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model

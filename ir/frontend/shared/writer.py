@@ -15,8 +15,8 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.frontend.shared import decomposed_ops, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars

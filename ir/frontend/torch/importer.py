@@ -11,8 +11,8 @@ from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, i64
 from relax_tune.ir.core.expr import Expr, Var, ge, le
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
 from relax_tune.ir.frontend.torch import math, neural, window

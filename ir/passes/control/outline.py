@@ -13,6 +13,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
+from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, signature
@@ -22,7 +23,6 @@ from relax_tune.ir.op.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.runtime_shapes import RuntimeShapeInliner
 from relax_tune.ir.rewrite.dead_code import without_dead_code
-from relax_tune.ir.rewrite.emitter import used_vars
 from relax_tune.ir.text.printer import excerpt
 
 

@@ -10,15 +10,22 @@ from dataclasses import dataclass
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.expr import Expr, const, le
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar, all_blocks, all_uses
-from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
-from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks
-from relax_tune.ir.passes.memory.inplace import ordering_constrained
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
-from relax_tune.ir.rewrite.pattern_kinds import (
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    AnyBlock,
+    Binding,
+    CallTIR,
+    Function,
+    GVar,
+    all_blocks,
+    all_uses,
+    used_vars,
+)
+from relax_tune.ir.core.plain_loops import block_loads, plain_blocks
+from relax_tune.ir.deduce.pattern_kinds import (
     Access,
     PatternKind,
     is_movement,
@@ -27,6 +34,9 @@ from relax_tune.ir.rewrite.pattern_kinds import (
     pattern_kind,
     uses_math,
 )
+from relax_tune.ir.op.base import env_of, product
+from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 
 NOWHERE = -1
 """Post-dominator of a value that the function returns, or whose uses meet nowhere."""

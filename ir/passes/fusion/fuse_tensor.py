@@ -12,11 +12,11 @@ from relax_tune.ir.core.expr import Expr, Load, Var, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import fresh
+from relax_tune.ir.core.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
-from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
+from relax_tune.ir.deduce.pattern_kinds import is_trivial, store_axes
 from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols, outer_symbols
 from relax_tune.ir.rewrite.emitter import tensor_info
-from relax_tune.ir.rewrite.pattern_kinds import is_trivial, store_axes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, free_vars, loads, transform
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.plain_loops import plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import blocks, replace_buffers
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, with_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import Param, PrimFunc
+from relax_tune.ir.core.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import Block
-from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks, with_blocks
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, block_kind
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
 

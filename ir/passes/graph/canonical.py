@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import (
     ATOMS,
@@ -23,7 +24,6 @@ from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import ordering_constrained
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import (

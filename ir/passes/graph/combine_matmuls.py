@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
 from relax_tune.ir.core.function import IRModule, PrimFunc
@@ -26,6 +27,7 @@ from relax_tune.ir.core.graph import (
     all_blocks,
     all_uses,
     nested_values,
+    used_vars,
 )
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -35,7 +37,7 @@ from relax_tune.ir.op.elementwise import Add, Unary
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.passes.graph.constant_fold import add_constant
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, is_view, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 
 Array = NDArray[Any]
 

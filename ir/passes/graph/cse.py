@@ -9,23 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.check.aliasing import is_view
+from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.struct_info import CallableInfo
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.passes.memory.inplace import ordering_constrained
-from relax_tune.ir.rewrite.emitter import (
-    Emitter,
-    FunctionTable,
-    is_view,
-    map_graphs,
-    returned,
-    rewrite_function,
-    used_vars,
-)
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 
 Array = NDArray[Any]
 SAMPLE = 64

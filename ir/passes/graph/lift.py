@@ -9,8 +9,9 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import as_int
 from relax_tune.ir.core.function import AnyFunction, IRModule
+from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
-from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 
 @dataclass(frozen=True, slots=True)

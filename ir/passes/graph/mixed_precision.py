@@ -10,13 +10,24 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, GVar, If, Value, all_bindings
+from relax_tune.ir.core.graph import (
+    AnyBinding,
+    Binding,
+    Call,
+    Constant,
+    Function,
+    GVar,
+    If,
+    Value,
+    all_bindings,
+    used_vars,
+)
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.elementwise import Binary, Cast, Unary
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function
 
 Array = NDArray[Any]
 MOVING = ("moved", "gathered")

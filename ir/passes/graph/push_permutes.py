@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value, all_uses
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value, all_uses, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.elementwise import Binary, Unary
 from relax_tune.ir.op.movement import Permute
-from relax_tune.ir.passes.memory.inplace import ordering_constrained
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND
 

@@ -20,13 +20,14 @@ from relax_tune.ir.core.graph import (
     TupleValue,
     Value,
     all_uses,
+    used_vars,
 )
+from relax_tune.ir.core.plain_loops import plain_blocks, read_buffers, with_blocks
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.fusion.plain_loops import plain_blocks, read_buffers, with_blocks
 from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info, used_vars
+from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
 
 
 @dataclass(frozen=True, slots=True)

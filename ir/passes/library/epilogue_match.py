@@ -10,9 +10,9 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, add, load, mul, postorder, substitute, transform
+from relax_tune.ir.core.plain_loops import block_loads
 from relax_tune.ir.core.stmt import Block, BufferStore
 from relax_tune.ir.op.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
-from relax_tune.ir.passes.fusion.plain_loops import block_loads
 
 EPILOGUE_OPS: Mapping[str, str] = {
     "add": "y + d, with an array d",

@@ -29,11 +29,12 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import fresh
+from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.core.stmt import Block, BufferStore, IterVar
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, block_kind, operands
 from relax_tune.ir.deduce.relations import differences, solve
 from relax_tune.ir.op.base import product
-from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols, map_function
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep, step_of
 from relax_tune.ir.passes.library.epilogue_match import take_epilogue
@@ -46,7 +47,6 @@ from relax_tune.ir.passes.library.library_forms import (
     WholeFunction,
     epilogue_sizes,
 )
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind, operands
 
 
 @dataclass(frozen=True, slots=True, eq=False)

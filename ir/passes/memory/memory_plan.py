@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor, allocated_tensors
 from relax_tune.ir.core.expr import Expr, const, free_vars, mul
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar, all_bindings
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.base import env_of, product
-from relax_tune.ir.passes.memory.aliasing import AliasSets, AllocatedTensor, allocated_tensors
 from relax_tune.ir.passes.memory.buffer_packing import LiveRange, pack
 
 

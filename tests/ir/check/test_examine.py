@@ -10,8 +10,8 @@ from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Exp
 from relax_tune.ir.rewrite.pattern import op
 from relax_tune.ir.rewrite.rules import Rule, rewrite

@@ -12,7 +12,7 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.recognised_norms import RULES
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.create import Iota

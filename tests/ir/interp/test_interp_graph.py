@@ -14,9 +14,9 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import Binding, Call, DataflowBlock, Function, GVar, ShapeValue, TupleValue
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Exp, Relu
 from relax_tune.ir.op.linalg import Matmul

@@ -15,8 +15,8 @@ from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, ExprLike, Var, const, expr, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.writer import Writer
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.attention import Attention

@@ -9,9 +9,9 @@ from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.elementwise import Add, Exp, Relu
 from relax_tune.ir.op.linalg import Matmul

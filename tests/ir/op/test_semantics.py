@@ -13,8 +13,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import dtype, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Var, as_int, const, expr
 from relax_tune.ir.core.graph import Call, Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.attention import Attention

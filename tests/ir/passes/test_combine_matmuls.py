@@ -24,7 +24,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Expr, as_int, const, free_vars, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.core.plain_loops import block_loads, plain_blocks
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.frontend.torch.importer import import_program
 from relax_tune.ir.interp.interp_graph import run_function
@@ -34,7 +35,6 @@ from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Reshape
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.ir.passes.control.inline import Inline
-from relax_tune.ir.passes.fusion.plain_loops import block_loads, plain_blocks
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.graph.cleanup import DeadCode, Deduce
 from relax_tune.ir.passes.graph.combine_matmuls import CombineParallelMatmuls

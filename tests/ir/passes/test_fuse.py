@@ -15,9 +15,10 @@ from relax_tune.ir.core.dtype import f32, i64, u8
 from relax_tune.ir.core.expr import Expr, Var, cast, const, eq, select
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import Binding, Call, CallTIR, GVar
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
@@ -33,7 +34,6 @@ from relax_tune.ir.passes.graph.collapse import CollapseDims
 from relax_tune.ir.passes.graph.constant_fold import FoldConstants
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.pipeline import LoweredModule, lower
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.text.parser import parse_text
 from relax_tune.ir.text.printer import print_text
 

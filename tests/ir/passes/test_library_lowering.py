@@ -16,8 +16,8 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32, f64, u8
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, eq, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh

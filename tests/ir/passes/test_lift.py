@@ -16,8 +16,8 @@ from relax_tune.ir.core.dtype import bool_, f32, u8
 from relax_tune.ir.core.expr import const, free_vars
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Cast, Exp, Mul, Relu
 from relax_tune.ir.op.linalg import Matmul

@@ -9,7 +9,7 @@ import pytest
 from relax_tune.errors import VerifyError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Relu
 from relax_tune.ir.passes.graph.canonical import Canonicalise
 from relax_tune.ir.passes.graph.cleanup import DeadCode

@@ -18,8 +18,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import f32, i8, i64, u8
 from relax_tune.ir.core.expr import Var, const, expr
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.op.elementwise import Add, Relu

@@ -13,11 +13,11 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_, f32
 from relax_tune.ir.core.expr import Var, as_int, call, const, substitute
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.plain_loops import plain_blocks
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, block_kind
 from relax_tune.ir.interp.reference import evaluate_prim
-from relax_tune.ir.passes.fusion.plain_loops import plain_blocks
 from relax_tune.ir.passes.fusion.unfuse import cut_points, split_at
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, block_kind
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,9 @@ from relax_tune.ir.core.dtype import f16, f32
 from relax_tune.ir.core.expr import Var, as_int, eq, le
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, CallTIR, GVar, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.deduce.pattern_kinds import PatternKind
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Relu, Sigmoid, Sub, Unary
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Permute, Split
@@ -23,7 +24,6 @@ from relax_tune.ir.op.reduce import Softmax, Sum
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.rewrite.match import Match
 from relax_tune.ir.rewrite.pattern import Pattern, library, maybe, op, tir, value, weight
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind
 from relax_tune.ir.rewrite.rules import matches
 
 Made = Callable[[GraphBuilder], Value | tuple[Value, ...]]

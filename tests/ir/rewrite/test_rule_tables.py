@@ -13,8 +13,8 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, recognised_norms, simplify_broadcasts
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.attention import Attention

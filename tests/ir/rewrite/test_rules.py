@@ -15,9 +15,10 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, eq, maximum
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import Call, CallDPSLibrary, CallFunction, CallTIR, Function, If, Value
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.pattern_kinds import PatternKind
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Sub, Tanh
 from relax_tune.ir.op.linalg import Matmul
@@ -25,7 +26,6 @@ from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.rewrite.pattern import maybe, op, tir, value
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind
 from relax_tune.ir.rewrite.rules import Rule, Site, rewrite
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text

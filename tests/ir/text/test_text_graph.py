@@ -31,8 +31,8 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
 )
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add, Gelu
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.movement import Reshape

@@ -19,10 +19,10 @@ from relax_tune.database.records import VariantRecord
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var, const, load
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.op.elementwise import Add, Relu

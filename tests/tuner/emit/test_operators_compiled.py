@@ -12,7 +12,7 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.dtype import bool_, i8, i32, i64, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.einsum import Einsum

@@ -26,9 +26,9 @@ from relax_tune.errors import UserError
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, cast, const
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.elementwise import Exp
 from relax_tune.runtime.artifact import load_artifact

@@ -13,7 +13,7 @@ from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, pape
 from relax_tune.database.records import Measurement, Target, Workload
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.ir.op.reduce import Softmax
 from relax_tune.schedules.cost.features import FeatureFunction

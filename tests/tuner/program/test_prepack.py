@@ -16,8 +16,8 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, u8
 from relax_tune.ir.core.expr import Expr, cast, const, load, lt, select
-from relax_tune.ir.core.graph_builder import GraphBuilder
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.elementwise import Add, Exp, Mul
 from relax_tune.ir.op.linalg import Matmul

@@ -25,7 +25,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, load, lt, select
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.elementwise import Add
 from relax_tune.ir.op.linalg import Matmul
 from relax_tune.runtime.device.base import Device

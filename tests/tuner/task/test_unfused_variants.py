@@ -27,7 +27,7 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.decoder import RmsNorm

@@ -15,13 +15,13 @@ from safetensors.numpy import save_file
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.graph import Function
+from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.passes.library.library_forms import ALTERNATIVES
 from relax_tune.ir.passes.library.library_lowering import library_forms
 from relax_tune.ir.passes.memory.memory_plan import PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule, lower, passes_for
-from relax_tune.ir.rewrite.pattern_kinds import PatternKind, pattern_kind
 
 DATA = Path(__file__).parents[3] / "data"
 CONFIG = {

@@ -7,9 +7,9 @@ from enum import IntEnum
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.core.scalar_ops import MATH
 from relax_tune.ir.core.stmt import Block
-from relax_tune.ir.passes.fusion.plain_loops import all_loads, block_loads, plain_blocks
 
 
 class PatternKind(IntEnum):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.graph import (
     Call,
     CallDPSLibrary,
@@ -18,12 +19,18 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
     Value,
+    used_vars,
 )
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
-from relax_tune.ir.rewrite.emitter import is_view, used_vars
+from relax_tune.ir.op.movement import VIEWS
 
 AllocatedTensor = tuple[GVar, int]
 """A tensor in memory of its own: the variable that a binding defines, and the number of its field."""
+
+
+def is_view(value: g.Value) -> bool:
+    """Return whether a value is a view: another value's memory under other dims."""
+    return isinstance(value, g.Call) and isinstance(value.op, VIEWS)
 
 
 @dataclass(slots=True)
