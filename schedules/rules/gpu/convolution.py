@@ -1,8 +1,9 @@
-"""Convolutions on GPUs, with whatever is fused around them.
+"""GPU rule for convolutions with fused producers and epilogues.
 
-`tiles` and `split`: as products of the weights with a matrix whose columns are the places of the output and whose rows are what each of
-them reads; slices of that matrix are put together on the way into shared memory, and it exists nowhere else. `direct`: where few
-channels read the same, items have runs of neighbouring places, whose windows they read where these lie.
+implicit_gemm, implicit_gemm_split_k: the convolution is a matrix product of the weights and the im2col matrix. Only slices of that
+matrix exist, in shared memory (implicit GEMM, Chetlur et al. 2014, cuDNN).
+direct: each thread computes a run of neighbouring output positions and reads their windows from the input. It serves depthwise
+convolutions, where few channels read the same input.
 """
 
 from __future__ import annotations
@@ -32,23 +33,26 @@ from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Steps along a dim of the windows that are written out.
 TAPS = 7
+"""Reduction loops of at most this extent are unrolled."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a convolution; nothing when the function is none."""
+    """Yield the sketches of a convolution; none for other functions."""
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
     for name, split in (("implicit_gemm", False), ("implicit_gemm_split_k", True)):
-        some = (partial(_product, func, machine, split, way) for way in copy_strategies(machine))
+        some = (partial(_implicit_gemm, func, machine, split, way) for way in copy_strategies(machine))
         yield from first_applicable(f"convolution.{name}", some)
     yield from try_forms([("convolution.direct", partial(_direct, func, machine))])
 
 
 def _prepared(s: Schedule) -> tuple[str, ConvolutionRoles, str | None]:
-    """The convolution with its input made in one block, if any does, and its epilogue in another."""
+    """Inline producers and consumers into at most one block before and one after the convolution.
+
+    Returns the convolution's block, its roles, and the block that makes its input, if any.
+    """
     main = reductions(s.func)[0].name
     made = inline_around_windows(s, main)
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
@@ -59,15 +63,19 @@ def _prepared(s: Schedule) -> tuple[str, ConvolutionRoles, str | None]:
     return main, roles, made
 
 
-def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) -> Schedule:
-    """All places of an image as columns, everything that is summed over as steps."""
+def _implicit_gemm(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) -> Schedule:
+    """Schedule an implicit GEMM: output positions are its columns, and channels and taps are its steps.
+
+    split: use split-K. ahead: copy slices ahead of their use with `cp.async`.
+    Raises ScheduleError for grouped convolutions.
+    """
     s = Schedule(func)
     main, roles, made = _prepared(s)
     if roles.each is not None:
         raise ScheduleError(f"{func.name}: its channels do not all read the same")
     node, places = find_block(s.func, main), [w.place for w in roles.windows]
     first = node.body.indices.index(places[0])
-    read, others = _reordered(s, main, roles, made)
+    read, others = _im2col(s, main, roles, made)
     name = roles.weights.buffer.name
     s.apply("cache_read", block=main, buffer=name, scope="global")
     weights, order = f"{name}_cache", [roles.channel_dim, *(roles.weights.indices.index(v) for v in roles.steps)]
@@ -79,16 +87,16 @@ def _product(func: PrimFunc, machine: HardwareInfo, split: bool, ahead: bool) ->
     s.apply("fuse_block_iters", block=main, names=[nest[v] for v in roles.steps])
     s.apply("fuse_block_iters", block=epilogue, names=[after[v] for v in places])
     fuse_dims(s, node.body.buffer, first, len(places))
-    _join_copy(s, weights, 1, len(roles.steps))
-    _join_copy(s, read, others, len(roles.steps))
-    _join_copy(s, read, others + 1, len(places))
+    _fuse_copy_dims(s, weights, 1, len(roles.steps))
+    _fuse_copy_dims(s, read, others, len(roles.steps))
+    _fuse_copy_dims(s, read, others + 1, len(places))
     form: Decomposition = "split_k" if split else "data_parallel"
     tile_product(s, main, machine, form, ahead, [writer_of(s, read), writer_of(s, weights)])
     return s
 
 
-def _join_copy(s: Schedule, buffer: str, first: int, count: int) -> None:
-    """Neighbouring dims of a copy as one, and the loops that make them."""
+def _fuse_copy_dims(s: Schedule, buffer: str, first: int, count: int) -> None:
+    """Fuse `count` neighbouring dimensions of a copied buffer, and the loops of the copy over them."""
     block = writer_of(s, buffer)
     node, nest = find_block(s.func, block), loops_by_iter(s, block)
     loops = [nest[v] for v in node.body.indices if isinstance(v, Var)]
@@ -97,9 +105,12 @@ def _join_copy(s: Schedule, buffer: str, first: int, count: int) -> None:
     fuse_dims(s, find_alloc(s.func, buffer), first, count)
 
 
-def _reordered(s: Schedule, main: str, roles: ConvolutionRoles, made: str | None) -> tuple[str, int]:
-    """What the places read put together: other dims, as many as is said, then those of the steps, then those of the places. What makes
-    the input is computed there."""
+def _im2col(s: Schedule, main: str, roles: ConvolutionRoles, made: str | None) -> tuple[str, int]:
+    """Copy the input into im2col order: other dimensions, then channels and taps, then output positions.
+
+    made: the block that makes the input, which is inlined into the copy.
+    Returns the copied buffer and the number of its other dimensions.
+    """
     name = roles.source.buffer.name
     s.apply("reindex", block=main, buffer=name, dims=[w.dim for w in roles.windows])
     if made is not None:
@@ -115,7 +126,7 @@ def _reordered(s: Schedule, main: str, roles: ConvolutionRoles, made: str | None
 
 
 def _direct(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """Runs of W places in a row for each item, in whose registers the windows of neighbours meet."""
+    """Give each thread W neighbouring output positions of a row, whose windows overlap in its registers."""
     s = Schedule(func)
     main, roles, made = _prepared(s)
     if made is not None:

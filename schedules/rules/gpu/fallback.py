@@ -1,6 +1,6 @@
-"""The schedule for GPUs that is always correct: every block a kernel of its own, an item of a group for each point it makes.
+"""GPU rule that applies to every function: each block is a kernel, with one thread for each element of its output.
 
-It serves functions no other rule takes, and as the `generic` variant of every task.
+It serves functions that no other rule accepts, and is the `generic` variant of every task.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 ITEMS = 128
+"""Threads of a thread block."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Exactly one sketch, for any function."""
+    """Yield exactly one sketch, for any function."""
     s = Schedule(func)
     for block in blocks(func.body):
-        _one(s, block.name, min(ITEMS, machine.group_size))
+        _bind_block(s, block.name, min(ITEMS, machine.group_size))
     yield "fallback", s
 
 
-def _one(s: Schedule, block: str, items: int) -> None:
-    """Neighbouring points to neighbouring items; each runs its own reduction."""
+def _bind_block(s: Schedule, block: str, items: int) -> None:
+    """Bind consecutive elements to consecutive threads; each thread computes its whole reduction."""
     node = find_block(s.func, block)
     pairs = list(zip(s.loops_of(block), node.iters, strict=True))
     spatial = [n for n, i in pairs if i.kind == "spatial"]
@@ -44,4 +45,4 @@ def _one(s: Schedule, block: str, items: int) -> None:
         s.bind(points[0], "group")
         s.bind(points[1], "item")
     except ScheduleError:
-        s.func, s.steps = before  # a nest whose points are not independent stays with one item
+        s.func, s.steps = before  # elements that depend on each other stay with one thread

@@ -1,10 +1,10 @@
-"""Attention in one kernel on GPUs: products, softmax and weighted sums, block by block of keys under a running maximum.
+"""GPU rule for attention in one kernel (FlashAttention, Dao et al. 2022) on scalar arithmetic.
 
-`queries`, for many of them: each item of a group has one, whose sums stay in its registers. A block of keys and one of values pass
-through shared memory, where every item reads the same elements at a time: keys with their dimension leading, so that vectors of
-keys lie side by side. `keys`, for few queries over many keys where items exchange nothing but through shared memory: a group has one
-query, and its items the keys of a block while they make weights, and the columns of the values while they add these up. Where they
-exchange registers there is `gpu_attention_keys`; where warps multiply tiles of 16-bit floats, `gpu_attention_tensor` for many queries.
+Blocks of keys are processed under a running row maximum and sum (online softmax, Milakov and Gimelshein 2018).
+queries: each thread has one query, whose sums stay in its registers. Blocks of keys and values are staged in shared memory, keys
+transposed so that vectors of keys are contiguous.
+keys: a thread block has one query. Its threads have the keys of a block for the weights, and the columns of the values for the
+weighted sums. It serves devices without warp shuffles; `flash_decoding.py` serves the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of an attention; nothing when the function is none."""
+    """Yield the sketches of an attention; none for other functions."""
     if len(reductions(func)) != 4:
         return
     forms = [("queries", _queries)] if machine.has_shuffles else [("queries", _queries), ("keys", _keys)]
@@ -44,7 +44,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
-    """TX queries to a group, KB keys at a time."""
+    """Give each of TX threads one query; a block of keys has KU vectors."""
     s = Schedule(func)
     r = find_attention_roles(s)
     lanes = min(4, machine.lanes)
@@ -52,7 +52,7 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
     keys = mul(s.tunable("KU", (1, 2, 4, 8)), lanes)
     width = s.tunable("NR", [w for w in (4, 8, 16) if r.width % w == 0] or [1])
     limit_threads(s, machine, items)
-    # what is written out for a block takes long to compile
+    # the code that is unrolled for a block of keys takes long to compile
     s.require(le(mul(keys, const(r.width)), const(1 << 10)))
     for name in (r.product, r.scores, r.weights):
         swap_last_dims(s, find_block(s.func, name).body.buffer.name)
@@ -67,8 +67,8 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
 
     nest = outer_loops(s, r, items, skip)
     i_0, step = nest.tile, nest.key_block
-    row = _one_row(s, step)
-    _stages(s, r, row, width)
+    row = _fuse_over_queries(s, step)
+    _compute_key_block(s, r, row, width)
     _stage(s, values, step, items, lanes)
     _stage(s, key_block, step, items, lanes, transposed=True)
     _stage(s, queries, i_0, items, lanes, transposed=True)
@@ -91,7 +91,7 @@ def _queries(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
 
 
 def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
-    """A group for each query, TX keys at a time."""
+    """Give each query a thread block; a block of keys has one key for each of TX threads."""
     s = Schedule(func)
     r = find_attention_roles(s)
     items = s.tunable("TX", [n for n in (32, 64, 128, 256) if n <= machine.group_size])
@@ -133,9 +133,11 @@ def _keys(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedu
     return s
 
 
-def _stages(s: Schedule, r: AttentionRoles, row: str, width: Tunable) -> None:
-    """Everything between a block of keys and the sums of a query, in registers: scores, their maximum, weights and their sum, and
-    the weighted values a few columns at a time."""
+def _compute_key_block(s: Schedule, r: AttentionRoles, row: str, width: Tunable) -> None:
+    """Compute a block of keys for one query in registers, from the scores to the weighted values.
+
+    width: the columns of the values that are summed at a time.
+    """
     part = f"{r.weighted_values}_rf"
     c_0, _ = s.split(s.inner_loops(r.weighted_values, row)[-1], [None, width], divides=True)
     s.compute_at(part, c_0)
@@ -177,8 +179,8 @@ def _pad_key_blocks(s: Schedule, product: str, keys: Expr) -> str:
     return staged[0].name
 
 
-def _one_row(s: Schedule, step: str) -> str:
-    """The stages of a block of keys in one loop over the queries."""
+def _fuse_over_queries(s: Schedule, step: str) -> str:
+    """Fuse the stages of a block of keys into one loop over queries, and return it."""
     body = find_loop(s.func, step).body
     own = [p.var.name for p in (body.stmts if isinstance(body, Seq) else (body,)) if isinstance(p, For)]
     for other in own[1:]:

@@ -1,9 +1,9 @@
-"""Attention of many queries in 16-bit floats, on GPUs whose warps multiply tiles at once (`relax_tune.ir.hardware.mma`).
+"""GPU rule for attention of many queries in 16-bit floats on tensor cores, with `mma` of a warp (`relax_tune.ir.hardware.mma`).
 
-A group has tiles of queries, its warps some rows each. Blocks of keys and values pass through shared memory, with zeros and hidden scores
-behind the last one, so that nothing has conditions but the scores. The scores of a warp stay in its registers, as the machine
-leaves them: each item has two neighbouring keys of two queries in every tile. Four neighbours share a query, and exchange their
-maxima and sums. The weights are the left operand of the second product, whose sums stay in registers through all blocks of keys.
+The algorithm is FlashAttention (Dao et al. 2022); each warp has its own rows of queries. Blocks of keys and values are staged in shared
+memory and padded with zeros, so that only the scores need a condition. Scores stay in registers as the accumulator fragments of `mma`
+(PTX ISA, mma.m16n8k16): in each fragment, a thread holds two consecutive keys of two queries. Four consecutive threads share a query and
+exchange maxima and sums with shuffles. The weights are the left operand of the second product, whose sums stay in registers.
 """
 
 from __future__ import annotations
@@ -46,16 +46,22 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 WARPS = (1, 2, 4, 8)
-# Tiles of queries of a warp, and of keys in a block for each warp to fetch, 16 each.
 TILES = (1, 2)
+"""Tiles of 16 queries that a warp has."""
 KEY_TILES = (1, 2, 4)
-# Blocks of keys in shared memory at once.
+"""Tiles of 16 keys of a block, for each warp of the thread block."""
 STAGES = (2, 3)
+"""Blocks of keys in shared memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """Counts: warps of a group, of each one's tiles of queries, and of the tiles of keys that it fetches of a block."""
+    """The tile of a thread block.
+
+    warps: the number of warps.
+    high: the tiles of 16 queries of each warp.
+    keys: the tiles of 16 keys of a block, for each warp.
+    """
 
     warps: Tunable
     high: Tunable
@@ -71,18 +77,21 @@ class QueryTile:
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """One sketch of an attention; nothing when the function is none, and on machines that do not multiply tiles."""
+    """Yield one sketch of an attention in 16-bit floats; none for other functions, and on devices without `mma.m16n8k16`."""
     if machine.capability >= MMA_CAPABILITY and len(reductions(func)) == 4:
-        # where windows begin takes long to tell for what warps hold
+        # proving the first block of a sliding window takes long for the layout of fragments
         yield from first_applicable("flash_attention.mma", (partial(build, func, machine, skip) for skip in SKIPS[1:]))
 
 
 def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedule:
-    """Raises ScheduleError where the function is no attention in 16-bit floats, or one of few queries."""
+    """Schedule an attention on tensor cores. skip: one of SKIPS.
+
+    Raises ScheduleError where the function is no attention in 16-bit floats, or has few queries.
+    """
     s = Schedule(func)
     r = find_attention_roles(s)
     weights = find_block(s.func, r.weights).body.buffer.name
-    dtype = _multiplied(s, r)
+    dtype = _operand_dtype(s, r)
     tile = QueryTile(s.tunable("WM", WARPS), s.tunable("MT", TILES), s.tunable("KT", KEY_TILES))
     stages = s.tunable("STAGES", STAGES)
     limit_threads(s, machine, mul(tile.warps, HIGH * WIDE))
@@ -96,7 +105,7 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
     staged += s.apply("pad_softmax_axis", block=r.row_max, factor=tile.block)
     s.apply("set_scope", buffer=find_block(s.func, staged[-1]).body.buffer.name, scope="shared")
     s.apply("split_k_update", block=r.row_max, factor=tile.block)
-    parts = _parts(s, r)
+    parts = _computing_blocks(s, r)
 
     nest = outer_loops(s, r, tile.rows, skip)
     i_0, step = nest.tile, nest.key_block
@@ -109,11 +118,11 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
     for x in parts:
         loop = i_0 if x.name == r.output or x.name.endswith("_init") else step
         known = {a.name for a in s.func.allocs}
-        _by_items(s, x, loop, tile, f"mma_{dtype}_{x.form}")
+        _distribute(s, x, loop, tile, f"mma_{dtype}_{x.form}")
         places |= {a.name: x for a in s.func.allocs if a.name not in known}
     for buffer, x in places.items():
         fragment_layout(s, buffer, x.row, x.column)
-        if buffer == weights:  # which the machine takes from all items of a warp
+        if buffer == weights:  # the operand of `mma` is distributed over the threads of a warp
             swap_last_dims(s, buffer)
             s.apply("set_scope", buffer=buffer, scope="warp")
         elif find_alloc(s.func, buffer).scope == "global":
@@ -127,20 +136,26 @@ def build(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[1]) -> Schedu
 
 @dataclass(frozen=True, slots=True)
 class TiledBlock:
-    """A block of the kernel by its name, and which dimensions of what it makes are those of queries and, if there is one, of keys or
-    columns. over: the iterator it reduces over, if it does so here; form: of its operands, if it is a product; apart: whether
-    neighbours differ in more than what they read, as they do under a mask."""
+    """A block of the kernel, and the dimensions of its output.
+
+    name: the name of the block.
+    row: the dimension of queries.
+    column: the dimension of keys or of the values' columns, if any.
+    over: the reduction iterator, for a reduction over keys or depth.
+    form: the transposition of the operands, for a product.
+    masked: the block has a condition on the key, so that it is unrolled and not vectorised.
+    """
 
     name: str
     row: int
     column: int | None = None
     over: str = ""
     form: str = ""
-    apart: bool = False
+    masked: bool = False
 
 
-def _parts(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
-    """Every block but those that fetch; products and sums over keys last, which make blocks of their own."""
+def _computing_blocks(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
+    """Return every block that computes; products and reductions over keys come last, since they add blocks."""
     last = find_block(s.func, r.output)
     found = {x.buffer: x.indices for x in block_loads(last)}
     at_total, at_context = (found[find_block(s.func, n).body.buffer] for n in (r.row_sum, r.weighted_values))
@@ -155,7 +170,7 @@ def _parts(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
         ),
         *(TiledBlock(f"{r.row_sum}{x}", total) for x in ("", "_init")),
         *(TiledBlock(f"{r.weighted_values}{x}", context, column) for x in ("", "_init")),
-        TiledBlock(r.scores, keys - 1, keys, apart=True),
+        TiledBlock(r.scores, keys - 1, keys, masked=True),
         TiledBlock(r.weights, keys - 1, keys),
         TiledBlock(r.output, last.body.indices.index(r.row), len(last.body.indices) - 1),
         TiledBlock(f"{r.row_max}_rf", r.row_max_dim + 1, None, "vt"),
@@ -165,8 +180,11 @@ def _parts(s: Schedule, r: AttentionRoles) -> list[TiledBlock]:
     ]
 
 
-def _multiplied(s: Schedule, r: AttentionRoles) -> DType:
-    """The type of both operands of both products."""
+def _operand_dtype(s: Schedule, r: AttentionRoles) -> DType:
+    """Return the 16-bit type of all operands of both products.
+
+    Raises ScheduleError for other types, for sizes that are no multiples of the tiles, and for few queries.
+    """
     product, context = (find_block(s.func, name) for name in (r.product, r.weighted_values))
     types = {x.buffer.dtype for b in (product, context) for x in block_loads(b) if x.buffer is not b.body.buffer}
     rows = next(i.extent for i in find_block(s.func, r.output).iters if i.var is r.row)
@@ -182,20 +200,20 @@ def _multiplied(s: Schedule, r: AttentionRoles) -> DType:
 
 
 def _loop(s: Schedule, x: TiledBlock, dim: int, inside: str) -> str:
-    """The loop of a part along one dimension of what it makes."""
+    """Return the loop of a block along one dimension of its output."""
     place = find_block(s.func, x.name).body.indices[dim]
     assert isinstance(place, Var)
     (found,) = loops_of_iter(s, x.name, inside, place.name)
     return found
 
 
-def _by_items(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product: str) -> None:
-    """The loops of a part over warps and their items, and over what each of these has, which are written out."""
+def _distribute(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product: str) -> None:
+    """Distribute the output of a block over warps and threads in fragments, and unroll the elements of a thread."""
     w, m, h, y = s.split(_loop(s, x, x.row, inside), [None, tile.high, ROWS // HIGH, HIGH])
     if x.column is None and not x.over:
         s.reorder([w, y, m, h])
         set_kind_of_copies(s, {m: "unrolled", h: "unrolled"})
-    elif x.column is None:  # four neighbours share a query
+    elif x.column is None:  # four consecutive threads share a query
         n, j, c = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, WIDE, EACH])
         s.reorder([w, y, j, n, m, h, c])
         reduce_across_threads(s, x.name, [j], c, rows=[m, h])
@@ -208,10 +226,10 @@ def _by_items(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product:
             k_0, *steps = s.split(loops_of_iter(s, x.name, inside, x.over)[0], [None, *inner])
             s.reorder([k_0, *order, *steps])
             s.apply("decompose_reduction", block=x.name, loop=k_0)
-            _bound(s, s.inner_loops(f"{x.name}_init", inside), "vectorized")
+            _bind_fragment(s, s.inner_loops(f"{x.name}_init", inside), "vectorized")
         else:
             s.reorder(order)
-        _bound(s, order, "serial" if x.form else "unrolled" if x.apart else "vectorized")
+        _bind_fragment(s, order, "serial" if x.form else "unrolled" if x.masked else "vectorized")
         if x.form:
             s.apply("tensorize", loop=y, intrinsic=product)
         return
@@ -219,8 +237,8 @@ def _by_items(s: Schedule, x: TiledBlock, inside: str, tile: QueryTile, product:
     s.bind(w, "item", 2)
 
 
-def _bound(s: Schedule, order: Sequence[str], kind: LoopKind) -> None:
-    """The loops over warps, rows and columns of items, and what each has: neighbours as a loop of a kind."""
+def _bind_fragment(s: Schedule, order: Sequence[str], kind: LoopKind) -> None:
+    """Bind the loops over warps and threads, unroll those over fragments, and give the innermost loop a kind."""
     w, y, j, m, h, n, c = order
     for axis, loop in enumerate((j, y, w)):
         s.bind(loop, "item", axis)

@@ -1,9 +1,11 @@
-"""Attention of few queries over many keys on GPUs, as one step of a decoder wants it: bound by the bytes of keys and values.
+"""GPU rule for attention of few queries over many keys (decoding), bound by the bytes of keys and values.
 
-Items of a group lie in rows: those of a row share the depth of a key in vectors and exchange their sums, each row has keys of its own;
-later those of a row have columns of the values, and the rows share out the keys. Every key and value is fetched once for all of a few
-rows of queries. `keys`: a group goes through all keys in blocks, under a running maximum. `splits`: there is a group for each block of
-keys, and a second kernel combines what they found.
+The threads of a thread block form rows. For scores, each row has its own keys, and its threads share the depth of a key and add with
+shuffles. For weighted values, the threads of a row have columns, and the rows share the keys. Keys and values are loaded once for a
+tile of queries.
+flash_attention.keys: a thread block processes all keys under a running maximum (FlashAttention, Dao et al. 2022).
+flash_decoding: each block of keys has its own thread block, and a second kernel combines the partial results (flash-decoding,
+Dao et al. 2023).
 """
 
 from __future__ import annotations
@@ -39,19 +41,27 @@ from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Keys of a block at most.
 MOST_KEYS = 2048
-# Products of an item while scores are made, and its columns of all queries.
+"""Keys of a block at most."""
 MOST_PRODUCTS, MOST_COLUMNS = 64, 32
-# Bytes that one instruction fetches at most.
+"""Registers of a thread: products for the scores, and columns of weighted values for all queries of a tile."""
 FETCHED = 16
-# Larger groups wait longer for their rows than they gain.
+"""Bytes of one load at most."""
 MOST_ITEMS = 256
+"""Threads of a thread block at most: larger ones wait longer for their rows than they gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingTile:
-    """TX items of a row, TY rows of them; MR queries; KU keys of a row at a time, KR of an item in a block; vectors of VL."""
+    """The tile of a thread block.
+
+    tx: the threads of a row.
+    ty: the rows of threads.
+    queries: the queries of a tile.
+    together: the keys of a row that are unrolled.
+    keys: the keys of a block.
+    width: the elements of a vector.
+    """
 
     tx: Tunable
     ty: Tunable
@@ -70,9 +80,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def one_pass(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Schedule:
-    """All keys of a few queries by one group."""
+    """Process all keys of a tile of queries in one thread block."""
     s = Schedule(func)
-    r, tile, queries = _prepared(s, machine, (1, 2))
+    r, tile, queries = _prepare_tiles(s, machine, (1, 2))
     nest = outer_loops(s, r, tile.queries, skip)
     i_0, step = nest.tile, nest.key_block
     for name in (f"{r.weighted_values}_rf", f"{r.row_sum}_rf", r.weights, f"{r.row_max}_rf", r.scores):
@@ -81,8 +91,8 @@ def one_pass(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
     _stage_queries(s, queries, i_0, tile)
     for name, loop in ((f"{r.weighted_values}_init", i_0), (r.weighted_values, step), (r.output, i_0)):
         if name == r.weighted_values:
-            _by_items(s, name, s.inner_loops(name, step)[-1], tile)
-        _columns(s, name, loop, tile)
+            _columns_per_thread(s, name, s.inner_loops(name, step)[-1], tile)
+        _bind_columns(s, name, loop, tile)
     for a in s.func.allocs:
         if a.scope == "global":
             s.apply("set_scope", buffer=a.name, scope="local")
@@ -95,16 +105,16 @@ def one_pass(func: PrimFunc, machine: HardwareInfo, skip: str = SKIPS[0]) -> Sch
 
 
 def split_kv(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """A group for each block of keys of a few queries; then one for each query."""
+    """Give each block of keys of a tile of queries a thread block; combine the partial results in a second kernel."""
     s = Schedule(func)
-    r, tile, queries = _prepared(s, machine, (1, 2, 4, 8))
+    r, tile, queries = _prepare_tiles(s, machine, (1, 2, 4, 8))
     own = {
         name: find_block(s.func, f"{name}_rf").body.buffer.name for name in (r.row_max, r.row_sum, r.weighted_values)
     }
     *outer, i_0, step = split_kv_loops(s, r, tile.queries)
     _block_of_keys(s, r, step, tile)
     _stage_queries(s, queries, step, tile)
-    _columns(s, writer_of(s, own[r.weighted_values]), step, tile)
+    _bind_columns(s, writer_of(s, own[r.weighted_values]), step, tile)
     for name in own:
         s.apply("set_scope", buffer=find_block(s.func, f"{name}_rf").body.buffer.name, scope="local")
     _unroll_queries(s, tile)
@@ -112,13 +122,19 @@ def split_kv(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     s.bind(i_0, "group", 1)
     if outer:
         s.bind(s.fuse(outer), "group", 2)
-    _combined(s, r, machine)
+    _combine_kernel(s, r, machine)
     s.guess({**_guess(s, r, machine), "TC": min(128, max(s.tunables["TC"].domain))})
     return s
 
 
-def _prepared(s: Schedule, machine: HardwareInfo, rounds: Sequence[int]) -> tuple[AttentionRoles, DecodingTile, str]:
-    """Keys in blocks, queries in rows that are whole, and the block that fetches these."""
+def _prepare_tiles(
+    s: Schedule, machine: HardwareInfo, rounds: Sequence[int]
+) -> tuple[AttentionRoles, DecodingTile, str]:
+    """Split the keys into blocks and pad the queries to tiles.
+
+    rounds: the options for the keys of a thread in a block.
+    Returns the roles, the tile, and the block that stages the queries.
+    """
     r = find_attention_roles(s)
     least = max(1, machine.warp // LANES_PER_ROW[-1])
     tx = s.tunable("TX", LANES_PER_ROW)
@@ -158,7 +174,7 @@ def _stage_queries(s: Schedule, block: str, loop: str, tile: DecodingTile) -> No
 
 
 def _block_of_keys(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> None:
-    """Scores, their maximum, weights, their sum and the weighted values, of a block of keys."""
+    """Compute a block of keys, from the scores to the weighted values, inside the loop `step`."""
     together = _scores(s, r, step, tile)
     for name in (f"{r.row_max}_rf", f"{r.row_sum}_rf"):
         (keys,) = loops_of_iter(s, name, step, "vt")
@@ -171,14 +187,14 @@ def _block_of_keys(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile
     rounds, *item = s.split(keys, [None, tile.ty, tile.tx])
     s.reorder([*item, rounds, *(n for n in own if n != keys)])
     bind_threads(s, item)
-    _values(s, r, step, tile)
+    _sum_values(s, r, step, tile)
     set_kind_of_copies(s, {together: "unrolled"})
     for name in (r.scores, r.weights):
         s.apply("set_scope", buffer=find_block(s.func, name).body.buffer.name, scope="shared")
 
 
 def _scores(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> str:
-    """Each row of items has neighbouring keys, and makes their products with all queries together: the loop over these keys."""
+    """Give each row of threads consecutive keys, with their products unrolled; return the loop over these keys."""
     (keys,) = loops_of_iter(s, r.scores, step, r.score_key)
     (rows,) = loops_of_iter(s, r.scores, step, r.score_row)
     rounds, item, together = s.split(keys, [None, tile.ty, tile.together])
@@ -201,12 +217,12 @@ def _scores(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> st
     return together
 
 
-def _values(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> None:
-    """Vectors of columns by the items of a row, keys by all rows, whose sums meet."""
+def _sum_values(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> None:
+    """Sum weighted values: the threads of a row have vectors of columns; rows share the keys and add through shared memory."""
     part = f"{r.weighted_values}_rf"
     (keys,) = loops_of_iter(s, part, step, "vt")
     *rows, columns = [n for n in s.inner_loops(part, step) if n != keys]
-    _by_items(s, part, columns, tile)
+    _columns_per_thread(s, part, columns, tile)
     vectors, lanes = s.split(columns, [None, tile.width], divides=True)
     times, across = s.split(vectors, [None, tile.tx])
     rounds, item, alone = s.split(keys, [None, tile.ty, 1])
@@ -223,8 +239,8 @@ def _values(s: Schedule, r: AttentionRoles, step: str, tile: DecodingTile) -> No
     s.bind(across, "item", 0)
 
 
-def _by_items(s: Schedule, block: str, columns: str, tile: DecodingTile) -> None:
-    """What a block makes, with the columns of each item in dimensions of their own."""
+def _columns_per_thread(s: Schedule, block: str, columns: str, tile: DecodingTile) -> None:
+    """Tile the layout of a block's output, so that the columns of each thread are contiguous."""
     node = find_block(s.func, block)
     column = next(i.var for i, b in zip(node.iters, node.bindings) if columns in [v.name for v in free_vars(b)])
     dim, rank = node.body.indices.index(column), len(node.body.indices)
@@ -232,8 +248,8 @@ def _by_items(s: Schedule, block: str, columns: str, tile: DecodingTile) -> None
         s.apply("tile_layout", buffer=node.body.buffer.name, dim=dim, factor=factor, order=[*range(rank + more)])
 
 
-def _columns(s: Schedule, block: str, loop: str, tile: DecodingTile) -> None:
-    """What the items of a row do with the sums of their columns."""
+def _bind_columns(s: Schedule, block: str, loop: str, tile: DecodingTile) -> None:
+    """Bind the columns of a block to the threads of a row, as vectors, and unroll its rows."""
     *rows, columns = [n for n in s.inner_loops(block, loop) if n not in loops_of_iter(s, block, loop, "vb")]
     vectors, lanes = s.split(columns, [None, tile.width], divides=True)
     times, across = s.split(vectors, [None, tile.tx])
@@ -245,14 +261,14 @@ def _columns(s: Schedule, block: str, loop: str, tile: DecodingTile) -> None:
 
 
 def _unroll_queries(s: Schedule, tile: DecodingTile) -> None:
-    """An item has what belongs to its queries in registers."""
+    """Unroll the loops over the queries of a tile, so that their values stay in registers."""
     for p in loops(s.func.body):
         if p.kind == "serial" and p.extent is tile.queries:
             s.unroll(p.var.name)
 
 
-def _combined(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
-    """The second kernel: items have columns, and weigh what every block of keys left."""
+def _combine_kernel(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
+    """Build the second kernel: threads have columns, and rescale and add the partial results of every block of keys."""
     items = s.tunable("TC", [n for n in (32, 64, 128, 256) if n <= machine.group_size] or [machine.group_size])
     limit_threads(s, machine, items)
     s.compute_inline(f"{r.row_max}_scale")
@@ -276,7 +292,7 @@ def _combined(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> None:
 
 
 def _guess(s: Schedule, r: AttentionRoles, machine: HardwareInfo) -> dict[str, int]:
-    """A row of items has a key in as few vectors as there are, and a group a few warps of rows."""
+    """Guess the widest vectors, rows of threads that cover a key once, and about four warps a thread block."""
     width = max(s.tunables["VL"].domain)
     row = max((n for n in LANES_PER_ROW if n * width <= min(r.depth, r.width)), default=LANES_PER_ROW[0])
     rows = max(n for n in s.tunables["TY"].domain if n * row <= max(128, machine.warp))

@@ -1,10 +1,10 @@
-"""Products with few rows on GPUs, bound by the bytes of the matrix.
+"""GPU rule for matrix-vector products and products with few rows (GEMV), bound by the bytes of the matrix.
 
-`dots`: the reduction runs along memory, so that the items that share a column of the output read neighbouring vectors of it, and
-then exchange their sums; several warps of a group can share a column too.
-`columns`: neighbouring items have neighbouring columns, and those of the second axis share out the steps; constant weights are
-laid out for that once, and decoded where they are read. The items' own sums meet in shared memory.
-Where that still makes too few groups for the machine, they share out the steps as well (`split`).
+dots: the reduction runs along memory. The threads of a column read consecutive vectors and add their sums with shuffles; several
+warps may share a column.
+columns: consecutive threads have consecutive columns, and the threads of axis 1 share the steps. Their sums meet in shared memory.
+Constant weights are repacked once, and decoded where they are read.
+split_k: thread blocks share the steps, too, where columns alone make too few thread blocks.
 """
 
 from __future__ import annotations
@@ -45,42 +45,50 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 HEIGHTS = (1, 2, 4, 8, 16)
-# A number of columns that so many divide is cut by divisors.
+"""Rows of a register tile."""
 EVEN = 32
-# Sums of an item beside what it multiplies.
+"""A constant number of columns that this divides is split without a remainder."""
 MOST_SUMS = 64
-# Parts of a group, each a warp or less, that share the steps of a column.
+"""Sums that a thread may hold in registers."""
 PARTS = (1, 2, 4, 8)
-# Reads of the matrix by an item that are written out one after the other, so that all of them are on their way at once.
+"""Parts of a thread block, each at most a warp, that share the steps of a column."""
 AT_ONCE = (1, 2, 4)
-# Shares of the steps to try first.
+"""Loads of the matrix that a thread unrolls, so that all of them are in flight at once."""
 FIRST_SHARES = 4
+"""Shares of the steps in the first guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemvProduct:
-    """What is multiplied, and the block that stores the sums. halves: steps that share a byte; group: steps that share a float factor;
-    widths: elements that may be read at once along the steps, and along the columns; steps: how many, 0 where nobody knows, of the
-    share to try first; shared: whether groups share them out."""
+    """A product with few rows, ready for one of the two forms.
+
+    roles: the iterators and operands of the product.
+    last: the block that stores the sums.
+    packed: the number of steps that share a byte.
+    group: the number of steps that share a float scale; None without scales.
+    widths: the vector widths along the steps, then along the columns.
+    steps: the number of steps in the first guess of a share; 0 if unknown.
+    split: thread blocks share the steps.
+    """
 
     roles: Contraction
     last: Block
-    halves: int
+    packed: int
     group: int | None
     widths: tuple[list[int], list[int]]
     steps: int
-    shared: bool
+    split: bool
 
     def at_once(self, items: int) -> int:
-        """The most reads written out that whole rounds of so many steps are cut into."""
+        """Return the largest unroll factor for which rounds of `items` steps divide the steps."""
         return next(u for u in reversed(AT_ONCE) if (self.steps and self.steps % (items * u) == 0) or u == 1)
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Every sketch of a product with few rows, or rows of which nothing is known; nothing for other functions."""
+    """Yield the sketches of a product with few rows, or an unknown number of rows; none for other functions."""
     if not is_product(func):
         return
-    # what takes the matrix as it lies comes first
+    # `dots` comes first, since it reads the matrix in its own layout
     forms = (
         ("dots", _dots, False),
         ("columns", _columns, False),
@@ -101,26 +109,29 @@ def _build(
 
 
 def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> GemvProduct:
-    """The product alone with its epilogue, in an intermediate, multiplied by what is the same all along at the end. split: sums of
-    shares of the steps, each for a group of its own, with their addition."""
+    """Isolate the product from its epilogue and classify its iterators.
+
+    split: sum shares of the steps separately, each in thread blocks of its own (split-K).
+    Raises ScheduleError for many rows, and for several reduction dimensions.
+    """
     main = isolate_contraction(s)
     last = final_block(s.func)
     roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
     rows = [as_int(i.extent) for i in roles.block.iters if i.var is roles.row]
     if len(roles.reduce) != 1 or any(r is not None and r > FEW_ROWS for r in rows):
         raise ScheduleError(f"{s.func.name}: many rows, or several dimensions to sum over")
-    halves, group = packed_steps(roles.block, roles)
+    packed, group = packed_steps(roles.block, roles)
     widths = _widths(roles, roles.reduce[0], machine), _widths(roles, roles.column, machine)
     steps = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.reduce[0]) or 0
     if split:
         main, last = split_k(s, main, machine)
         roles = find_contraction(find_block(s.func, main), output_column(s, main, last))
         steps //= FIRST_SHARES
-    return GemvProduct(roles, last, halves, group, widths, steps, split)
+    return GemvProduct(roles, last, packed, group, widths, steps, split)
 
 
 def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
-    """TX items, in each of TW parts of a group, take the steps of NR columns in vectors; TY times as many columns to a group."""
+    """Give NR columns to TX threads in each of TW parts, which take the steps in vectors; a thread block has TY times NR columns."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
     if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in block_loads(roles.block)):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
@@ -138,12 +149,12 @@ def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     s.reorder([*batch, *i_0, j_0, j_t, *items, rounds, together, *i_1, j_1, lanes])
     s.unroll(together)
     own = s.reverse_compute_at(p.last.name, j_t)
-    if machine.has_shuffles:  # every item has all sums
+    if machine.has_shuffles:  # every thread has all sums
         reduce_across_threads(s, main, items, lanes, rows=(*i_1, j_1))
         s.vectorize(own[-1])
         for name in own[:-1]:
             s.unroll(name)
-    else:  # an item adds up those of a column
+    else:  # one thread adds the partial sums of a column
         partial = rfactor_into_scope(s, main, items[0], "shared")
         rfactor_into_scope(s, partial, lanes, "local")
         s.bind(items[0], "item", 0)
@@ -164,32 +175,32 @@ def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
 
 
 def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
-    """TX items have VL columns each; TY times as many share out their steps, in runs of those with one float factor."""
+    """Give VL columns to each of TX threads; TY threads share the steps of a column, in runs with one float scale."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
-    _lay_out(s, roles, min(256, machine.group_size))
+    _prepack_columns(s, roles, min(256, machine.group_size))
     tx, ty = s.tunable("TX", [n for n in thread_counts(machine, 8) if n <= 128]), s.tunable("TY", (1, 2, 4, 8, 16))
     extent = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.column)
-    # vectors of columns that may be incomplete would be fetched element by element
+    # vectors that may be incomplete would be loaded element by element
     even = extent is not None and extent % EVEN == 0
     width, unroll = s.tunable("VL", p.widths[1] if even else (1,)), s.tunable("KU", AT_ONCE)
     limit_threads(s, machine, mul(tx, ty))
     nest = dict(zip((i.var for i in roles.block.iters), s.loops_of(main), strict=True))
-    i_0, i_1 = _rows(s, roles, nest, mul(width, p.halves))
+    i_0, i_1 = _rows(s, roles, nest, mul(width, p.packed))
     j_0, j_t, lanes = s.split(nest[roles.column], [None, tx, width], divides=even)
     batch = [nest[v] for v in roles.batch]
     outer = [*batch, *i_0, j_0, j_t]
-    if p.group is not None and not p.shared:
-        groups, pairs, together = s.split(nest[step], [None, p.group // p.halves, p.halves])
+    if p.group is not None and not p.split:
+        groups, pairs, together = s.split(nest[step], [None, p.group // p.packed, p.packed])
         s.reorder([*outer, groups, pairs, *i_1, together, lanes])
         own = s.reverse_compute_at(p.last.name, j_t)
-        item, partial, summed = _by_groups(s, main, groups, ty)
+        item, partial, summed = _sum_runs_of_scales(s, main, groups, ty)
         s.unroll(s.split(pairs, [None, unroll])[1])
     else:
         if p.group is None:
-            rounds, several, item, together = s.split(nest[step], [None, unroll, ty, p.halves])
+            rounds, several, item, together = s.split(nest[step], [None, unroll, ty, p.packed])
             run = [rounds, several]
-        else:  # a factor is read once for all of a group, and multiplied by each time: where shares begin, none can leave the sum
-            rounds, item, pairs, together = s.split(nest[step], [None, ty, p.group // p.halves, p.halves])
+        else:  # a scale is read once a run but multiplies every step: a share may begin inside a run, so it stays in the sum
+            rounds, item, pairs, together = s.split(nest[step], [None, ty, p.group // p.packed, p.packed])
             run = [rounds, *s.split(pairs, [None, unroll])]
         s.reorder([*outer, item, *run, *i_1, together, lanes])
         s.unroll(run[-1])
@@ -204,7 +215,7 @@ def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     s.bind(item, "item", 1)
     s.apply("decompose_reduction", block=main, loop=s.inner_loops(main, j_t)[0])
     set_kind_of_copies(s, {lanes: "vectorized", together: "unrolled", **{n: "unrolled" for n in i_1}})
-    # every item has the sums, and stores them: that is little beside the matrix
+    # every thread has all sums and stores them, which costs little compared with the matrix
     *rows, columns = own
     s.vectorize(columns)
     for row in rows:
@@ -215,23 +226,30 @@ def _columns(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
     s.bind(j_t, "item", 0)
     bind_grid(s, j_0, i_0, batch)
-    few = {"MR": 1} if i_0 else {}
+    _guess_columns(s, p, extent if even else None, {"MR": 1} if i_0 else {})
+
+
+def _guess_columns(s: Schedule, p: GemvProduct, columns: int | None, few: Mapping[str, int]) -> None:
+    """Guess the widest vectors for which the columns of a thread block divide `columns`; None allows any width."""
     fits = [
-        (x, w)
-        for w in reversed(width.domain)
-        for x in (32, 16, 8)
-        if x * w <= 128 and not (even and (extent or 0) % (x * w))
+        (threads, width)
+        for width in reversed(s.tunables["VL"].domain)
+        for threads in (32, 16, 8)
+        if threads * width <= 128 and not (columns or 0) % (threads * width)
     ]
     if fits:
-        beside, vector = fits[0]
-        sharing = min(16, 256 // beside)
-        each = AT_ONCE[-1] if p.group else p.at_once(sharing * p.halves)
-        s.guess({"TX": beside, "TY": sharing, "VL": vector, "KU": each, **few})
+        threads, width = fits[0]
+        sharing = min(16, 256 // threads)
+        each = AT_ONCE[-1] if p.group else p.at_once(sharing * p.packed)
+        s.guess({"TX": threads, "TY": sharing, "VL": width, "KU": each, **few})
 
 
-def _by_groups(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str, str, str]:
-    """Sums of the groups of steps with one float factor, which is multiplied by once a group. Each item takes groups that follow
-    each other: the items' loop, and the blocks that add up an item's groups, and a group's steps."""
+def _sum_runs_of_scales(s: Schedule, main: str, groups: str, items: Tunable) -> tuple[str, str, str]:
+    """Sum the steps of each float scale first, and multiply each sum by its scale once.
+
+    Each thread takes consecutive runs of steps with one scale.
+    Returns the loop over threads, the block that adds the runs of a thread, and the block that sums the steps of a run.
+    """
     (of_group,) = (n for n in s.apply("rfactor", block=main, loop=groups, scope="local") if not n.endswith("_init"))
     s.apply("hoist_factors", block=of_group)
     own = s.loops_of(of_group)
@@ -249,25 +267,28 @@ def _has_columns(x: Load, roles: Contraction) -> bool:
 
 
 def _runs_along(e: Expr, step: Var) -> bool:
-    """The step, from where a share of them begins."""
+    """Return True if an index is the step plus an offset."""
     found = linear(e, (step,))
     return found is not None and found[0].get(step) is const(1)
 
 
 def _is_constant(e: Expr) -> bool:
-    """Once tunables are numbers."""
+    """Return True if an expression is constant for given tunables."""
     return all(isinstance(v, Tunable) for v in free_vars(e))
 
 
 def _widths(roles: Contraction, along: Var, machine: HardwareInfo) -> list[int]:
-    """Elements that an item reads of the matrix at once: of CUDA's vectors, which are arrays, as many as one access has room for."""
+    """Return the vector widths for loads of the matrix along an iterator.
+
+    CUDA vectors are arrays, so that the width of one access bounds their bytes; elsewhere the elements count as 4 bytes.
+    """
     read = [x.buffer.dtype.bytes for x in block_loads(roles.block) if _has_columns(x, roles)]
     size = min(read) if machine.language == "cuda" else 4
     return vector_widths([i.extent for i in roles.block.iters if i.var is along], machine, size)
 
 
-def _lay_out(s: Schedule, roles: Contraction, threads: int) -> None:
-    """Constant operands whose columns are not neighbours are turned once; others must have them last."""
+def _prepack_columns(s: Schedule, roles: Contraction, threads: int) -> None:
+    """Prepack constant operands with columns last. Raises ScheduleError for other operands without contiguous columns."""
     main = roles.block.name
     for access in block_loads(find_block(s.func, main)):
         if not _has_columns(access, roles):
@@ -288,7 +309,10 @@ def _lay_out(s: Schedule, roles: Contraction, threads: int) -> None:
 
 
 def _rows(s: Schedule, roles: Contraction, nest: Mapping[Var, str], each: Expr) -> tuple[Sequence[str], Sequence[str]]:
-    """The loops over tiles of rows and over the rows of one; without a row, neither. each: sums of an item for one row."""
+    """Split the rows into tiles; return the loops over tiles and over the rows of a tile, empty without rows.
+
+    each: the sums that a thread holds for one row.
+    """
     if roles.row is None:
         return (), ()
     known = next(as_int(i.extent) for i in roles.block.iters if i.var is roles.row)

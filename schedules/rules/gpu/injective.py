@@ -1,7 +1,8 @@
-"""Functions without reductions on GPUs: elementwise, broadcast, transpose, gather, in any fused combination.
+"""GPU rule for functions without reductions: elementwise, broadcast, transpose and gather, in any fused combination.
 
-All elements of an output are one long row of vectors, of which a group takes a run: neighbouring items take neighbouring vectors,
-so that what a warp touches at once lies side by side.
+flat: the elements of an output form one long row of vectors. A thread block takes a run of it, and consecutive threads take
+consecutive vectors, so that accesses are coalesced.
+transposed: square tiles pass through shared memory, so that reads and writes are both coalesced.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from relax_tune.schedules.rules.shared.threads import thread_counts, vector_widt
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Elements of a side of the squares that are turned over.
 SIDE = 32
+"""Rows and columns of a tile that is transposed."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Long rows of vectors; and squares through shared memory where arrays are read along another dimension."""
+    """Yield the sketches of a function without reductions; none for other functions."""
     if reductions(func):
         return
     forms = (("flat", _flat), ("transposed", _transposed))
@@ -33,7 +34,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """Runs of RB times TX vectors for each group."""
+    """Give each thread block a run of RB times TX vectors."""
     s = Schedule(func)
     left = inline_into_outputs(s)
     items = s.tunable("TX", thread_counts(machine))
@@ -53,8 +54,10 @@ def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
 
 
 def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """A function that reads arrays along another dimension than it writes: squares of these are read along their rows into shared
-    memory, and from there along their columns."""
+    """Transpose square tiles in shared memory, padded by a column against bank conflicts.
+
+    Raises ScheduleError unless one block reads arrays along another dimension than it writes.
+    """
     s = Schedule(func)
     block, *more = inline_into_outputs(s)
     if more:
@@ -84,9 +87,9 @@ def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
         if len(across) != 1 or len(along) != 1:
             raise ScheduleError(f"{func.name}: {place.body.buffer.name!r} is read in no squares")
         s.reorder([*across, *along])
-        _by_items(s, across[0], along[0], items)
+        _bind_tile(s, across[0], along[0], items)
         s.apply("storage_align", buffer=place.body.buffer.name, factor=SIDE, offset=1)
-    _by_items(s, r_1, c_1, items)
+    _bind_tile(s, r_1, c_1, items)
     s.bind(c_0, "group", 0)
     s.bind(r_0, "group", 1)
     if others:
@@ -94,8 +97,8 @@ def _transposed(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     return s
 
 
-def _by_items(s: Schedule, rows: str, columns: str, items: Expr) -> None:
-    """Rows of a square to items of the second axis in turn, its columns to those of the first."""
+def _bind_tile(s: Schedule, rows: str, columns: str, items: Expr) -> None:
+    """Bind the columns of a tile to thread axis 0, and distribute its rows over axis 1."""
     several, row = s.split(rows, [None, items])
     s.reorder([row, columns, several])
     s.bind(row, "item", 1)

@@ -86,9 +86,9 @@ class _WarpLoops:
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield a sketch for each decomposition of a product of 16-bit floats, one operand of which may be 8-bit integers.
+    """Yield a sketch for each decomposition of a product of 16-bit floats.
 
-    Yields none for other functions, and on devices without `mma.m16n8k16`.
+    One operand may hold 8-bit integers. Yields none for other functions, and on devices without `mma.m16n8k16`.
     """
     if machine.capability < MMA_CAPABILITY or not is_product(func):
         return

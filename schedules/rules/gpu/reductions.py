@@ -1,7 +1,8 @@
-"""Reductions on GPUs that are not over rows of which there are many: across memory, and of few long rows.
+"""GPU rule for reductions across columns, and for reductions of few long rows.
 
-`columns`: neighbouring items have neighbouring results, and items of the second axis share out the steps to them. `split`: groups
-take chunks of a long row; what they leave is added up by a group for each result, and where there is only one by an item.
+columns: consecutive threads have consecutive results, and the threads of axis 1 share the steps of a result.
+two_pass: thread blocks reduce chunks of a long row, and a second kernel combines the partial results: a thread block for each
+result, or one thread for a single result.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# With as many results there are rows for every multiprocessor.
 FEW_RESULTS = 64
-# Below as many steps to a result there is too little to do for several groups.
+"""From this number of results on, rows alone occupy every multiprocessor."""
 SHORT = 2048
+"""A row with fewer steps than this is too short for several thread blocks."""
 CHUNKS = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
+"""Steps of a chunk."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Both forms, where they fit the function."""
+    """Yield the sketches of a reduction across columns or of few long rows; none for other functions."""
     if not reductions(func):
         return
     forms = (("columns", _columns), ("two_pass", _two_pass))
@@ -45,9 +47,9 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """All stages inside the loop over TX columns of the last one; TY items share out the steps to each."""
+    """Compute all stages inside the loop over TX columns of the last one; TY threads share the steps of a column."""
     s = Schedule(func)
-    _inlined(s)
+    _inline_stages(s)
     last = final_block(s.func)
     stages, across = stages_across(s.func)
     hoist_reciprocal(s, last.name)
@@ -72,6 +74,10 @@ def _columns(func: PrimFunc, machine: HardwareInfo) -> Schedule:
 
 
 def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: Expr) -> None:
+    """Divide the steps of a reduction among `height` threads of axis 1, whose partial results meet in shared memory.
+
+    first, rest: the reduction's loops inside a column.
+    """
     rounds, item, alone = s.split(first, [None, height, 1])
     s.reorder([item, rounds, *rest, alone])
     partial = reduce_across_threads(s, block, [item], alone, axis=1)
@@ -81,9 +87,9 @@ def _share_steps(s: Schedule, block: str, first: str, rest: list[str], height: E
 
 
 def _two_pass(func: PrimFunc, machine: HardwareInfo) -> Schedule:
-    """Every reduction in chunks, a group for each; other blocks point by point."""
+    """Reduce in chunks, with a thread block for each chunk; give every point of the other blocks a thread."""
     s = Schedule(func)
-    _inlined(s)
+    _inline_stages(s)
     found = reductions(s.func)
     for block in found:
         require_rowwise(block)
@@ -99,25 +105,25 @@ def _two_pass(func: PrimFunc, machine: HardwareInfo) -> Schedule:
         *outer, along = s.loops_of(block.name)
         c, inside = s.split(along, [None, chunk])
         part = reduce_in_chunks(s, block.name, c, len(outer))
-        _in_group(s, part, inside, across)
+        _reduce_in_thread_block(s, part, inside, across)
         s.bind(s.fuse(s.loops_of(part)[: len(outer) + 1]), "group")
         left = s.loops_of(block.name)[-1]
         if outer:
-            _in_group(s, block.name, left, across)
+            _reduce_in_thread_block(s, block.name, left, across)
             s.bind(s.fuse(outer), "group")
     s.guess({"TW": min(8, machine.group_size // 32), "L": 1 << 12})
     return s
 
 
-def _in_group(s: Schedule, block: str, along: str, across: Sequence[Expr | int]) -> None:
-    """A sum over one loop by the items of a group."""
+def _reduce_in_thread_block(s: Schedule, block: str, along: str, across: Sequence[Expr | int]) -> None:
+    """Reduce over one loop by the threads of a thread block."""
     rounds, item, alone = split_over_threads(s, along, across, 1)
     s.reorder([*item, rounds, alone])
     reduce_across_threads(s, block, item, alone)
 
 
-def _inlined(s: Schedule) -> None:
-    """Only reductions left, which make intermediates, and what makes outputs."""
+def _inline_stages(s: Schedule) -> None:
+    """Inline the elementwise blocks before outputs, and give each reduction an intermediate."""
     for block in blocks(s.func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
@@ -127,6 +133,7 @@ def _inlined(s: Schedule) -> None:
 
 
 def _require_long(block: Block) -> None:
+    """Raise ScheduleError unless the block makes few results from long rows, as far as extents are known."""
     steps = [as_int(i.extent) for i in block.iters if i.kind == "reduce"]
     results = 1
     for i in block.iters:

@@ -1,9 +1,10 @@
-"""Row-wise functions on GPUs: softmax, normalisations, row reductions with what is fused around them.
+"""GPU rule for row-wise functions: softmax, normalisations and row reductions with fused elementwise stages.
 
-The items of a group take rows together, TX of them each: neighbouring items read neighbouring elements, add up their own in
-registers, and exchange the sums: within a warp (`few`), or in several warps (`many`), whose sums meet in shared memory. What is
-computed on the way is computed again where it is read, since the row is in the cache then; or (`kept`) it stays in the registers of
-the item that has the element in every stage.
+Consecutive threads read consecutive elements of a row, reduce their own elements in registers, and then exchange partial results.
+warp_per_row: at most one warp shares a row and exchanges with shuffles.
+block_per_row: several warps share a row and exchange through shared memory.
+in_registers: intermediates of a row stay in the registers of the thread that owns the element in every stage. Without it, stages
+recompute them from the row, which is in the cache by then.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-# Vectors that an item keeps of a row.
 MOST_ROUNDS = 8
+"""Vectors of a row that a thread may keep in registers."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """A few items for each of many rows, and many items for each of few; nothing when the function is no row-wise one."""
+    """Yield the sketches of a row-wise function; none for other functions."""
     if not reductions(func):
         return
     forms = (
@@ -50,25 +51,14 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 
 
 def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False) -> Schedule:
-    """Every stage on a row by the items that have it: those of several warps, or at most of one."""
+    """Compute every stage of a row by the same threads.
+
+    many: several warps share a row; otherwise at most one warp does.
+    kept: intermediates of a row stay in registers.
+    Raises ScheduleError unless every stage has the same leading dimensions as rows.
+    """
     s = Schedule(func)
-    held: list[str] = []
-    for block in blocks(func.body):
-        current = find_block(s.func, block.name)
-        if not inlinable(s.func, current):
-            continue
-        if kept and as_int(current.body.buffer.shape[-1]) not in (None, 1):
-            held.append(current.body.buffer.name)
-        else:
-            s.compute_inline(block.name)
-    if kept and not held:
-        raise ScheduleError(f"{func.name}: nothing of a known length is computed on the way")
-    for block in reductions(s.func):
-        require_rowwise(block)
-        if block.body.buffer in s.func.output_buffers:
-            s.apply("cache_write", block=block.name, scope="global")
-    for block in blocks(s.func.body):
-        hoist_reciprocal(s, block.name)
+    held = _inline_stages(s, kept)
     rows = min(len(b.body.indices) for b in reductions(s.func))
     if any(len(find_alloc(s.func, name).shape) != rows + 1 for name in held):
         raise ScheduleError(f"{func.name}: rows that are kept have one dimension")
@@ -112,8 +102,37 @@ def build(func: PrimFunc, machine: HardwareInfo, many: bool, kept: bool = False)
     return s
 
 
+def _inline_stages(s: Schedule, kept: bool) -> list[str]:
+    """Inline the elementwise stages, and give each reduction an intermediate; return the buffers to keep in registers.
+
+    kept: keep intermediates of whole rows instead of inlining them.
+    """
+    held: list[str] = []
+    for block in blocks(s.func.body):
+        current = find_block(s.func, block.name)
+        if not inlinable(s.func, current):
+            continue
+        if kept and as_int(current.body.buffer.shape[-1]) not in (None, 1):
+            held.append(current.body.buffer.name)
+        else:
+            s.compute_inline(block.name)
+    if kept and not held:
+        raise ScheduleError(f"{s.func.name}: nothing of a known length is computed on the way")
+    for block in reductions(s.func):
+        require_rowwise(block)
+        if block.body.buffer in s.func.output_buffers:
+            s.apply("cache_write", block=block.name, scope="global")
+    for block in blocks(s.func.body):
+        hoist_reciprocal(s, block.name)
+    return held
+
+
 def _by_rows(s: Schedule, rows: int, height: Tunable) -> tuple[list[str], str, str]:
-    """All stages under the same loops over rows, of which the last is cut into rows of a group."""
+    """Put all stages under the same loops over rows, and split the innermost by thread blocks.
+
+    height: the rows of a thread block.
+    Returns the outer loops, the loop over thread blocks, and the loop over the rows of a thread block.
+    """
     found = blocks(s.func.body)
     if rows == 0 or any(not _leads(b, rows) for b in found):
         raise ScheduleError(f"{s.func.name}: rows are not the leading dimensions of every stage")

@@ -20,7 +20,7 @@ from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
 from relax_tune.schedules.schedule import Schedule
 
 SKIPS = ("masked", "after_last", "none")
-"""Which blocks of keys the loop leaves out, the best choice first.
+"""The blocks of keys that the loop skips, the best choice first.
 
 masked: every block whose scores the mask excludes for all queries of a tile. after_last: the blocks after the last one that some query
 attends to. none: no block, where a later primitive refuses the other bounds.

@@ -96,7 +96,10 @@ def convert_to(s: Schedule, operands: Sequence[StagedOperand], dtype: DType) -> 
 
 
 def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, warpgroup: int = 0) -> None:
-    """Bind the threads of a warp to axes 0 and 1, warps to axis 2, and warpgroups of `warpgroup` warps to axis 3."""
+    """Bind the threads of a warp to axes 0 and 1, and warps to axis 2.
+
+    warpgroup: the warps of a warpgroup; warpgroups are bound to axis 3. 0 without warpgroups.
+    """
     loops = [wide, high, s.fuse(warps)]
     if warpgroup:
         loops[2:] = reversed(s.split(loops[2], [None, warpgroup]))

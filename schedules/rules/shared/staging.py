@@ -72,7 +72,7 @@ class CircularBuffer:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """How the threads of a thread block copy a tile to shared memory.
+    """The distribution of a copy to shared memory over the threads of a thread block.
 
     threads: the extents of the thread axes, axis 0 last.
     vector: the elements of one access.
@@ -96,8 +96,9 @@ def stage_tile(
     layout: Callable[[], object] | None = None,
     spread: Callable[[str, list[str]], None] | None = None,
 ) -> None:
-    """Compute the copy of an operand inside `loop`, as a pipeline if the plan has one, and divide it among threads.
+    """Compute the copy of an operand inside `loop`, and divide it among threads.
 
+    plan: the threads and vectors of the copy, and its pipeline, if any.
     layout: changes the layout of the staged buffer, after the pipeline has added its slots.
     spread: divides a block with the given loops among threads; by default `copy_rows` along the innermost loop.
     """
@@ -191,7 +192,7 @@ def divides_tile(roles: Contraction, var: Var, least: int = min(SLICE_STEPS)) ->
 
 
 def values_per_byte(roles: Contraction) -> int:
-    """Return how many reduction steps share one stored byte: more than one for packed integers of a few bits."""
+    """Return the number of reduction steps that share one stored byte: more than one for packed integers of a few bits."""
     found = [
         as_int(n.args[1]) or 1
         for x in block_loads(roles.block)
@@ -211,7 +212,7 @@ def stage_operands(
     packed: int = 1,
     least: int = min(SLICE_STEPS),
 ) -> list[StagedOperand]:
-    """Let a product read copies of its operands in shared memory, padded to whole tiles where tiles do not divide an extent.
+    """Stage the operands of a product in shared memory, padded to whole tiles where tiles do not divide an extent.
 
     Operands without steps, or without rows and columns, are small and stay in global memory.
     rows, columns, steps: the extents of a tile. packed: the steps that share one byte. least: the steps of the shortest slice.

@@ -69,7 +69,7 @@ def split_k(s: Schedule, main: str, machine: HardwareInfo, slice_steps: Expr | N
 
 
 def slices_per_split(steps: int) -> list[int]:
-    """Return the numbers of slices that a share may have, so that `steps` steps make at least two shares and not too many."""
+    """Return the options for the slices of a share. `steps` steps make at least two shares, and a bounded number of them."""
     slices = steps // max(SLICE_STEPS)
     return [n for n in (2, 4, 8, 16, 32, 64) if slices % n == 0 and max(SPLIT_K) * 4 * n >= slices > n] or [1]
 
