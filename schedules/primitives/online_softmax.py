@@ -81,7 +81,7 @@ class WeightedSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Softmax:
+class SoftmaxPattern:
     """Row maxima `M[i] = max_k s(i, k)`, weights `W[i, k] = exp(s(i, k) - M[i])`, and weighted sums over k.
 
     W may hold 16-bit floats, which the sums cast up.
@@ -258,7 +258,7 @@ def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key:
     return substitute(score, {**at, step.var: key})
 
 
-def softmax_of(func: PrimFunc, block: str) -> Softmax:
+def softmax_of(func: PrimFunc, block: str) -> SoftmaxPattern:
     """Match the softmax whose maximum is `block`. Raises ScheduleError for anything else."""
     top = find_block(func, block)
     step, score = _reduced(func, top, "max", -math.inf)
@@ -283,7 +283,7 @@ def softmax_of(func: PrimFunc, block: str) -> Softmax:
         strange = [x for x in block_loads(s.block) if x.buffer in made and x is not s.access]
         if any(x.buffer is not s.block.body.buffer for x in strange):
             raise ScheduleError(f"{func.name}: {s.block.name!r} reads {strange[0]!r}, which is made beside it")
-    return Softmax(top, step, score, weights, rows, key, sums)
+    return SoftmaxPattern(top, step, score, weights, rows, key, sums)
 
 
 def _feeds_sum(func: PrimFunc, b: Block) -> bool:
@@ -450,7 +450,7 @@ def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
     return found
 
 
-def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) -> None:
+def _require_same_rows(func: PrimFunc, p: SoftmaxPattern, keys: Mapping[Block, For]) -> None:
     """Check that all nests cover the same rows of maxima and weights. Raises ScheduleError."""
     maxima, weights = p.row_max.body, p.weights.body
     at = [weights.indices.index(v) for v in p.rows]
@@ -476,7 +476,7 @@ def _require_same_rows(func: PrimFunc, p: Softmax, keys: Mapping[Block, For]) ->
             )
 
 
-def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
+def _factor_nest(func: PrimFunc, p: SoftmaxPattern, loop: For, factor: Buffer) -> Stmt:
     """Make the nest of the factors that rescale the sums, ahead of the update of the maxima."""
     (node,) = blocks(loop)
     old = load(p.row_max.body.buffer, p.row_max.body.indices)
@@ -487,7 +487,7 @@ def _factor_nest(func: PrimFunc, p: Softmax, loop: For, factor: Buffer) -> Stmt:
     return clone_stmt(func, replace_node(loop.body, node, changed), "_factor")
 
 
-def _rescaled(p: Softmax, old: Block, node: Block, factor: Buffer) -> Block:
+def _rescaled(p: SoftmaxPattern, old: Block, node: Block, factor: Buffer) -> Block:
     """Return the block as it runs in the fused loop: weights guarded, sums rescaled."""
     if old is p.weights:
         return replace(node, body=replace(node.body, value=p.weight()))
