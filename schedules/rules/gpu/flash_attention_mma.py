@@ -39,7 +39,7 @@ from relax_tune.schedules.rules.shared.mma_tiles import (
     WIDE,
     fragment_layout,
 )
-from relax_tune.schedules.rules.shared.staging import CircularBuffer, CopyPlan, stage_tile
+from relax_tune.schedules.rules.shared.staging import CopyPlan, PipelineRing, stage_tile
 from relax_tune.schedules.rules.shared.threads import limit_threads, reduce_across_threads
 from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
@@ -258,7 +258,7 @@ def _stage(s: Schedule, block: str, loop: str, tile: QueryTile, stages: Tunable 
     if stages is not None:
         moving = {i.var for i, e in zip(node.iters, node.bindings) if loop in {v.name for v in free_vars(e)}}
         (keys,) = (d for d, e in enumerate(node.body.indices) if e in moving)
-        ring = CircularBuffer(stages, keys, tile.block)
+        ring = PipelineRing(stages, keys, tile.block)
     plan = CopyPlan((tile.warps, HIGH, WIDE), VECTOR, whole=True, pipeline=ring, asynchronous=True)
     buffer = node.body.buffer.name
     stage_tile(s, block, loop, plan, lambda: s.apply("storage_align", buffer=buffer, factor=2 * VECTOR, offset=VECTOR))

@@ -38,8 +38,8 @@ from relax_tune.schedules.rules.shared.mma_tiles import (
     operand_layouts,
 )
 from relax_tune.schedules.rules.shared.staging import (
-    CircularBuffer,
     CopyPlan,
+    PipelineRing,
     StagedOperand,
     copy_rows,
     copy_strategies,
@@ -212,7 +212,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: WarpTile, steps: Expr,
     s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, columns])
     if stages is not None and x.width(VECTOR) == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
-    ring = None if stages is None else CircularBuffer(stages, len(rest) + x.k_major, steps)
+    ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps)
     lanes = x.width(VECTOR) if columns == len(buffer.shape) - 1 else 1
     plan = CopyPlan((tile.warps, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 

@@ -36,8 +36,8 @@ from relax_tune.schedules.rules.shared.mma_tiles import (
     operand_layouts,
 )
 from relax_tune.schedules.rules.shared.staging import (
-    CircularBuffer,
     CopyPlan,
+    PipelineRing,
     StagedOperand,
     copy_strategies,
     divides_tile,
@@ -143,7 +143,7 @@ def _stage(
     s.apply("permute_layout", buffer=buffer.name, order=[*rest, rows, columns])
     if stages is not None and lanes == 1:
         raise ScheduleError(f"{s.func.name}: single elements of 16 bits are not copied asynchronously")
-    ring = None if stages is None else CircularBuffer(stages, len(rest) + x.k_major, steps, len(rest))
+    ring = None if stages is None else PipelineRing(stages, len(rest) + x.k_major, steps, len(rest))
     plan = CopyPlan((groups, WARPS, HIGH, WIDE), lanes, pipeline=ring, asynchronous=ring is not None)
 
     def spread(name: str, own: list[str]) -> None:

@@ -22,8 +22,8 @@ from relax_tune.ir.hardware.swizzle import ACCESS_BYTES
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction, matrix_roles
 from relax_tune.schedules.rules.shared.staging import (
-    CircularBuffer,
     CopyPlan,
+    PipelineRing,
     StagedOperand,
     divides_tile,
     pipeline_stages,
@@ -220,7 +220,7 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: RegisterTile, steps: E
     last, size = len(buffer.shape) - 1, buffer.dtype.bytes
     single = stages is not None and x.k_major and size in ACCESS_BYTES
     width = 4 if x.width(4) == 4 and not single else 1
-    ring = None if stages is None else CircularBuffer(stages, x.step, steps)
+    ring = None if stages is None else PipelineRing(stages, x.step, steps)
     plan = CopyPlan((tile.ty, tile.tx), width, whole=stages is None, pipeline=ring, asynchronous=stages is not None)
     bypasses_registers = False
 

@@ -55,7 +55,7 @@ class StagedOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class CircularBuffer:
+class PipelineRing:
     """Slots of shared memory that hold the tiles of successive iterations (multistage pipeline).
 
     stages: the number of slots.
@@ -84,7 +84,7 @@ class CopyPlan:
     threads: tuple[Expr | int, ...]
     vector: int = 1
     whole: bool = False
-    pipeline: CircularBuffer | None = None
+    pipeline: PipelineRing | None = None
     asynchronous: bool = False
 
 
@@ -118,7 +118,7 @@ def stage_tile(
             copy_rows(s, name, own[:-1], own[-1], plan)
 
 
-def add_pipeline(s: Schedule, block: str, loop: str, ring: CircularBuffer) -> tuple[str, ...]:
+def add_pipeline(s: Schedule, block: str, loop: str, ring: PipelineRing) -> tuple[str, ...]:
     """Copy iterations ahead of their use into a circular buffer whose slots are contiguous; return the blocks of the prologue."""
     buffer = find_block(s.func, block).body.buffer
     made = s.apply("software_pipeline", block=block, loop=loop, stages=ring.stages)

@@ -59,6 +59,15 @@ CASES = {**PRODUCTS, **ATTENTION, **DECODED}
 RULES = {name: GPU_RULES[name] for name in ("gpu_mma", "gpu_flash_attention_mma")}
 
 
+# Seeds of the samples, by sketch. They decide which candidates the tests look at.
+SEEDS = {
+    "mma.data_parallel": "tensor.tiles",
+    "mma.split_k": "tensor.split",
+    "mma.stream_k": "tensor.stream",
+    "flash_attention.mma": "attention.tensor",
+}
+
+
 @cache
 def sketches(case: str) -> tuple[Sketch, ...]:
     return generate_sketches(CASES[case][0](), MACHINE, RULES)
@@ -72,7 +81,7 @@ def instances() -> list[tuple[str, str, PrimFunc]]:
         for sketch in sketches(case):
             if sketch.name == "mma.stream_k" and case not in ("NT", "TN"):
                 continue  # what the others fetch is fetched for whole tiles as well
-            values = drawn(sketch, random.Random(f"{case} {sketch.name}"))
+            values = drawn(sketch, random.Random(f"{case} {SEEDS.get(sketch.name, sketch.name)}"))
             func = replace(instantiate(sketch, values), name=f"f{len(found)}")
             found.append((case, f"{sketch.name} {values}", func))
     return found
@@ -81,6 +90,15 @@ def instances() -> list[tuple[str, str, PrimFunc]]:
 @cache
 def text(func: PrimFunc) -> list[str]:
     return [k.source.split("/*end prelude*/")[1] for k in kernels_of(func, "cuda")]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the marked tile is not matched to the instruction and runs as loops: right, but slow"
+)
+def test_split_k_with_as_many_slices_as_stages_and_one_multiplies_by_mma() -> None:
+    values = {"KS": 1, "SS": 4, "WM": 2, "WN": 1, "MT": 1, "NT": 2, "STAGES": 3}
+    (sketch,) = (s for s in sketches("NT") if s.name == "mma.split_k")
+    assert "".join(text(instantiate(sketch, values))).count("rt_mma_") == 1
 
 
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
