@@ -54,7 +54,7 @@ def test_example(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_an_example_tells_how_it_is_used(tmp_path: Path) -> None:
+def test_example_help_shows_usage(tmp_path: Path) -> None:
     for name in CASES:
         shown = subprocess.run(
             [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"], cwd=tmp_path, capture_output=True, text=True
@@ -64,7 +64,7 @@ def test_an_example_tells_how_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_query_example_missing_database_is_not_created(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "query_database.py"), str(tmp_path / "none.db")],
         capture_output=True,

@@ -288,7 +288,7 @@ def test_10_branches(device: Device) -> None:
         np.testing.assert_array_equal(other, values[1])
 
 
-def test_11_calls_that_never_fit() -> None:
+def test_11_never_fitting_calls_are_refused() -> None:
     text = """
         @function
         def g(x: Tensor((n, n), f32)) -> Tensor((n,), f32):

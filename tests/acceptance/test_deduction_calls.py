@@ -76,7 +76,7 @@ def test_9_functions_are_values(device: Device) -> None:
     text_refused(APPLY.format(f="x"), "apply: parameter f: wanted Callable", "found Tensor((m,), f32)")
 
 
-def test_9_symbols_that_are_solved_for(device: Device) -> None:
+def test_9_symbols_of_callee_are_solved_for(device: Device) -> None:
     text = """
         @function
         def halves(x: Tensor((n * 2,), f32)) -> Tensor((n,), f32):
@@ -98,7 +98,7 @@ def test_9_symbols_that_are_solved_for(device: Device) -> None:
     refuse(module, device, [ones(5)], "halves: parameter x", "dim 0", "4", "5", 'call("halves", x)')
 
 
-def test_9_bounds_of_a_callee_hold_at_its_calls(device: Device) -> None:
+def test_9_bounds_of_callee_hold_at_calls(device: Device) -> None:
     text = """
         n = symbol("n", lower=1, upper=4)
 
@@ -213,7 +213,7 @@ def test_10_joins() -> None:
     assert longer == CallableInfo(None, TensorInfo(None, f32, 1))
 
 
-def test_10_a_side_keeps_its_symbols_to_itself() -> None:
+def test_10_symbols_of_branch_are_local() -> None:
     text = """
         @function
         def main(x: Tensor(None, f32, ndim=1)) -> {ret}:
@@ -282,7 +282,7 @@ def test_10_only_the_side_taken_runs(device: Device) -> None:
         ("with dataflow():\n        y: Tensor((n,), f32) = call_host(\"h\", (x,), out=Tensor((n,), f32))", "declared pure|side effects"),
     ],
 )  # fmt: skip
-def test_10_branches_and_effects_in_their_place(body: str, message: str) -> None:
+def test_10_misplaced_branches_and_effects_are_refused(body: str, message: str) -> None:
     head = "@function\ndef main(x: Tensor((n,), f32)) -> Tensor((n,), f32):\n    "
     with pytest.raises(VerifyError, match=message):
         verify(parse_module(head + body + "\n    return y", OPERATORS))

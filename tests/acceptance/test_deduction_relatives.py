@@ -92,7 +92,7 @@ def test_3_other_broadcasts() -> None:
     never(lambda: g.call(Add(), g.input("f", (n + 2,)), g.input("h", (n + 3,))), "dim 0", "n + 2", "n + 3")
 
 
-def test_3_a_dim_that_is_1_only_at_run_time_is_broadcast(device: Device) -> None:
+def test_3_dim_equal_to_1_at_run_time_is_broadcast(device: Device) -> None:
     """`n` may be 3, or 1; at 1 the loops must read its only element, not what lies behind it."""
     module = read("""
         n = symbol("n")
@@ -196,7 +196,7 @@ def test_6_shapes_and_tuples_are_cast() -> None:
     interpreted_refuses(module, [ones(4), (4, 2), ones(1)], "match_cast of t", "found an array of float32")
 
 
-def test_6_bounds_and_expressions_of_what_a_cast_binds(device: Device) -> None:
+def test_6_bounds_and_expressions_of_cast_symbols(device: Device) -> None:
     module = read("""
         m = symbol("m", lower=1, upper=4)
 
@@ -225,7 +225,7 @@ def test_6_weights_and_results_are_cast(device: Device) -> None:
     refuse(module, device, [ones(4), ones(5)], "match_cast of exp", "dim 0", "5", "4")
 
 
-def test_6_casts_that_never_hold() -> None:
+def test_6_impossible_casts_are_refused() -> None:
     g = GraphBuilder()
     x = g.input("x", (n + 1, 4))
     never(lambda: g.match_cast(x, tensor(n, 4)), "x: dim 0: wanted n, found n + 1", "match_cast(x")
@@ -255,7 +255,7 @@ def test_7_other_arguments(device: Device) -> None:
     refuse(module, device, [ones(2, 2), ones(4), ones(1)], "main: wanted 2", "3")
 
 
-def test_7_symbols_that_are_no_dim_by_themselves(device: Device) -> None:
+def test_7_symbols_only_inside_expressions_are_solved(device: Device) -> None:
     module = read("""
         n = symbol("n", lower=1, upper=4)
 
@@ -339,7 +339,7 @@ def test_8_other_results() -> None:
     interpreted_refuses(module, [ones(5)], "main: the result", "dim 0", "4", "5", "return exp")
 
 
-def test_8_results_of_callees_are_checked_at_their_calls() -> None:
+def test_8_results_of_callees_are_checked_at_calls() -> None:
     module = read("""
         @function
         def half(x: Tensor((n,), f32), y: Tensor((m,), f32)) -> Tensor((n,), f32):

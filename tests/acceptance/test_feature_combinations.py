@@ -52,7 +52,7 @@ def test_equal_views_are_results_more_than_once() -> None:
         same(tuple(model.run([x])), run(module, x), "views")
 
 
-def test_a_parameter_takes_its_dims_from_a_callee_whose_symbol_has_the_name_of_another() -> None:
+def test_parameter_dims_from_callee_with_clashing_symbol_name() -> None:
     def began(name: str) -> tuple[GraphBuilder, GVar, GVar]:
         g = GraphBuilder(name)
         return g, g.input("x", (g.symbol("n", 0, 6), 3)), g.input("y", (g.symbol("m", 0, 4), 3))
@@ -71,7 +71,7 @@ def test_a_parameter_takes_its_dims_from_a_callee_whose_symbol_has_the_name_of_a
             model.run([np.zeros((d, 3), np.float32) for d in (1, 2, 5)])
 
 
-def test_a_build_makes_of_a_record_what_a_tuning_job_made_of_it(tmp_path: Path) -> None:
+def test_build_replays_record_as_tuning_job_did(tmp_path: Path) -> None:
     """A tuning job has the sketches at hand, a build replays traces with their values: of joined products in 16 bits too."""
     module = load_model(write(tmp_path, "llama")[0], {"b": (1, 2), "n": (1, 16), "m": (1, 20)})
     settings = Settings(target="c", effort="quick", precision="bf16", qkv="merged")
@@ -113,9 +113,7 @@ SHARED = """
 
 
 @pytest.mark.parametrize(("bits", "precision"), [(None, "bf16"), (4, "f32")])
-def test_text_of_a_function_and_a_driver_that_share_weights(
-    tmp_path: Path, bits: int | None, precision: Precision
-) -> None:
+def test_text_of_function_and_driver_sharing_weights(tmp_path: Path, bits: int | None, precision: Precision) -> None:
     """Neither is called main; weights are read by programs, by parts, and by the driver itself. Every option is on."""
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal((8, 8)).astype(np.float32) for n in ("w", "v")}

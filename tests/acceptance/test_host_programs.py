@@ -90,7 +90,7 @@ def test_10_branches_in_branches_and_in_callees(device: Device) -> None:
     assert [f.shape[0] for f in found] == [0, 8, 6, 0, 4, 6, 0, 2, 3, 0, 2, 3]
 
 
-def test_10_what_a_side_asks_for_is_asked_on_that_side_only(device: Device) -> None:
+def test_10_checks_of_branch_run_only_when_taken(device: Device) -> None:
     module = read("""
         k = symbol("k", lower=0, upper=4)
 
@@ -171,7 +171,7 @@ LOOP = """
 """
 
 
-def test_9_a_loop_that_ends_when_its_data_say_so(device: Device) -> None:
+def test_9_loop_with_data_dependent_end(device: Device) -> None:
     module = read(LOOP.format(step="add", by="x"))
     limits = [np.array(v, np.float32) for v in (-1, 5, 1e6)]
     agree(module, device, *([ones(n), limit] for n in (1, 3) for limit in limits), [ones(0), limits[0]])
@@ -182,7 +182,7 @@ def test_9_a_loop_that_ends_when_its_data_say_so(device: Device) -> None:
     interpreted_refuses(long, [ones(1), limit], "wanted at most 100 calls inside one another")
 
 
-def test_9_a_recursion_that_is_too_deep_says_so(device: Device) -> None:
+def test_9_recursion_too_deep_is_refused(device: Device) -> None:
     module = read("""
         @function
         def main(x: Tensor((n,), f32), steps: Prim(i64, k)) -> Tensor((n,), f32):
@@ -204,7 +204,7 @@ def test_9_a_recursion_that_is_too_deep_says_so(device: Device) -> None:
         same(program(ones(1), 2), 3 * ones(1), "after")
 
 
-def test_9_two_functions_that_call_each_other(device: Device) -> None:
+def test_9_mutually_recursive_functions(device: Device) -> None:
     text = """
         @function
         def {name}(x: Tensor((n,), f32), k: Prim(i64, j)) -> Tensor(None, f32, ndim=1):
@@ -339,7 +339,7 @@ HOSTS = """
 """
 
 
-def test_10_host_routines_are_called_in_their_order(device: Device) -> None:
+def test_10_host_routines_are_called_in_order(device: Device) -> None:
     seen: list[Any] = []
     hosts: dict[str, Any] = {
         "log": lambda v, n: seen.append((float(v[0]), n)), "tools.grow": lambda v: v / 9, "size": lambda v: list(v.shape),
@@ -363,14 +363,14 @@ def test_10_host_routines_are_called_in_their_order(device: Device) -> None:
         ("size", lambda v: 3, "host routine 'size': wanted .*found the number 3"),
     ],
 )  # fmt: skip
-def test_10_host_routines_give_what_they_declare(device: Device, name: str, routine: Any, says: str) -> None:
+def test_10_host_routine_with_undeclared_result_is_refused(device: Device, name: str, routine: Any, says: str) -> None:
     hosts = {"log": lambda *_: None, "tools.grow": lambda v: v, "size": lambda v: v.shape, name: routine}
     given = {k: v for k, v in hosts.items() if v is not None}
     with compiled(read(HOSTS), device, given) as program, pytest.raises(UserError, match=says):
         program(ones(2))
 
 
-def test_10_what_a_host_routine_raises_says_where(device: Device) -> None:
+def test_10_error_of_host_routine_names_caller(device: Device) -> None:
     def broken(v: Any, n: int) -> None:
         v[0] = 3  # it is not its own
 
@@ -382,7 +382,7 @@ def test_10_what_a_host_routine_raises_says_where(device: Device) -> None:
     assert caught.value.__notes__ == ["in the host routine 'log', called by main"]
 
 
-def test_13_sizes_that_depend_on_data(device: Device) -> None:
+def test_13_data_dependent_sizes(device: Device) -> None:
     module = read("""
         m = symbol("m", lower=0, upper=4)
 
@@ -404,7 +404,7 @@ def test_13_sizes_that_depend_on_data(device: Device) -> None:
     refuse(module, device, [ones(3, 2), ones(3)], "match_cast of e", "m <= 4", "6")
 
 
-def test_23_only_what_a_side_needs_is_computed_and_parts_are_the_largest(device: Device) -> None:
+def test_23_branch_computes_needed_values_in_largest_parts(device: Device) -> None:
     """One part before the branch, one on each side that computes, one after."""
     names = sorted(n for n in lower(read(SIDES)).functions if n != "main")
     assert names == ["main_part0", "main_part1", "main_part2", "main_part3"]
@@ -427,7 +427,7 @@ def test_an_artifact_holds_drivers_and_parts(tmp_path: Path, device: Device) -> 
             model.run({"x": args[0]})
 
 
-def test_an_artifact_with_drivers_that_were_altered_is_refused(tmp_path: Path) -> None:
+def test_artifact_with_altered_drivers_is_refused(tmp_path: Path) -> None:
     saved = build(read(SIDES), target="c", policy="generic", db=MemoryStore()).save(tmp_path / "sides.rta")
     original = saved.read_bytes()
     (driver,) = json.loads(zipfile.ZipFile(saved).read("drivers.json"))

@@ -221,7 +221,7 @@ def both_refuse(module: IRModule, call: Callable[..., Any], args: Sequence[Any],
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_calls_give_what_numpy_gives_or_say_why_not(name: str, device: Device) -> None:
+def test_hostile_calls_match_numpy_or_give_reason(name: str, device: Device) -> None:
     case = CASES[name]
     module = program(case)
     with compiled(module, device) as call:
@@ -341,7 +341,7 @@ def test_programs_in_text(name: str, device: Device) -> None:
             assert all(word in str(caught.value) for word in ("main", *words)), caught.value
 
 
-def test_claims_that_never_hold_are_refused_at_their_line() -> None:
+def test_impossible_claims_are_refused_at_source_line() -> None:
     g = GraphBuilder()
     n, k = g.symbol("n", 5, 9), g.symbol("k", 1)
     x = g.input("x", (n,))
@@ -358,7 +358,7 @@ def test_claims_that_never_hold_are_refused_at_their_line() -> None:
     assert not g.checks
 
 
-def test_what_an_annotation_claims_is_known_once_it_is_checked() -> None:
+def test_checked_annotation_refines_shape() -> None:
     lowered = lower(read(TEXTS["an annotation claims more than is deduced"][0]))
     (check,) = [c for c in lowered.checks["main"] if "value z" in c.message]
     assert check.values[0] is const(3)

@@ -123,7 +123,7 @@ def test_a_chain_in_one_storage(device: Device) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_chain_of_the_paper_needs_one_storage_where_that_is_asked_for(device: Device, fused: bool) -> None:
+def test_paper_chain_in_place_needs_one_storage(device: Device, fused: bool) -> None:
     job = Job(chain(), device.info, MemoryStore(), QUICK) if fused else job_of(chain(), device)
     assert storages(job.build("generic").program) == 2
     program = job.build("generic", memory="inplace").program
@@ -134,7 +134,7 @@ def test_the_chain_of_the_paper_needs_one_storage_where_that_is_asked_for(device
             same(executor.run([x])[0], run(job.module, x), f"n = {n}")
 
 
-def test_rows_are_put_where_they_belong_and_the_rest_is_not_touched(device: Device) -> None:
+def test_in_place_scatter_keeps_other_rows(device: Device) -> None:
     g = GraphBuilder()
     info = rows(g)
     m = g.symbol("m", 0, 8)
@@ -175,7 +175,7 @@ def test_in_place_on_opencl() -> None:
             same(program(x), run(module, x), f"n = {size}")
 
 
-def test_dims_that_nothing_proves_equal_are_compared_at_run_time(device: Device) -> None:
+def test_in_place_unproven_dims_are_compared_at_run_time(device: Device) -> None:
     g = GraphBuilder()
     info, out = rows(g), TensorInfo((g.symbol("m"), const(4)), f32)
     n = Var("n")
@@ -223,7 +223,7 @@ def row_sums() -> PrimFunc:
     return b.finish()
 
 
-def test_what_is_not_the_functions_own_is_refused() -> None:
+def test_in_place_write_to_foreign_value_is_refused() -> None:
     p = Misused()
     p.refused(p.put(p.x), "x is no tensor", "parameter")
     p = Misused()
@@ -234,7 +234,7 @@ def test_what_is_not_the_functions_own_is_refused() -> None:
     p.refused(p.g.call_tir("half", (w,), w.info, inplace=(0,)), "w is no tensor", "weight")
 
 
-def test_what_is_used_later_is_refused() -> None:
+def test_in_place_write_to_value_used_later_is_refused() -> None:
     p = Misused()
     p.refused(p.g.call(Add(), p.put(p.made), p.made), "made is used here", "half")
     p = Misused()
@@ -251,7 +251,7 @@ def test_what_is_used_later_is_refused() -> None:
     p.refused(p.g.call(Relu(), p.put(p.put(p.put(p.made)), p.made, callee="two")), "made is used here")
 
 
-def test_loops_that_need_more_than_the_element_are_refused() -> None:
+def test_in_place_non_elementwise_loops_are_refused() -> None:
     p = Misused()
     p.refused(p.put(p.made, callee="mirrored"), "x[vi, 3 - vj]", "z[vi, vj]")
     p = Misused()
@@ -268,7 +268,7 @@ def test_loops_that_need_more_than_the_element_are_refused() -> None:
     checked(p.g.finish(p.g.call(Relu(), twice)))
 
 
-def test_a_side_of_a_branch_may_not_overwrite_what_is_made_outside() -> None:
+def test_in_place_write_in_branch_to_outer_value_is_refused() -> None:
     p = Misused()
     assert p.info.shape is not None
     chosen = p.g.branch(lt(p.info.shape[0], 3), lambda: p.put(p.made), lambda: p.g.call(Relu(), p.made))
@@ -290,7 +290,7 @@ def test_a_side_of_a_branch_may_not_overwrite_what_is_made_outside() -> None:
         (TensorInfo((const(12),), f32), (0,), ("wanted 1 dims, found 2",)),
     ],
 )
-def test_places_that_do_not_fit_are_refused(
+def test_in_place_misfitting_arguments_are_refused(
     out: TensorInfo, places: tuple[int | None, ...], words: tuple[str, ...]
 ) -> None:
     p = Misused()
@@ -360,7 +360,7 @@ def test_marking_changes_no_result(device: Device, module: IRModule, fused: bool
             same(tuple(one.run([x, y])), wanted, f"n = {n}")
 
 
-def test_sides_of_branches_write_in_place_of_their_own_values() -> None:
+def test_in_place_write_in_branch_to_inner_value_is_planned() -> None:
     g = GraphBuilder()
     info = rows(g)
     half, x = g.add(pointwise()), g.parameter("x", info)
@@ -392,7 +392,7 @@ def residual() -> IRModule:
     return g.finish(g.call(Softmax(), r))
 
 
-def test_variants_of_a_product_in_place_of_what_is_added(device: Device) -> None:
+def test_in_place_product_variants_overwrite_addend(device: Device) -> None:
     job = job_dispatching(device.info, residual(), lambda choices, number: chosen(choices, 3, number))
     marks = [
         b.value.inplace
@@ -409,7 +409,7 @@ def test_variants_of_a_product_in_place_of_what_is_added(device: Device) -> None
             same(executor.run([x])[0], run(job.module, x), f"n = {n}")
 
 
-def test_a_mark_that_a_pass_made_wrong_is_dropped_with_a_note(device: Device) -> None:
+def test_in_place_mark_invalidated_by_pass_is_dropped_with_note(device: Device) -> None:
     """As after common subexpressions are found: the value overwritten is now read again."""
     p = Misused()
     module = p.g.finish(p.g.call(Add(), p.put(p.made), p.made))

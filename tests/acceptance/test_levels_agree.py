@@ -70,7 +70,7 @@ def test_14_one_function_serves_both_calls(device: Device) -> None:
     assert len(program.calls) == 2 and len(program.kernels) == len(targets) == 1
 
 
-def test_14_functions_that_shrink_and_scalars_that_are_passed(device: Device) -> None:
+def test_14_shrinking_functions_and_scalar_arguments(device: Device) -> None:
     module = read("""
         @prim_func(outputs=1)
         def every(x: Buffer((k,), f32), y: Buffer(((k + s - 1) // s,), f32), s: i64):
@@ -109,7 +109,7 @@ def test_14_two_symbols_and_an_empty_dim(device: Device) -> None:
         np.testing.assert_allclose(found, np.outer(whole.ravel(), whole.sum(0)), rtol=1e-5)
 
 
-def test_14_relatives_arguments_that_may_not_fit_are_checked(device: Device) -> None:
+def test_14_relatives_unproven_argument_shapes_are_checked(device: Device) -> None:
     """A tensor function reads as far as its parameters say: dims that nothing proves equal are compared at run time."""
     b = TensorBuilder("both")
     k = Var("k")
@@ -313,7 +313,7 @@ def test_17_relatives_hand_written_functions_have_kinds_too() -> None:
         assert pattern_kind(func) is kind, name
 
 
-def test_17_relatives_what_no_kind_fits_is_opaque() -> None:
+def test_17_relatives_unclassified_function_is_opaque() -> None:
     module = read("""
         @prim_func(outputs=1)
         def scattered(at: Buffer((n,), i64), x: Buffer((n,), f32), y: Buffer((n,), f32)):

@@ -73,7 +73,7 @@ def decoded(packed: np.ndarray[Any, Any], scale: np.ndarray[Any, Any]) -> np.nda
     return full * np.repeat(scale, k // len(scale), axis=0)
 
 
-def test_18_a_custom_decode_joins_the_product_that_reads_it(device: Device) -> None:
+def test_18_custom_decode_fuses_into_product(device: Device) -> None:
     module = read(DECODE)
     assert kernels(module) == ["fused_mystery_matmul"]
     assert pattern_kind(lower(module).prims["fused_mystery_matmul"]) is PatternKind.OUT_FUSIBLE
@@ -84,7 +84,7 @@ def test_18_a_custom_decode_joins_the_product_that_reads_it(device: Device) -> N
         np.testing.assert_allclose(found, x @ decoded(packed, scale), rtol=1e-4, atol=1e-4)
 
 
-def test_18_it_is_tuned_like_any_other(device: Device) -> None:
+def test_18_custom_decode_is_tuned(device: Device) -> None:
     module, store = read(DECODE), MemoryStore()
     result = tune(module, target="c", db=store, effort="quick", trials=2)
     (row,) = result.tasks
@@ -180,7 +180,7 @@ def test_18_a_model_s_weights_in_few_bits(device: Device, bits: int) -> None:
     agree(module, device, *([rand(n, 64) / 100] for n in (0, 1, 7)))
 
 
-def test_18_what_costs_more_to_repeat_is_made_once(device: Device) -> None:
+def test_18_costly_producer_is_not_fused(device: Device) -> None:
     b = TensorBuilder("grown")  # reads twice what it writes: as a producer it would be read again by every row
     x, y, z = b.input("x", (16, 12)), b.input("y", (16, 12)), b.output("z", (16, 12))
     b.compute(z, lambda i, j: x[i, j] * y[i, j])

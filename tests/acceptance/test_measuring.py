@@ -58,7 +58,7 @@ def kinds(job: Job, name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("make", [feed_forward, row_scale])
-def test_27_symbolic_tasks_are_tuned_over_their_range(make: Any) -> None:
+def test_27_symbolic_tasks_are_tuned_over_whole_range(make: Any) -> None:
     job = paper_job(make)
     job.tune(RecordedRunner(lambda p, _: 1e-6 if p.calls[0].variants[0].label == "tuned" else 3e-6))
     for task in job.tasks:
@@ -91,7 +91,7 @@ class Spoilt(RecordedRunner):
 
 
 @pytest.mark.parametrize("how", [*STAGES, "unchecked", "no times"])
-def test_27_a_task_whose_candidates_all_fail_never_aborts_the_rest(how: str) -> None:
+def test_27_task_with_only_failing_candidates_never_aborts_the_rest(how: str) -> None:
     job = paper_job(feed_forward)
     bad = job.tasks[0].name
     job.tune(Spoilt(lambda p, _: 1e-6 if p.calls[0].variants[0].label == "tuned" else 3e-6, task=bad, how=how))
@@ -105,7 +105,7 @@ def test_27_a_task_whose_candidates_all_fail_never_aborts_the_rest(how: str) -> 
 
 
 @pytest.mark.parametrize("where", ["rule", "check", "ask", "tell"])
-def test_27_a_task_that_raises_never_aborts_the_rest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_27_raising_task_never_aborts_the_rest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = paper_job(feed_forward, fresh=True)
     bad = job.tasks[1]
 
@@ -150,9 +150,7 @@ def test_27_a_task_that_raises_never_aborts_the_rest(where: str, monkeypatch: py
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
-def test_27_a_wrong_reference_fails_its_task_alone_on_a_real_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_27_wrong_reference_on_real_device_fails_one_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All that is right about the task looks wrong, so nothing of it may be used; the model still runs and is right."""
     plain = loop.check_case
     with LocalRunner("c") as runner, open_store(f"sqlite:///{tmp_path / 't.db'}") as store:
@@ -182,7 +180,7 @@ def test_27_a_wrong_reference_fails_its_task_alone_on_a_real_device(
 
 @pytest.mark.process
 @pytest.mark.parametrize("spec", ["abacus", "opencl:abacus", "cuda", "", "c:0"])
-def test_28_a_device_that_does_not_exist(spec: str, tmp_path: Path) -> None:
+def test_28_missing_device_is_refused_in_bounded_time(spec: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises((MeasureError, UserError)) as raised:
         open_runner(Settings(target=spec)).close()
@@ -198,7 +196,7 @@ def test_28_a_device_that_does_not_exist(spec: str, tmp_path: Path) -> None:
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
-def test_28_a_device_that_never_opens(tmp_path: Path) -> None:
+def test_28_device_never_opening_is_refused_in_bounded_time(tmp_path: Path) -> None:
     """A driver that hangs while it is opened: here a compiler that never says who it is."""
     (tmp_path / "gcc").write_text("#!/bin/sh\nsleep 600\n")
     (tmp_path / "gcc").chmod(0o755)
@@ -235,7 +233,7 @@ def test_28_no_scheduler_at_all(scheduler: object) -> None:
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
-def test_28_a_device_that_another_job_holds(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_28_busy_device_is_refused_in_bounded_time(scheduler: tuple[ClusterProcess, str]) -> None:
     """The only worker with the label measures something endless for another job."""
     endless = request("hang", "c", deadline_secs=600.0)
     with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c", open_secs=60.0) as first:
@@ -252,7 +250,7 @@ def test_28_a_device_that_another_job_holds(scheduler: tuple[ClusterProcess, str
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
-def test_28_a_device_that_hangs_while_it_measures(tmp_path: Path) -> None:
+def test_28_hanging_measurement_ends_in_bounded_time(tmp_path: Path) -> None:
     """The job ends, and the record says what hung and for how long."""
     with LocalRunner("c") as runner:
         began = time.monotonic()
@@ -401,7 +399,7 @@ def test_29_rows_changed_by_hand_are_refused_or_named(sql_url: str) -> None:
 # -- 30: a record may win only after its output was checked ------------------------------------------------------------
 
 
-def test_30_the_store_ranks_only_what_was_checked(store: Store) -> None:
+def test_30_store_ranks_only_checked_results(store: Store) -> None:
     filled(store)
     fast = [timing(f"unchecked-{i}", 1e-6, tile=i, checked=False) for i in range(3)]
     wrong = [failure(f"wrong-{i}", "wrong-result", tile=10 + i) for i in range(3)]
@@ -444,7 +442,7 @@ def test_30_unchecked_and_wrong_records_are_never_dispatched() -> None:
     assert job.build().plans[task.name].plan.variants == (good.key,)
 
 
-def test_30_a_runner_that_checks_nothing_wins_nothing() -> None:
+def test_30_unchecked_results_never_win() -> None:
     class Careless(RecordedRunner):
         def _result(self, request: MeasureRequest) -> MeasureResult:
             return replace(super()._result(request), checked=False)

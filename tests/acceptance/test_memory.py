@@ -76,7 +76,7 @@ def test_20_the_built_program_holds_two_storages(device: Device) -> None:
                 assert [values[s] for s in program.storages] == [16 * n] * 2
 
 
-def test_20_fused_it_needs_the_two_between_the_views(device: Device) -> None:
+def test_20_fused_chain_needs_two_storages(device: Device) -> None:
     job = job_of(chain(), device, STANDARD)
     assert [c.callee for c in job.lowered.calls()] == ["exp", "fused_relu_exp_sqrt", "tanh"]
     assert len(job.build("generic").program.storages) == 2
@@ -173,7 +173,7 @@ def test_21_relatives_a_shared_storage_is_as_large_as_the_larger(first: Any, sec
         assert max(planned_bytes(module, plan, n=at[0], m=at[1])) == wanted
 
 
-def test_21_relatives_a_storage_grows_for_what_comes_later() -> None:
+def test_21_relatives_storage_grows_for_later_tensor() -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     small = g.call(Sum((0,)), g.call(Exp(), g.input("a", (n * 2,))))
@@ -203,7 +203,7 @@ def test_22_five_where_four_are_declared(device: Device) -> None:
         same(program(ones(4, 2)), run(bounded(), ones(4, 2)), "after the refusal")
 
 
-def test_22_also_when_there_would_be_room(device: Device) -> None:
+def test_22_shape_above_bound_is_refused_even_with_room(device: Device) -> None:
     module = bounded()
     job = job_of(module, device)
     program = job.build("generic").program
@@ -240,7 +240,7 @@ def test_22_relatives_lower_bounds_and_other_dims(device: Device) -> None:
             same(program(ones(n * 2, m) / 9, ones(n)), run(module, ones(n * 2, m) / 9, ones(n)), f"{n}, {m}")
 
 
-def test_22_relatives_results_that_nobody_plans_for(device: Device) -> None:
+def test_22_relatives_bound_of_unplanned_result_is_checked(device: Device) -> None:
     """A bound that only a fixed-size result would need is refused all the same, and so is one of an unused parameter."""
     module = read("""
         n = symbol("n", lower=0, upper=4)

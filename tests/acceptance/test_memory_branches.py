@@ -189,7 +189,7 @@ def branching() -> tuple[IRModule, Mapping[str, GVar]]:
     return module, {"a": a, "b": b, "d": d, "late": e, **inner}
 
 
-def test_23_what_a_side_gives_lives_on() -> None:
+def test_23_result_of_branch_stays_live() -> None:
     module, named = branching()
     plan = PlanMemory().plan(module)
     slot = {k: plan.assignment[v][0] for k, v in named.items()}
@@ -219,7 +219,7 @@ def test_23_a_side_may_give_an_outer_value() -> None:
     assert a not in PlanMemory().plan(returned).assignment
 
 
-def test_23_a_branch_that_is_not_decided_is_built(device: Device) -> None:
+def test_23_undecided_branch_is_built(device: Device) -> None:
     module, _ = branching()
     agree(module, device, *([ones(n, 4) / 9, np.array(flag)] for n in (0, 3) for flag in (True, False)))
     g = GraphBuilder()
@@ -229,7 +229,7 @@ def test_23_a_branch_that_is_not_decided_is_built(device: Device) -> None:
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_23_a_callee_may_give_back_its_argument(host: bool) -> None:
+def test_23_callee_may_return_argument(host: bool) -> None:
     inner = GraphBuilder("same")
     g = GraphBuilder()
     g.include(inner.finish(inner.input("v", (Var("k"),))))

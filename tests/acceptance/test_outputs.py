@@ -151,7 +151,7 @@ def test_tuning_checks_every_output(device: Device) -> None:
 # -- outputs that share nothing ----------------------------------------------------------------------------------------
 
 
-def test_the_pieces_of_a_split_fuse_into_what_reads_them(device: Device) -> None:
+def test_pieces_of_split_fuse_into_consumers(device: Device) -> None:
     g = GraphBuilder()
     n = g.symbol("n")
     x = g.call(Exp(), g.input("x", (n, 6)))
@@ -170,7 +170,7 @@ def test_uneven_pieces(device: Device, size: int) -> None:
     agree(module, device, [ones(size, 4)])
 
 
-def test_outputs_are_separated_where_they_share_nothing() -> None:
+def test_outputs_sharing_nothing_are_separated() -> None:
     """Three outputs, two of which come of one value; a scalar that only one of them needs."""
     n, m = Var("n"), Var("m")
     b = TensorBuilder("three")
@@ -215,7 +215,7 @@ def flat(value: Any) -> list[Any]:
     return [a for v in value for a in flat(v)] if isinstance(value, tuple) else [value]
 
 
-def test_results_may_be_anything_that_is_known(device: Device) -> None:
+def test_results_of_every_kind_match_interpreter(device: Device) -> None:
     module = results_of_every_kind()
     with compiled(module, device) as program:
         for n in (3, 0, 1, 8):
@@ -234,7 +234,7 @@ def test_results_may_be_anything_that_is_known(device: Device) -> None:
                 same(a, b, "again")
 
 
-def test_a_program_that_computes_nothing(device: Device) -> None:
+def test_program_without_computation_returns_inputs_and_constants(device: Device) -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 2))
     agree(checked(g.finish(x)), device, [ones(3, 2)], [ones(0, 2)])
@@ -288,7 +288,7 @@ def programs(draw: st.DrawFn) -> IRModule:
 
 @settings(max_examples=examples(6), deadline=None)
 @given(programs(), st.integers(0, 20))
-def test_random_programs_are_what_the_interpreter_gives(device: Device, module: IRModule, n: int) -> None:
+def test_random_programs_with_several_outputs_match_interpreter(device: Device, module: IRModule, n: int) -> None:
     x, y = rand(n, 12), rand(n, 12)
     wanted = flat(run(checked(module), x, y))
     with compiled(module, device) as program:

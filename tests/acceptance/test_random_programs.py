@@ -45,7 +45,7 @@ def outcome(call: Any) -> Any:
 
 @settings(SLOW, max_examples=examples(12), database=None)
 @given(graphs(steps=5, rich=False), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
-def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
+def test_random_programs_match_interpreter_results_and_refusals(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int
 ) -> None:
     """What nobody reads may be left out, so a value that only it would have refused may go either way."""
@@ -72,7 +72,7 @@ def test_compiled_programs_do_and_refuse_what_the_interpreter_does(
 
 @settings(SLOW, max_examples=examples(15), database=None)
 @given(graphs(steps=10), st.lists(SIZES, min_size=3, max_size=3), st.integers(0, 9))
-def test_so_do_those_that_branch_call_and_depend_on_data(
+def test_random_programs_with_branches_and_calls_match_interpreter(
     device: Device, made: Made, sizes: list[dict[str, int]], seed: int
 ) -> None:
     module = without_uncalled(made.module)

@@ -114,7 +114,7 @@ def test_24_same_seed_and_answers_give_the_same_candidates_with_1_2_or_4_workers
 
 
 @pytest.mark.parametrize("strategy", ["evolution", "random"])
-def test_24_jobs_that_share_a_store_try_the_candidates_of_one_job(strategy: str) -> None:
+def test_24_jobs_sharing_a_store_try_the_candidates_of_one_job(strategy: str) -> None:
     """1, 2 or 4 jobs at once, each with a device of its own: together they ask what one alone asks."""
     settings = replace(EIGHT, strategy=strategy)
 
@@ -144,7 +144,7 @@ def test_24_jobs_that_share_a_store_try_the_candidates_of_one_job(strategy: str)
 
 
 @pytest.mark.parametrize("strategy", ["evolution", "random", "grid"])
-def test_24_an_interrupted_job_goes_on_with_the_candidates_it_would_have_had(strategy: str) -> None:
+def test_24_interrupted_job_resumes_with_same_candidates(strategy: str) -> None:
     settings = replace(EIGHT, strategy=strategy)
 
     def tried(stops: Sequence[int]) -> set[tuple[str, str]]:

@@ -45,7 +45,7 @@ def uses(program: Program) -> dict[int, set[tuple[int, int]]]:
     return found
 
 
-def test_a_workspace_shares_memory_with_nothing_that_is_live(model: Built) -> None:
+def test_workspace_shares_no_memory_with_live_tensors(model: Built) -> None:
     touched = uses(model.program)
     spaces = [i for i in touched if model.program.buffers[i].name.startswith("scratch")]
     assert spaces and any(len(c.variants) > 1 for c in model.program.calls)
@@ -62,7 +62,7 @@ def test_a_workspace_shares_memory_with_nothing_that_is_live(model: Built) -> No
     assert shared  # memory that is free then is reused
 
 
-def test_results_are_those_of_memory_that_nobody_shares(model: Built, device: Device) -> None:
+def test_planned_results_equal_unplanned_results(model: Built, device: Device) -> None:
     alone = Executor(unplanned(model.program), device, model.constants)
     together = Executor(model.program, device, model.constants)
     for at in MODELS["attention"].shapes:

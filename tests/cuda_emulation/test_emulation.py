@@ -54,7 +54,7 @@ def device(folder: Path, request: pytest.FixtureRequest) -> Iterator[CUDADevice]
 
 
 @pytest.mark.process
-def test_the_kernel_that_fills_caches_goes_over_every_line(device: CUDADevice) -> None:
+def test_cache_flush_reads_every_line(device: CUDADevice) -> None:
     flush = CacheFlush(device, 70 * LINE_BYTES)  # two groups, one of them in part
     every_line_is_read(device, flush)
 
@@ -70,12 +70,12 @@ def turned(device: CUDADevice, barrier: str) -> bool:
 
 
 @pytest.mark.process
-def test_a_barrier_that_is_missing_shows(device: CUDADevice) -> None:
+def test_emulator_missing_barrier_gives_wrong_results(device: CUDADevice) -> None:
     assert turned(device, "__syncthreads();") and not turned(device, "")
 
 
 @pytest.mark.process
-def test_the_threads_of_a_warp_exchange_what_they_offer(device: CUDADevice) -> None:
+def test_emulator_shuffles_exchange_registers(device: CUDADevice) -> None:
     assert turned(device, "y[t] = __shfl_xor_sync(~0u, __shfl_xor_sync(~0u, x[t], 24), 7); return;")
 
 
@@ -115,7 +115,7 @@ def test_the_device_is_lost_after_a_write_beside_a_buffer(folder: Path) -> None:
 
 
 @pytest.mark.process
-def test_nothing_happens_without_the_context_and_it_is_given_back(folder: Path) -> None:
+def test_device_pushes_and_pops_context_around_every_call(folder: Path) -> None:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder))
     assert turned(device, "__syncthreads();") and driver.depth == 0 and driver.deepest == 1
@@ -154,7 +154,7 @@ def test_several_kernels_are_compiled_at_a_time(calls: int, folder: Path, monkey
 
 
 @pytest.mark.process
-def test_a_vector_beside_its_place_ends_the_process(folder: Path) -> None:
+def test_emulator_misaligned_vector_ends_process(folder: Path) -> None:
     """As a GPU refuses it."""
     source = """struct alignas(16) four { float v[4]; };
 extern "C" __global__ void moved(const float *x, float *y) { *(four *)y = *(const four *)(x + AT); }
@@ -177,7 +177,7 @@ device.synchronize()
 
 
 @pytest.mark.process
-def test_a_context_that_cannot_be_made_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_usable_context_reports_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = EmulatedDriver()
     device = CUDADevice(0, driver, lambda architecture: EmulatedCompiler(folder), lambda: None)
     launch = device.bind(
@@ -246,7 +246,7 @@ def test_launches_ask_for_shared_memory_beyond_the_static_limit(device: CUDADevi
 
 
 @pytest.mark.process
-def test_items_do_together_what_the_loops_say(device: CUDADevice) -> None:
+def test_bound_loops_match_serial_loops(device: CUDADevice) -> None:
     names = list(TEXTS)
     runs = Compiled.together(device, "cuda", [function(name) for name in names])
     rng = np.random.default_rng(1)

@@ -40,7 +40,7 @@ def candidates(guessed: bool) -> list[PrimFunc]:
     return [replace(instantiate(found[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
 
 
-def test_the_items_of_a_row_exchange_their_sums_and_a_second_kernel_needs_none() -> None:
+def test_flash_decoding_uses_shuffles_in_first_kernel_only() -> None:
     for func in candidates(False):
         first, *second = kernels_of(func, "cuda")
         assert "rt_across_add" in first.source and "rt_across_max" in first.source
@@ -50,7 +50,7 @@ def test_the_items_of_a_row_exchange_their_sums_and_a_second_kernel_needs_none()
 @pytest.mark.parametrize(
     ("guessed", "where"), [on("backwards", True), on("forwards", False), on("cuda", True), on("cuda", False)]
 )
-def test_they_compute_what_attention_means(guessed: bool, where: str, tmp_path: Path) -> None:
+def test_flash_decoding_kernels_match_attention(guessed: bool, where: str, tmp_path: Path) -> None:
     device = gpu(where, tmp_path)
     func, made = sketches(guessed)[0], candidates(guessed)
     for candidate, run in zip(made, Compiled.together(device, "cuda", made), strict=True):
@@ -63,7 +63,7 @@ def test_they_compute_what_attention_means(guessed: bool, where: str, tmp_path: 
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_they_compile(architecture: str) -> None:
+def test_flash_decoding_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     for k in (k for func in candidates(True) for k in kernels_of(func, "cuda")):
         (report,) = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source)]).kernels.values()

@@ -35,7 +35,7 @@ def asked(folder: Path, only: str, **environment: str) -> subprocess.CompletedPr
 
 @pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="pycuda is installed")
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_gpu_suite_without_gpu_fails_with_reason(tmp_path: Path) -> None:
     done = asked(tmp_path, "gemm")
     assert done.returncode == 3 and "wanted a GPU at 'cuda'" in done.stderr and "the package pycuda" in done.stderr
     assert not (tmp_path / "gpu_suite.md").exists(), "no figures without a GPU"
@@ -43,7 +43,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_the_command_where_there_is_one(tmp_path: Path) -> None:
+def test_gpu_suite_on_emulated_gpu_writes_results(tmp_path: Path) -> None:
     """Tuned in a child process, built three ways, timed, and written."""
     path = os.pathsep.join([str(HERE / "packages"), str(ROOT), *sys.path])
     libraries = str(library_folder(tmp_path))
@@ -127,7 +127,7 @@ def test_sampled_candidates_run(rows: Rows) -> None:
     assert rows("candidates")
 
 
-def test_tuning_ends_with_its_time_and_what_was_found_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_suite_tuning_out_of_time_builds_best_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUITE.parent))
     import gpu_context
     import gpu_models
@@ -149,7 +149,7 @@ def test_tuning_ends_with_its_time_and_what_was_found_is_built(tmp_path: Path, m
 @pytest.mark.process
 @pytest.mark.parametrize("part", ["gemm_torch", "decoder_torch"])
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-def test_what_is_absent_is_said(rows: Rows, part: str) -> None:
+def test_gpu_suite_part_without_torch_reports_absence(rows: Rows, part: str) -> None:
     (row,) = rows(part)
     assert row["key"] == "torch" and "the package torch" in row["absent"]
 
@@ -174,14 +174,14 @@ def suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "state"), [("ends", "done"), ("fails", "failed: it broke"), ("hangs", "out of time after 1 s")]
 )
-def test_a_part_that_fails_costs_no_other(suite: ModuleType, tmp_path: Path, name: str, state: str) -> None:
+def test_gpu_suite_failing_part_keeps_rows(suite: ModuleType, tmp_path: Path, name: str, state: str) -> None:
     found = suite.run_part(name, tmp_path, 1.0, [])
     assert found.state == state and found.rows == [{"key": "one", "us": 1.5, "device": "a"}], "what it found is kept"
     lines = suite.report({"device": "d"}, {"gemm": found})
     assert "| one | 1.5 | a |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
 
 
-def test_what_is_done_is_not_done_again(
+def test_gpu_suite_runs_finished_parts_only_on_request(
     suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["gpu_suite", "--work", str(tmp_path), "--results", str(tmp_path), "--only", "gemm,cluster"]
@@ -212,6 +212,6 @@ def test_results_are_written_after_each_part(
     assert states == [["not begun"] * 2, ["done", "not begun"], ["done", "done"]]
 
 
-def test_a_line_that_was_cut_is_no_row(suite: ModuleType, tmp_path: Path) -> None:
+def test_rows_of_truncated_line_is_skipped(suite: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"key": "one"}\n{"key": "tw')
     assert suite.rows_of(tmp_path / "x.jsonl") == [{"key": "one"}] and suite.rows_of(tmp_path / "no") == []

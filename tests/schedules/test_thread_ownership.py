@@ -83,7 +83,7 @@ def test_shared_buffer_gets_barriers() -> None:
     np.testing.assert_array_equal(found, data[:, ::-1] * 2 + 1)
 
 
-def test_groups_have_shared_memory_of_their_own() -> None:
+def test_bind_group_outside_shared_buffer_is_refused() -> None:
     func = doubled()
     s = Schedule(func)
     row, _ = s.loops_of("inc")

@@ -103,7 +103,7 @@ NOT_OURS: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "says"), [case[1:] for case in NOT_OURS], ids=[case[0] for case in NOT_OURS])
-def test_open_store_of_foreign_file_leaves_it_unchanged(
+def test_open_store_of_foreign_file_leaves_file_unchanged(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     make(tmp_path / "x.db")
@@ -244,7 +244,7 @@ def test_store_with_unknown_schema_is_refused(tmp_path: Path, statement: str, sa
     assert files(tmp_path) == before
 
 
-def test_store_with_older_schema_names_upgrade_which_works(tmp_path: Path) -> None:
+def test_store_with_older_schema_names_working_upgrade(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parents[1] / "database" / "frozen" / "schema_0001.db", tmp_path / "old.db")
     said = refused(tmp_path, "db", "stats", "--db", "old.db")
     assert "relax-tune db upgrade --db sqlite:///old.db" in said

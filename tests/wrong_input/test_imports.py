@@ -129,7 +129,7 @@ def test_two_imports_into_one_database_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_an_export_to_a_device_does_not_replace_it(tmp_path: Path) -> None:
+def test_export_to_fifo_keeps_fifo(tmp_path: Path) -> None:
     made_database(tmp_path / "x.db", 4)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

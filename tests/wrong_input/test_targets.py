@@ -150,7 +150,9 @@ GCC_LIKE = 'case "$*" in *help=target*) echo "  -march=x"; exit 0;; *--version*)
         (GCC_LIKE + 'for a in "$@"; do case $a in *.so) echo junk > "$a";; esac; done\n', "wanted a library that can be loaded"),
     ],
 )  # fmt: skip
-def test_broken_compiler_error_names_it(cache: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str) -> None:
+def test_broken_compiler_error_names_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+) -> None:
     monkeypatch.setenv("CC", program(cache.parent, "cc", script))
     with pytest.raises(RelaxTuneError, match="device 'c' cannot be opened: ") as caught:
         open_device("c")
@@ -161,7 +163,7 @@ def test_broken_compiler_error_names_it(cache: Path, monkeypatch: pytest.MonkeyP
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["no-such-compiler", "/no/such/gcc", "gcc -m64", "/dev/null", "/tmp", " "])
-def test_missing_compiler_error_names_it(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_compiler_error_names_variable(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("CC", name)
     text = refused("c")
     assert f"CC={name}; set CC=gcc or unset it" in text and not cache.exists()

@@ -59,7 +59,7 @@ def test_exported_t4_meets_schema() -> None:
         export_t4(ZEN_OLD, [timing("a", 1.0)], "0.1.0")
 
 
-def test_anothers_results_are_read_in_their_unit_and_never_win_unchecked() -> None:
+def test_import_t4_converts_units_and_leaves_results_unchecked() -> None:
     found = import_t4(kernel_tuner(), MATMUL.key, ZEN.key)
     assert found == import_t4(kernel_tuner(), MATMUL.key, ZEN.key)
     (result,) = found
@@ -77,7 +77,7 @@ def test_anothers_results_are_read_in_their_unit_and_never_win_unchecked() -> No
 
 
 @pytest.mark.parametrize("word", ["timeout", "compile", "runtime", "correctness", "constraints"])
-def test_anothers_failures_keep_their_stage(word: str) -> None:
+def test_import_t4_failures_keep_stage(word: str) -> None:
     (result,) = import_t4(kernel_tuner(invalidity=word, times={}), MATMUL.key, ZEN.key)
     assert result.status == "failed" and result.samples_secs == () and word in result.message
 

@@ -33,7 +33,7 @@ def test_arrays_are_aligned_and_share_no_byte(sizes: list[int]) -> None:
     assert all(start + size <= after for (start, size), (after, _) in zip(places, places[1:], strict=False))
 
 
-def test_slab_is_freed_with_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slab_without_arrays_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[mmap.mmap]] = []
 
     class Watched(mmap.mmap):
@@ -67,7 +67,7 @@ def mapping_flags(address: int) -> set[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells of its mappings")
-def test_slabs_ask_for_large_pages_of_their_own() -> None:
+def test_slabs_are_private_and_ask_for_huge_pages() -> None:
     """Shared memory would not get them: whether it does is another setting of the system, and off by default."""
     held = Slabs().take(100)
     flags = mapping_flags(int(held.__array_interface__["data"][0]))

@@ -42,5 +42,5 @@ def test_vendors_tell_of_warps(answers: dict[str, int], registers: int | None) -
     assert machine.is_gpu and machine.lanes == 4 and machine.registers == 255
 
 
-def test_a_device_that_tells_nothing_is_no_gpu() -> None:
+def test_gpu_limits_of_device_without_properties_are_empty() -> None:
     assert gpu_limits(Told(), Refused) == {}

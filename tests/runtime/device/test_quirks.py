@@ -71,7 +71,7 @@ def test_wrong_compilers_are_refused(version: str, word: str, tmp_path: Path, mo
 
 
 @pytest.mark.ccompiler
-def test_options_that_change_the_process_are_refused() -> None:
+def test_compile_with_denormal_changing_options_is_refused() -> None:
     device = CDevice()
     with pytest.raises(BuildError, match=r"other options for kernel f than -ffast-math: .*denormals"):
         device.compile([KernelSource("f", "c", "void f(void) {}", ("-O2", "-ffast-math"))])

@@ -162,7 +162,7 @@ ADD = """extern "C" __global__ void add(float *y) { y[threadIdx.x] += 1.0f; }
 
 
 @pytest.mark.process
-def test_products_take_their_turn_among_kernels_and_in_recordings(gpu: Emulated) -> None:
+def test_cublas_products_run_in_order_in_recordings(gpu: Emulated) -> None:
     add = gpu.device.compile([KernelSource("add", "cuda", ADD)])["add"]
     for library in (gpu.blas, gpu.lt):
         buffers, scalars, routine = square(gpu, library, "f32")

@@ -70,7 +70,7 @@ def test_round_trip_runs(device: Device, small: Any, tmp_path: Path) -> None:
             np.testing.assert_allclose(model.run({"x": x})[0], small.reference(x), rtol=1e-5, atol=1e-5)
 
 
-def test_programs_without_kernels_are_for_the_device_they_were_built_for(tmp_path: Path, small: Any) -> None:
+def test_artifact_without_kernels_keeps_device_kind(tmp_path: Path, small: Any) -> None:
     """A build may call libraries only."""
     program = small.program("c")
     bare = replace(program, kernels=(), prepare=(), calls=())

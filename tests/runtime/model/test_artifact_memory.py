@@ -99,7 +99,7 @@ def test_wrong_opencl_kernels_are_caught(tmp_path: Path) -> None:
     child(simulator(tmp_path / "log"), "mutants-opencl", str(tmp_path / "log"))
 
 
-def test_a_local_variable_that_threads_share_is_refused() -> None:
+def test_serial_loops_with_shared_local_array_is_refused() -> None:
     inside = "void k(float *y, i64 n) {\n#pragma omp parallel for schedule(static)\n  for (i64 i = 0; i < n; i++) {\n"
     inside += "    float acc[4] __attribute__((aligned(64)));\n    acc[0] = 1.0f;\n    y[i] = acc[0];\n  }\n}\n"
     assert serial_loops(inside).count("rec_step();") == 1

@@ -50,7 +50,7 @@ def test_merging_counts_as_one_would_have_in_any_order(a: dict[int, int], b: dic
 
 @settings(max_examples=examples(30), deadline=None)
 @given(VALUES | MANY, VALUES)
-def test_a_file_says_what_was_counted(a: dict[int, int], b: dict[int, int]) -> None:
+def test_shape_profile_json_round_trip_is_equal(a: dict[int, int], b: dict[int, int]) -> None:
     profile = ShapeProfile("m")
     for value, count in a.items():
         profile.add("main", "n", Histogram.of({value: count}))
@@ -58,7 +58,7 @@ def test_a_file_says_what_was_counted(a: dict[int, int], b: dict[int, int]) -> N
     assert ShapeProfile.from_json(profile.to_json()).to_json() == profile.to_json()
 
 
-def test_a_model_counts_its_calls(device: Device, small: Any, tmp_path: Path) -> None:
+def test_model_counts_served_shapes(device: Device, small: Any, tmp_path: Path) -> None:
     program = small.program(device.info.kind)
     artifact = new_artifact(program, small.constants, {"model": "a" * 32})
     profile = ShapeProfile()

@@ -172,13 +172,13 @@ def test_refuses(case: Refusal) -> None:
     check(case)
 
 
-def test_split_keeps_inner_extents_that_depend_on_the_loop() -> None:
+def test_split_keeps_dependent_inner_extents() -> None:
     s = Schedule(triangle())
     s.split("i", [None, 3])
     assert str(find_loop(s.func, "j").extent) == "i_0 * 3 + i_1 + 1"
 
 
-def test_a_split_that_divides_has_no_guard() -> None:
+def test_split_dividing_factor_adds_no_guard() -> None:
     s = Schedule(make.matmul(8, 3))
     s.split("mm_j", [None, 4])
     assert find_block(s.func, "mm").predicate is TRUE

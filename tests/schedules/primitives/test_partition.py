@@ -76,7 +76,7 @@ def test_a_split_reduction_goes_on_in_the_tail() -> None:
         assert_same_meaning(make.two_outputs(), s.func, {"n": n, "m": m})
 
 
-def test_partition_gives_tail_its_own_local_buffers() -> None:
+def test_partition_gives_tail_separate_local_buffers() -> None:
     s = Schedule(make.stencil())
     outer, _ = s.split("pair_i", [None, 4])
     s.compute_at("square", outer)

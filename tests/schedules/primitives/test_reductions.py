@@ -247,7 +247,7 @@ def test_trees_of_any_size(count: int) -> None:
         assert_same_meaning(func, s.func, {"n": size})
 
 
-def test_a_mixed_loop_decomposes_with_its_guard() -> None:
+def test_decompose_reduction_of_mixed_loop_keeps_guard() -> None:
     s = Schedule(make.row_sum_of_six())
     fused = s.fuse(["row_sum_i", "row_sum_k"])
     parts = s.split(fused, [None, 4])

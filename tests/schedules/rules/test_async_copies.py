@@ -60,7 +60,7 @@ def test_items_meet_once_for_each_slice(form: str, stages: int) -> None:
     assert after.count("rt_arrived<0>();") == 1 and "rt_sent" not in after
 
 
-def test_copies_that_go_nowhere_ahead_are_waited_for() -> None:
+def test_async_copies_without_pipeline_are_waited_for() -> None:
     func = scheduled("nt", f16, dims=DIMS)
     late = parse_prim_func(print_text(func).replace("in vectorized(8)", "in vectorized(8, async_copy=True)"))
     found = kernels_of(late, "cuda")[0].source.split("/*end prelude*/")[1]
@@ -70,7 +70,7 @@ def test_copies_that_go_nowhere_ahead_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_they_arrive_in_time(tmp_path: Path, where: str) -> None:
+def test_async_copies_late_or_early_give_right_results(tmp_path: Path, where: str) -> None:
     """Forwards as late as they may, backwards at once."""
     device = gpu(where, tmp_path)
     cases = [("nt", f16, 3, 8)] if where == "backwards" else [("nt", f16, 3, None), ("nn", bf16, 2, None)]
@@ -99,7 +99,7 @@ def test_a_missing_wait_shows(tmp_path: Path, old: str, new: str, backwards: boo
 
 
 @pytest.mark.nvrtc
-def test_the_assembler_takes_them() -> None:
+def test_async_copies_assemble() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     kernels = [
         KernelSource(k.name, "cuda", k.source) for k in kernels_of(scheduled("nt", f16, stages=3, dims=DIMS), "cuda")

@@ -50,7 +50,7 @@ def _sketches(case: str, machine: str, rules: Mapping[str, Rule]) -> tuple[Sketc
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_they_compile(architecture: str) -> None:
+def test_cuda_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     mine = chosen("opencl")[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)]
     kernels = [k for _, _, func in mine for k in kernels_of(func, "cuda")]
@@ -63,7 +63,7 @@ def test_they_compile(architecture: str) -> None:
     ("machine", "where"),
     [on("forwards", "opencl"), on("forwards", "gpu"), on("backwards", "gpu"), on("cuda", "opencl"), on("cuda", "gpu")],
 )
-def test_they_compute_what_the_function_means(machine: str, where: str, tmp_path: Path) -> None:
+def test_cuda_kernels_match_function(machine: str, where: str, tmp_path: Path) -> None:
     device = gpu(where, tmp_path)
     runs = Compiled.together(device, "cuda", [func for _, _, func in chosen(machine)])
     for (case, what, func), run in zip(chosen(machine), runs, strict=True):

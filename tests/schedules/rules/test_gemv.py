@@ -65,7 +65,7 @@ def test_a_factor_of_a_group_of_steps_is_multiplied_by_once() -> None:
 
 
 @pytest.mark.nvrtc
-def test_what_is_unpacked_stays_in_registers() -> None:
+def test_gemv_unpacked_values_stay_in_registers() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     kernels = [guessed(name) for name in ("int8", "int4", "f16, KN")]
     made = CUDACompiler("sm_80").compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
@@ -74,7 +74,7 @@ def test_what_is_unpacked_stays_in_registers() -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_candidates_compute_what_the_function_means(tmp_path: Path) -> None:
+def test_gemv_candidates_match_function(tmp_path: Path) -> None:
     rng = random.Random("matvec")
     made = []
     for name, end in (("bf16", ""), ("int8", ".split"), ("int4", ""), ("int4", ".split")):

@@ -122,7 +122,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
         assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD or case in ATTENTION), what
 
 
-def test_few_rows_are_tried_in_tiles_that_are_no_higher() -> None:
+def test_mma_guesses_for_few_rows_use_lowest_tiles() -> None:
     func = make.dense(256, 512, rows=8, stored=f16)
     for sketch in generate_sketches(func, MACHINE, {"gpu_mma": GPU_RULES["gpu_mma"]}):
         assert sketch.guesses and all(g["WM"] * g["MT"] == 1 for g in sketch.guesses)
@@ -145,7 +145,7 @@ def test_traces_replay_and_keep_the_meaning(case: str) -> None:
             assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
 
 
-def test_weights_that_items_hold_are_for_whole_warps() -> None:
+def test_attention_weights_under_divergent_warps_go_to_shared_memory() -> None:
     """Where not all items come by, weights are in shared memory, or nobody takes them."""
     (sketch,) = sketches("of a cache")
     func = instantiate(sketch, {"WM": 2, "MT": 1, "KT": 1, "STAGES": 2})
@@ -164,7 +164,7 @@ def test_weights_that_items_hold_are_for_whole_warps() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
+def test_mma_counted_shared_memory_equals_kernels(case: str) -> None:
     for sketch in sketches(case):
         values = drawn(sketch, random.Random(f"shared {case}"))
         made = split_kernels(instantiate(sketch, values))
@@ -177,7 +177,7 @@ def test_shared_memory_is_that_of_the_kernels(case: str) -> None:
                 assert found == shared_bytes(func), values
 
 
-def test_nothing_that_is_served_at_once_meets_in_a_bank() -> None:
+def test_mma_shared_accesses_have_no_bank_conflicts() -> None:
     """By the closed form, and counted: the vectors that each quarter of a warp stores, and the rows of matrices that it fetches."""
     rng = random.Random(0)
     for sketch in sketches("NN, bias"):
@@ -220,7 +220,7 @@ def meeting(places: Sequence[tuple[int, int]], vectors: int) -> int:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_they_compute_what_the_function_means(where: str, tmp_path: Path) -> None:
+def test_mma_kernels_match_function(where: str, tmp_path: Path) -> None:
     device = gpu(where, tmp_path)
     mine = {"forwards": instances()[2:], "backwards": instances()[:2]}.get(where, instances())
     for (case, what, func), run in zip(mine, Compiled.together(device, "cuda", [f for _, _, f in mine]), strict=True):
@@ -232,7 +232,7 @@ def test_they_compute_what_the_function_means(where: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.nvrtc
-def test_they_compile() -> None:
+def test_mma_kernels_compile_with_sums_in_registers() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     for at, architecture in enumerate(("sm_80", "sm_90")):
         sources = [k for _, _, func in instances()[at::3] for k in kernels_of(func, "cuda")]

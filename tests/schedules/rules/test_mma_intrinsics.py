@@ -55,7 +55,7 @@ def test_the_schedule_means_the_product(form: str) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_warp_computes_it(tmp_path: Path, where: str) -> None:
+def test_mma_intrinsics_compute_reference_products(tmp_path: Path, where: str) -> None:
     device = gpu(where, tmp_path)
     padded, turned = 8, None
     cases = [("nt", bf16, padded), ("tn", f16, turned)]
@@ -119,7 +119,7 @@ def test_loops_stay_where_no_whole_warp_comes_by(tmp_path: Path) -> None:
 
 
 @pytest.mark.nvrtc
-def test_the_assembler_takes_it() -> None:
+def test_mma_intrinsics_assemble() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     kernels = [
         KernelSource(k.name, "cuda", k.source)

@@ -71,7 +71,7 @@ def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() 
         assert before.count("rt_copy<") == after.count("rt_copy<") == some, "before the loop over slices and in it"
 
 
-def test_they_mean_what_the_functions_do() -> None:
+def test_pipelined_schedules_keep_meaning_and_shared_bytes() -> None:
     for case in list(AHEAD)[:2]:
         assert_same_meaning(CASES[case][0](), instance(case), {v.name: 5 for v in instance(case).symbols})
     for case in AHEAD:
@@ -82,7 +82,7 @@ def test_they_mean_what_the_functions_do() -> None:
             assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
 
 
-def test_a_warp_s_numbers_lie_in_banks_of_their_own() -> None:
+def test_warp_stores_have_no_bank_conflicts() -> None:
     sketch = ahead("NT, 128 steps")["matmul.data_parallel"]
     rng = random.Random(0)
     for values in [drawn(sketch, rng) for _ in range(3)]:
@@ -116,7 +116,7 @@ def check(device: Device, language: str, *instances: tuple[str, str]) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-def test_copies_that_arrive_as_late_as_they_may_are_there(tmp_path: Path) -> None:
+def test_async_copies_arriving_late_give_right_results(tmp_path: Path) -> None:
     streams = [(case, "matmul.stream_k") for case, names in AHEAD.items() if "matmul.stream_k" in names]
     check(emulated(tmp_path), "cuda", *((case, "") for case in AHEAD), *streams)
 
@@ -127,7 +127,7 @@ def test_groups_of_items_without_such_copies() -> None:
 
 
 @pytest.mark.nvrtc
-def test_they_compile() -> None:
+def test_pipelined_kernels_compile_without_spills() -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     for architecture, case in zip(("sm_75", "sm_80", "sm_90", "sm_80"), AHEAD, strict=True):
         sources = [KernelSource(k.name, "cuda", k.source) for k in kernels_of(instance(case), "cuda")]

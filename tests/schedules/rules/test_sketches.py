@@ -79,7 +79,7 @@ every = pytest.mark.parametrize(
 
 
 @every
-def test_instantiate_any_sketch_equals_its_replayed_trace(name: str, machine: str) -> None:
+def test_instantiate_any_sketch_equals_replayed_trace(name: str, machine: str) -> None:
     func = functions()[name]
     rng = random.Random(f"{name} {machine}")
     for sketch in sketches(name, machine):
@@ -106,7 +106,7 @@ def test_generate_sketches_any_function_gives_well_formed_sketches(name: str, ma
 
 
 @every
-def test_guesses_any_sketch_satisfy_its_constraints(name: str, machine: str) -> None:
+def test_guesses_any_sketch_satisfy_constraints(name: str, machine: str) -> None:
     for sketch in sketches(name, machine):
         for guess in sketch.guesses:
             assert set(guess) == {t.name for t in sketch.tunables}
@@ -160,7 +160,7 @@ def test_instantiate_any_sketch_leaves_no_tunables(name: str, machine: str) -> N
         ("dot", {"reductions.two_pass"}),
     ],
 )
-def test_generate_sketches_each_kind_of_function_uses_its_rules(name: str, wanted: set[str], machine: str) -> None:
+def test_generate_sketches_each_kind_of_function_uses_expected_rules(name: str, wanted: set[str], machine: str) -> None:
     names = [s.name for s in sketches(name, machine)]
     rules = {".".join(n.split(".")[: 2 if n.startswith("reductions.") else 1]) for n in names}
     assert rules >= wanted | {"fallback"}
@@ -214,7 +214,7 @@ def test_generate_sketches_twice_gives_equal_traces(machine: str) -> None:
         assert [s.trace.to_json() for s in again] == [s.trace.to_json() for s in sketches(name, machine)]
 
 
-def test_generate_sketches_given_rules_uses_only_these() -> None:
+def test_generate_sketches_given_rules_uses_no_others() -> None:
     only = generate_sketches(make.matmul(), MACHINES["c"], {"fallback": RULES["fallback"]})
     assert [s.name for s in only] == ["fallback"]
 

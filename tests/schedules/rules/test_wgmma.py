@@ -67,7 +67,7 @@ def text(func: PrimFunc) -> str:
     return kernel.source.split("/*end prelude*/")[1]
 
 
-def test_no_device_has_them() -> None:
+def test_wgmma_is_not_selectable_on_any_device() -> None:
     """They are not selectable: no kernel of these has run on a GPU."""
     func = CASES["NT"][0]()
     said = HardwareInfo.from_limits("cuda", LIMITS | {"warpgroups": 1})
@@ -133,7 +133,7 @@ def changed(kernel: GeneratedKernel, old: str, new: str, name: str = "") -> Kern
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(("case", "backwards"), [("NN, bias", False), ("TN", True), ("int8", False)])
-def test_they_compute_what_the_function_means(case: str, backwards: bool, tmp_path: Path) -> None:
+def test_wgmma_kernels_match_function(case: str, backwards: bool, tmp_path: Path) -> None:
     assert not wrong(case, tmp_path, backwards)
 
 
@@ -154,12 +154,12 @@ def test_so_does_each_item_for_itself(tmp_path: Path) -> None:
         ("__syncthreads();", "", True),
     ],
 )
-def test_what_is_wrong_shows(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
+def test_emulation_of_altered_kernel_gives_wrong_results(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
     assert wrong("NT", tmp_path, backwards, (old, new), 1)
 
 
 @pytest.mark.nvrtc
-def test_the_assembler_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wgmma_kernels_assemble_without_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is spilled, and no product waits for another one; that the assembler would say so shows where one has to."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     logs: list[str] = []

@@ -91,7 +91,7 @@ def test_traces_with_slots_print_as_running_python(
     assert structural_equal(fixed.func, replay(s.trace.with_values({"T": 2}), start).func)
 
 
-def test_expressions_of_tunables_become_numbers_with_their_values() -> None:
+def test_trace_with_values_evaluates_expressions_of_tunables() -> None:
     s = Schedule(make.chain())
     s.split("inc_i", [None, T * 2 + 1])
     assert '{"expr":"T * 2 + 1"}' in s.trace.to_json()

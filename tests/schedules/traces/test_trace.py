@@ -72,7 +72,7 @@ def test_json_is_plain_and_canonical() -> None:
     assert scheduled().trace.to_json() == scheduled().trace.to_json()
 
 
-def test_numbers_that_are_expressions_become_numbers() -> None:
+def test_trace_constant_expressions_become_numbers() -> None:
     s = Schedule(make.chain())
     s.split("inc_i", [None, const(4)])
     assert '"factors":[null,4]' in s.trace.to_json()

@@ -78,7 +78,7 @@ def refused(*arguments: str) -> str:
 # -- the table of commands ------------------------------------------------------------------------------------------------
 
 
-def test_help_lists_every_command_with_its_summary() -> None:
+def test_help_lists_every_command_with_summary() -> None:
     text = " ".join(ok("--help").split())
     for name, entry in COMMANDS.items():
         assert name in text

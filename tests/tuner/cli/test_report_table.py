@@ -99,7 +99,7 @@ def test_trials_count_failures_too(job: Job, rows: tuple[TaskRow, ...]) -> None:
     assert any(r.failed for r in rows)
 
 
-def test_dispatch_table_shows_each_variant_with_its_range(rows: tuple[TaskRow, ...]) -> None:
+def test_dispatch_table_shows_range_of_each_variant(rows: tuple[TaskRow, ...]) -> None:
     split = [r for r in rows if len(r.dispatch) > 1]
     assert split
     for row in split:

@@ -46,7 +46,7 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(
         assert getattr(found, name) == wanted, name
 
 
-def test_effort_gives_the_number_of_candidates_and_trials_overrides_it() -> None:
+def test_trials_override_candidates_of_effort() -> None:
     for effort, (candidates, batch, anchors, secs) in EFFORTS.items():
         found = load_settings({"effort": effort}, {})
         assert (found.candidates, found.batch, found.anchors, found.timing_secs) == (candidates, batch, anchors, secs)

@@ -42,7 +42,7 @@ def test_the_lists_of_names_agree() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.ccompiler
-def test_artifact_with_library_opens_only_on_its_device(tmp_path: Path) -> None:
+def test_artifact_with_library_opens_only_on_recorded_device(tmp_path: Path) -> None:
     graph = rt.GraphBuilder()
     x = graph.input("x", (graph.symbol("n", 1, 32), 8))
     w = np.ones((8, 4), np.float32)

@@ -67,7 +67,7 @@ def on(info: DeviceInfo) -> set[str]:
     return {r for c in choices for v in c.library_variants() for r in routines_of(v)}
 
 
-def test_clblast_is_offered_only_to_opencl_devices_with_it() -> None:
+def test_clblast_is_offered_only_to_opencl_devices_with_clblast() -> None:
     assert on(PAPER_OPENCL) == {"clblast.sgemm"}
     assert not on(replace(PAPER_OPENCL, libraries=())) and not on(replace(PAPER_DEVICE, libraries=LIBRARIES))
     assert on(PAPER_DEVICE) == {"openblas.sgemm"}

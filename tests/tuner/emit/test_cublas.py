@@ -52,7 +52,7 @@ def on(info: DeviceInfo, dtype: DType) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16], ids=str)
-def test_cublas_routines_are_offered_for_their_operand_type(dtype: DType) -> None:
+def test_cublas_routines_are_offered_by_operand_type(dtype: DType) -> None:
     assert on(PAPER_CUDA, dtype) == {f"cublas.gemm_{dtype}", f"cublaslt.matmul_{dtype}"}
     assert not on(replace(PAPER_CUDA, kind="opencl"), dtype)
 

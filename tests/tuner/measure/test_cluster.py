@@ -54,7 +54,7 @@ def test_a_lost_worker_costs_no_result(scheduler: tuple[ClusterProcess, str]) ->
 @pytest.mark.process
 @needs_compiler
 @pytest.mark.ccompiler
-def test_request_that_loses_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
+def test_request_losing_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
     _, address = scheduler
     first = start_worker(address, ["c"])
     endless = MeasureRequest("endless", program("hang", "c").to_json(), (), ({"n": 1},), POLICY, deadline_secs=600.0)

@@ -77,7 +77,7 @@ def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
 
 
 @pytest.mark.process
-def test_the_child_and_its_group_end_with_the_runner() -> None:
+def test_close_runner_ends_process_group() -> None:
     with LocalRunner("c") as opened:
         assert opened._process is not None
         pid = opened._process.pid
@@ -115,7 +115,7 @@ def test_a_child_killed_from_outside_costs_nothing(runner: LocalRunner) -> None:
 
 
 @pytest.mark.process
-def test_memory_corruption_fails_only_its_candidate(runner: LocalRunner) -> None:
+def test_memory_corruption_does_not_fail_next_candidate(runner: LocalRunner) -> None:
     # It passes its own check, then leaves shared constants changed: the next candidate must not pay for that.
     subject = program("good", "c")
     body = (
@@ -150,7 +150,7 @@ def test_hang_between_requests_loses_no_result(runner: LocalRunner, monkeypatch:
 
 
 @pytest.mark.process
-def test_hanging_compiler_fails_only_its_candidate(runner: LocalRunner) -> None:
+def test_hanging_compiler_does_not_fail_next_candidate(runner: LocalRunner) -> None:
     # gcc expands this for minutes; in one unit with its neighbours it holds them up, alone only itself.
     bomb = "".join(f"#define M{at + 1} M{at} M{at} M{at} M{at}\n" for at in range(14))
     subject = program("good", "c", name="bomb")

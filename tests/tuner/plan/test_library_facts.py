@@ -115,7 +115,7 @@ def test_library_notes_without_library_records_are_empty() -> None:
     assert not [n for n in job.build().notes if "library" in n]
 
 
-def test_records_name_the_libraries_of_their_job() -> None:
+def test_records_name_the_libraries_of_the_job() -> None:
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())
     (environment,) = job.store.environments()

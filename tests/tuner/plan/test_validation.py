@@ -52,7 +52,7 @@ def plan_of(job: Job) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [True, False])
-def test_variant_wrong_or_slow_between_anchors_is_not_dispatched_there(wrong: bool) -> None:
+def test_variant_wrong_or_slow_between_anchors_is_not_dispatched(wrong: bool) -> None:
     job = paper_job(row_scale, settings=QUICK)
     runner = Surprising(trained(job), wrong)
     work = job.tune(runner)

@@ -90,7 +90,7 @@ def test_constraint_mask_agrees_with_python(text: str) -> None:
         ("99999999999999999999 > a", "may use"),
     ],
 )
-def test_wrong_constraint_is_refused_with_its_position(text: str, message: str) -> None:
+def test_wrong_constraint_is_refused_with_position(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TextConstraint(text, ["a", "b"])
 

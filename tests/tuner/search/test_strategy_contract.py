@@ -148,7 +148,7 @@ def test_wrong_results_are_refused(name: str, result: Result, message: str) -> N
 
 
 @pytest.mark.parametrize("name", strategies("random", "grid"))
-def test_strategy_uses_its_results(name: str) -> None:
+def test_strategy_with_results_beats_random(name: str) -> None:
     """After the same number of trials of a smooth space, whatever learns has found better than chance has."""
 
     def best(strategy: str, seed: int) -> float:
