@@ -2,7 +2,8 @@
 
 Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`. left = bound - x is the remaining width of an
 iteration. An iteration with left >= T runs without the conditions. Another one runs a copy of the body with narrower tile loops,
-and narrower loops that produce their operands: the least whole number of vectors that holds `left`. Results are as with every condition.
+and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may have nothing
+left: a loop around it may reach behind the bound. Results are as with every condition.
 """
 
 from __future__ import annotations
@@ -10,9 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Op, Var, and_, as_int, conjuncts, const, le, lt, maximum, minimum
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Op,
+    Var,
+    and_,
+    as_int,
+    conjuncts,
+    const,
+    floordiv,
+    le,
+    lt,
+    maximum,
+    minimum,
+    postorder,
+)
 from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, accesses, rewrite, when
 
 
@@ -119,19 +138,48 @@ def _stores(n: Stmt) -> Iterator[BufferStore]:
 
 
 def widths(tiles: GuardedTiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
-    """Return the widths in elements that tiles may need, narrowest first; for constant shapes the last iteration's width only."""
+    """Return the widths in elements that tiles may need, narrowest first.
+
+    For constant shapes, one width if all iterations that are not whole have the same, and none if all are whole.
+    """
     every = [w for w in range(lanes, tiles.extent, lanes) if _is_power(w // lanes)] + [tiles.extent]
-    last = as_int(f.extent)
-    if last is None or last < 1:
+    count = as_int(f.extent)
+    step = -tiles.left.get((f.var,), 0)
+    first = as_constant({m: c for m, c in tiles.left.items() if m != (f.var,)})
+    if count is None or count < 1 or first is None:
         return every
-    old, algebra.env[f.var] = algebra.env.get(f.var), constant(last - 1)
-    known = as_constant(algebra.resolve(tiles.left))
-    del algebra.env[f.var]
-    if old is not None:
-        algebra.env[f.var] = old
-    if known is None:
+    least = min(first, first - step * (count - 1))
+    if least >= tiles.extent:
+        return []
+    if least < 1 or (step != 0 and count > 1 and least + abs(step) < tiles.extent):
         return every
-    return [w for w in every if w >= known][:1] if known < tiles.extent else []
+    return [w for w in every if w >= least][:1]
+
+
+def leaves_elements(tiles: GuardedTiles, around: Sequence[Stmt], algebra: Algebra) -> bool:
+    """Prove that every iteration has at least one element left.
+
+    around: statements around the tiles, the loop among them, outermost first; of an `IfThenElse`, they are in `then`.
+    """
+    env = Env()
+    for s in around:
+        if isinstance(s, For):
+            env = env.with_loop(s.var, s.extent)
+        elif isinstance(s, Let) and s.value.dtype.is_int:
+            env = env.with_bound(s.var, *_let_range(s.value, env))
+        elif isinstance(s, IfThenElse) and not any(isinstance(e, Load) for e in postorder((s.cond,))):
+            env = env.with_fact(s.cond)
+    return prove(le(1, algebra.expr(tiles.left)), env) is Proof.YES
+
+
+def _let_range(value: Expr, env: Env) -> tuple[Expr, Expr]:
+    """Return symbolic bounds of a bound value. A fused loop's quotient gets those of the loop: division is monotonic."""
+    if isinstance(value, Op) and value.op == "floordiv":
+        top, divisor = value.args
+        low, high = env.bounds.get(top, (None, None)) if isinstance(top, Var) else (None, None)
+        if low is not None and high is not None and (as_int(divisor) or 0) > 0:
+            return floordiv(low, divisor), floordiv(high, divisor)
+    return value, value
 
 
 def _is_power(n: int) -> bool:
@@ -145,9 +193,12 @@ def narrow(
     wide: Sequence[int],
     private: frozenset[Buffer],
     algebra: Algebra,
+    *,
+    never_empty: bool,
 ) -> For:
     """Return the loop with one body for each width.
 
+    never_empty: every iteration has at least one element left.
     If the conditions guard only stores to memory, not computation, the widest body keeps them and serves whole tiles too.
     """
     left = Var(f"{f.var.name}_left")
@@ -156,7 +207,7 @@ def narrow(
     body = _with_conditions(f.body, tiles, None)
     for width in reversed(wide):
         own = Var(f"{f.var.name}_{width}")
-        low = max((w for w in wide if w < width), default=0) + 1
+        low = max((w + 1 for w in wide if w < width), default=int(never_empty))
         whole = width == tiles.extent
         most = width - 1 if whole and not everywhere else width
         algebra.ranges[own] = (low, most)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
-from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, narrow, producer_loops, widths
+from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, leaves_elements, narrow, producer_loops, widths
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
@@ -122,21 +122,29 @@ class _Splitter:
         self.homes = homes
         self.lanes = lanes
 
-    def run(self, n: Stmt) -> Stmt:
+    def run(self, n: Stmt, around: tuple[Stmt, ...] = ()) -> Stmt:
+        """Split the tails of a statement. around: loops, bindings and conditions around it, outermost first."""
         if isinstance(n, For) and n.tail != "predicate":
-            done = self.narrow(n) if n.tail == "narrow" else self.split(n)
+            done = self.narrow(n, (*around, n)) if n.tail == "narrow" else self.split(n)
             if done is not None:
-                return self._below(done)
+                return self._below(done, around)
             n = replace(n, tail="predicate")
-        return self._below(n)
+        return self._below(n, around)
 
-    def _below(self, n: Stmt) -> Stmt:
-        return n.with_children(tuple(self.run(c) for c in n.children))
+    def _below(self, n: Stmt, around: tuple[Stmt, ...]) -> Stmt:
+        if isinstance(n, IfThenElse):
+            orelse = () if n.orelse is None else (self.run(n.orelse, around),)
+            return n.with_children((self.run(n.then, (*around, n)), *orelse))
+        inside = (*around, n) if isinstance(n, (For, Let)) else around
+        return n.with_children(tuple(self.run(c, inside) for c in n.children))
 
-    def narrow(self, f: For) -> For | None:
-        """Return the loop with one body for each width of its tiles; None if the `narrow` tail does not apply."""
-        if isinstance(f.body, Let):  # what is left may be said in terms of it
-            inside = self.narrow(replace(f, body=f.body.body))
+    def narrow(self, f: For, around: tuple[Stmt, ...]) -> For | None:
+        """Return the loop with one body for each width of its tiles; None if the `narrow` tail does not apply.
+
+        around: statements around the loop's body, the loop among them, outermost first.
+        """
+        if isinstance(f.body, Let):  # the remaining width may depend on it
+            inside = self.narrow(replace(f, body=f.body.body), (*around, f.body))
             return None if inside is None else replace(inside, body=replace(f.body, body=inside.body))
         tiles = find_tiles(f, self.algebra)
         private = self._private(f)
@@ -144,7 +152,8 @@ class _Splitter:
         if tiles is None or loops is None:
             return None
         wide = widths(tiles, f, self.lanes, self.algebra)
-        bodies = narrow(f, tiles, loops, wide, private, self.algebra)
+        never_empty = leaves_elements(tiles, around, self.algebra)
+        bodies = narrow(f, tiles, loops, wide, private, self.algebra, never_empty=never_empty)
         return replace(bodies, body=self._with_own_registers(bodies.body, private)) if wide else bodies
 
     def _with_own_registers(self, n: Stmt, private: frozenset[Buffer]) -> Stmt:

@@ -81,6 +81,16 @@ def pointwise(
     return PrimFunc("pointwise", (x, y), 1, outer)
 
 
+def ragged_rows(language: str, rows: int, cols: int, bound: Callable[[Var], Expr]) -> PrimFunc:
+    """y[r, c] = x[r, c] + 1 where c < bound(r), in rows with a narrow tail. Other elements stay as they are."""
+    x, y = (Buffer(name, (const(rows), const(cols)), f32) for name in ("x", "y"))
+    r, c, vr, vc = Var("r"), Var("c"), Var("vr"), Var("vc")
+    iters = (IterVar(vr, const(rows)), IterVar(vc, const(cols)))
+    block = Block("f", iters, (r, c), BufferStore(y, (vr, vc), read(x, (vr, vc)) + 1.0), None, lt(c, bound(r)))
+    body = For(c, const(cols), block, "vectorized")
+    return PrimFunc("ragged", (x, y), 1, For(r, const(rows), body, outer_kind(language), tail="narrow"))
+
+
 def row_softmax(language: str, tile: int, tail: Tail) -> PrimFunc:
     """softmax over the last dim of x: (n, m), one accumulator per lane, in three passes."""
     n, m, r = Var("n"), Var("m"), Var("r")

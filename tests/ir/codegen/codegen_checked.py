@@ -31,10 +31,14 @@ def functions(language: str) -> list[tuple[PrimFunc, list[tuple[int, int]]]]:
     spread = make.pointwise(
         language, (2, lanes), ("serial", "vectorized"), ("peel", "predicate"), lambda x: call("exp", x)
     )
+    overshooting = make.pointwise(
+        language, (3, 2 * lanes), ("serial", "vectorized"), ("predicate", "narrow"), lambda x: call("exp", x)
+    )
     return [
         (make.matmul(language, 4, 2 * lanes, 5, "pow2"), [(1, 1), (5, lanes + 3), (7, 2 * lanes)]),
         (make.row_softmax(language, lanes, "peel"), [(1, 1), (3, lanes - 1), (2, 2 * lanes + 1)]),
         (spread, [(1, 0), (lanes + 1, 0), (4 * lanes, 0)]),
+        (overshooting, [(1, 0), (2 * lanes, 0), (4 * lanes + 3, 0)]),
     ]
 
 

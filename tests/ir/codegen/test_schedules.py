@@ -9,14 +9,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.ir.codegen import codegen_cases as make
-from tests.ir.codegen.codegen_runner import Compiled, opened
+from tests.ir.codegen.codegen_runner import CANARY, Compiled, opened
 from tests.support.effort import examples
 
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.core.expr import Expr, and_, call, cast, const, div, floormod, lt, maximum, minimum, not_, select
+from relax_tune.ir.core.expr import (
+    Expr,
+    and_,
+    as_int,
+    call,
+    cast,
+    const,
+    div,
+    floormod,
+    lt,
+    maximum,
+    minimum,
+    not_,
+    select,
+)
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.runtime.device.base import Device
 
@@ -96,6 +110,8 @@ KINDS = st.sampled_from(["serial", "unrolled", "vectorized"])
     lanes=st.sampled_from([4, 8]),
     extra=st.lists(st.integers(0, 90), max_size=2),
 )
+@example(tiles=(2, 1), kinds=("serial", "vectorized"), tails=("predicate", "narrow"), lanes=4, extra=[])
+@example(tiles=(3, 8), kinds=("serial", "vectorized"), tails=("peel", "narrow"), lanes=4, extra=[3, 33])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pointwise_schedules(
     language: str, tiles: tuple[int, int], kinds: Any, tails: Any, lanes: int, extra: list[int]
@@ -111,6 +127,25 @@ def test_pointwise_schedules(
         run_prim(func, [x, wanted])
         np.testing.assert_allclose(y, wanted, rtol=1e-6, err_msg=f"{n}")
     machine.close()
+
+
+BOUNDS: tuple[tuple[int, int, Callable[[Expr], Expr]], ...] = (
+    (4, 16, lambda r: 40 - r * 16), (3, 16, lambda r: 50 - r * 16), (4, 16, lambda r: 16 - r * 4),
+    (16, 16, lambda r: r + 1), (5, 16, lambda r: const(4) - r),
+)  # fmt: skip
+
+
+def test_narrow_tail_of_ragged_rows_writes_what_the_conditions_allow(device: tuple[str, Device]) -> None:
+    language, machine = device
+    funcs = [make.ragged_rows(language, rows, cols, bound) for rows, cols, bound in BOUNDS]
+    for (rows, cols, bound), run in zip(BOUNDS, Compiled.together(machine, language, funcs), strict=True):
+        x = np.random.default_rng(1).standard_normal((rows, cols), np.float32)
+        wanted = np.full(x.nbytes, CANARY, np.uint8).view(np.float32).reshape(x.shape)
+        for r in range(rows):
+            end = max(as_int(bound(const(r))) or 0, 0)
+            wanted[r, :end] = x[r, :end] + 1
+        (y,) = run([x, np.empty_like(x)])
+        np.testing.assert_array_equal(y, wanted)
 
 
 def _fill(dtype: DType, n: int) -> np.ndarray:
