@@ -82,9 +82,9 @@ def test_hostile_t4_is_one_error(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(500), "found none in"),
         (b"hello\n" * 9, "found none in"),
         (b"[" * 100_000 + b"\n", "found none in"),
-        (b'{"v": 99, "record": "target"}\n', "wanted form 1"),
+        (b'{"v": 99, "record": "target"}\n', "wanted form 2 or 1"),
         (b'{"v": ' + b"9" * 6000 + b"}\n", "found none in"),
-        (b'{"v": ' + b"9" * 4000 + b', "record": "target"}\n', "wanted form 1"),
+        (b'{"v": ' + b"9" * 4000 + b', "record": "target"}\n', "wanted form 2 or 1"),
     ],
     ids=["empty", "blank", "png", "text", "deep", "newer", "many digits", "large form"],
 )

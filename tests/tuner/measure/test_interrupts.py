@@ -107,7 +107,7 @@ def test_an_interruption_during_imports_is_one_sentence(number: signal.Signals, 
 LOST = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from relax_tune.tuner import cli, start
+from relax_tune.tuner.cli import app as cli, start
 
 class Dying:
     def __del__(self):
