@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -40,6 +41,8 @@ from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_pa
 EPILOGUES = ("injective.parallel", "injective.serial")
 # Rows of a sketch looked at to seed a search.
 SEED_ROWS = 4096
+# Combinations of values near the middle that a guess looks at.
+GUESSES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,13 +217,13 @@ class Choices:
         return (*(first[form.routine] for form in self.forms), self.guess())
 
     def guess(self) -> VariantRecord:
-        """The first guess of the sketch to try first, or its middle where nothing is guessed; the generic form where neither is
-        legal."""
+        """Return the first legal guess of the sketch to try first, or its legal values nearest to the middle of their domains.
+
+        Returns the generic form where no values are legal."""
         sketch = first_to_try(self.sketches)
         domains = {t.name: t.domain for t in sketch.tunables}
-        middle = {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables}
         legal = ConstraintFunction(sketch)
-        for values in (*sketch.guesses, middle):
+        for values in (*sketch.guesses, *_from_the_middle(domains)):
             there = all(x in domains[n] for n, x in values.items())
             if there and (not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]):
                 return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
@@ -342,3 +345,15 @@ def _meaning(step: FunctionStep) -> dict[Var, Expr]:
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Anchors as an (S, D) array."""
     return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
+
+
+def _from_the_middle(domains: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Yield the middles of all domains, then values near them by their distance in steps; at most GUESSES."""
+
+    def distance(codes: tuple[int, ...]) -> int:
+        return sum(abs(c - len(d) // 2) for c, d in zip(codes, domains.values(), strict=True))
+
+    yield {n: d[len(d) // 2] for n, d in domains.items()}
+    around = [range(max(len(d) // 2 - 2, 0), min(len(d) // 2 + 3, len(d))) for d in domains.values()]
+    codes = sorted(itertools.islice(itertools.product(*around), GUESSES), key=distance)
+    yield from ({n: domains[n][c] for n, c in zip(domains, row, strict=True)} for row in codes)
