@@ -77,7 +77,7 @@ def test_gemv_unpacked_values_stay_in_registers() -> None:
 def test_gemv_candidates_match_function(tmp_path: Path) -> None:
     rng = random.Random("matvec")
     made = []
-    for name, end in (("bf16", ""), ("int8", ".split"), ("int4", ""), ("int4", ".split")):
+    for name, end in (("bf16", ""), ("int8", ".split_k"), ("int4", ""), ("int4", ".split_k")):
         make_func, sketch, _ = STORED[name]
         found = of(make_func(), sketch + end)
         values = drawn(found, rng)
