@@ -217,7 +217,7 @@ class Choices:
         return (*(first[form.routine] for form in self.forms), self.guess())
 
     def guess(self) -> VariantRecord:
-        """Return the first legal guess of the sketch to try first, or its legal values nearest to the middle of their domains.
+        """Return the first legal guess of the sketch to try, or its legal values nearest to the middle.
 
         Returns the generic form where no values are legal."""
         sketch = first_to_try(self.sketches)

@@ -135,7 +135,7 @@ BOUNDS: tuple[tuple[int, int, Callable[[Expr], Expr]], ...] = (
 )  # fmt: skip
 
 
-def test_narrow_tail_of_ragged_rows_writes_what_the_conditions_allow(device: tuple[str, Device]) -> None:
+def test_narrow_tail_of_ragged_rows_stays_within_conditions(device: tuple[str, Device]) -> None:
     language, machine = device
     funcs = [make.ragged_rows(language, rows, cols, bound) for rows, cols, bound in BOUNDS]
     for (rows, cols, bound), run in zip(BOUNDS, Compiled.together(machine, language, funcs), strict=True):
