@@ -270,7 +270,7 @@ class Measurement:
         _key(self.workload, f"{where} workload")
         _key(self.target, f"{where} target")
         if not isinstance(self.variant, VariantRecord):
-            raise DatabaseError(f"{where} variant: wanted a Variant, found {_shown(self.variant)}")
+            raise DatabaseError(f"{where} variant: wanted a VariantRecord, found {_shown(self.variant)}")
         object.__setattr__(self, "symbols", _integers(self.symbols, f"{where} symbols"))
         symbols_text(self.symbols)
         _choice(self.status, STATUSES, f"{where} status")

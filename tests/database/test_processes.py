@@ -73,7 +73,7 @@ def test_a_killed_writer_leaves_whole_batches(tmp_path: Path) -> None:
         "store.add_target(Target('c', 'one')); store.add_workload(Workload('w', 'text', 1))\n"
         "key = Target('c', 'one').key\n"
         "for batch in range(10**6):\n"
-        "    store.add_measurements(Measurement(f'{batch}-{i}', 'w', key, Variant('tuned'), samples_secs=(1.0,))\n"
+        "    store.add_measurements(Measurement(f'{batch}-{i}', 'w', key, VariantRecord('tuned'), samples_secs=(1.0,))\n"
         "        for i in range(50))\n"
         "    print(batch, flush=True)\n"
     )
