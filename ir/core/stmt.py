@@ -52,6 +52,11 @@ class Stmt:
         return self
 
     @property
+    def bound_vars(self) -> tuple[Var, ...]:
+        """Variables that the node binds in its children."""
+        return ()
+
+    @property
     def own_stores(self) -> tuple[BufferStore, ...]:
         """Stores that the node is or holds, in order of execution."""
         return ()
@@ -123,6 +128,10 @@ class For(Stmt):
     def map_own_exprs(self, fn: Callable[[Expr], Expr]) -> For:
         extent = fn(self.extent)
         return self if extent is self.extent else replace(self, extent=extent)
+
+    @property
+    def bound_vars(self) -> tuple[Var, ...]:
+        return (self.var,)
 
     def marked(self, **changes: Any) -> For:
         """Return the loop with other values of the named marks."""
@@ -277,6 +286,10 @@ class Let(Stmt):
         value = fn(self.value)
         return self if value is self.value else Let(self.var, value, self.body)
 
+    @property
+    def bound_vars(self) -> tuple[Var, ...]:
+        return (self.var,)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Declare(Stmt):
@@ -361,8 +374,19 @@ def blocks(s: Stmt) -> tuple[Block, ...]:
     return tuple(n for n in walk(s) if isinstance(n, Block))
 
 
-def loops(s: Stmt) -> tuple[For, ...]:
-    return tuple(n for n in walk(s) if isinstance(n, For))
+def loops(s: Stmt, *kinds: LoopKind) -> tuple[For, ...]:
+    """Return the loops of the tree, of any kind unless kinds are given."""
+    return tuple(n for n in walk(s) if isinstance(n, For) and (not kinds or n.kind in kinds))
+
+
+def stores(s: Stmt) -> tuple[BufferStore, ...]:
+    """Return the stores of the tree in program order, those of blocks included."""
+    return tuple(x for n in walk(s) for x in n.own_stores)
+
+
+def bound_vars(s: Stmt) -> frozenset[Var]:
+    """Return the variables that loops and bindings of the tree bind."""
+    return frozenset(v for n in walk(s) for v in n.bound_vars)
 
 
 def rewrite(s: Stmt, fn: Callable[[Stmt], Stmt]) -> Stmt:
