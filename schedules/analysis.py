@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Op, Var, postorder
+from relax_tune.ir.core.expr import Var, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, writer
@@ -13,7 +13,7 @@ EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div
 
 def is_expensive(block: Block) -> bool:
     """Return whether the block computes a transcendental or a division, worth keeping rather than computing again."""
-    return any(isinstance(n, Op) and n.op in EXPENSIVE and n.dtype.is_float for n in postorder((block.body.value,)))
+    return any(n.op in EXPENSIVE and n.dtype.is_float for n in postorder((block.body.value,)))
 
 
 def reductions(func: PrimFunc) -> tuple[Block, ...]:

@@ -12,7 +12,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core import names
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Op, Var, conjuncts, free_vars, loads, op, substitute
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, conjuncts, free_vars, loads, op, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import (
     Block,
@@ -112,12 +112,12 @@ def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:
 
     Of `min(a, b) - c` the bound is the part that depends on fewer outer loops, since each `min` doubles the cases of a proof.
     """
-    more = isinstance(extent, Op) and extent.op in ("add", "sub") and extent.args
+    more = extent.op in ("add", "sub") and extent.args
     whole = more[0] if more else extent
-    if not isinstance(whole, Op) or whole.op != "min" or not any(v in around for v in free_vars(whole)):
+    if whole.op != "min" or not any(v in around for v in free_vars(whole)):
         return extent
     part = min(whole.args, key=lambda e: sum(v in around for v in free_vars(e)))
-    return op(extent.op, (part, more[1]), extent.dtype) if more and isinstance(extent, Op) else part
+    return op(extent.op, (part, more[1]), extent.dtype) if more else part
 
 
 def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
@@ -216,7 +216,7 @@ def rebind(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
 
 def left_associated(e: Expr) -> Expr:
     """Rewrite `a + (b + c)` as `a + b + c`: one form of a sum, whichever of its parts were split."""
-    while isinstance(e, Op) and e.op == "add" and isinstance(e.args[1], Op) and e.args[1].op == "add":
+    while e.op == "add" and e.args[1].op == "add":
         left, (first, last) = e.args[0], e.args[1].args
         e = op("add", (left_associated(op("add", (left, first), e.dtype)), last), e.dtype)
     return e
@@ -227,7 +227,7 @@ def regroup_sums(e: Expr, guard: Expr) -> Expr:
 
     `rebind` flattens sums; proofs about a guarded index need the guarded sum as a whole.
     """
-    bounded = [f.args[0] for f in conjuncts(guard) if isinstance(f, Op) and f.op == "lt"]
+    bounded = [f.args[0] for f in conjuncts(guard) if f.op == "lt"]
     terms = _terms(e)
     runs = [(_terms(whole), whole) for whole in bounded]
     for place, (run, whole) in sorted(enumerate(runs), key=lambda item: len(item[1][0])):
@@ -242,7 +242,7 @@ def regroup_sums(e: Expr, guard: Expr) -> Expr:
 
 def _terms(e: Expr) -> list[Expr]:
     """Return the terms of a sum, in order."""
-    if isinstance(e, Op) and e.op == "add":
+    if e.op == "add":
         return [*_terms(e.args[0]), *_terms(e.args[1])]
     return [e]
 

@@ -19,6 +19,7 @@ from relax_tune.ir.core.expr import (
     floormod,
     free_vars,
     mul,
+    only_tunables,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
@@ -170,7 +171,7 @@ class Schedule:
             one: Expr = const(1)
             fact = simplify(eq(floormod(extent, reduce(mul, (f for f in factors if f is not None), one)), 0))
             # a fact that depends on shapes was proved by the primitive
-            if all(isinstance(v, Tunable) for v in free_vars(fact)):
+            if only_tunables(fact):
                 self.require(fact)
         return self._new_loops(before)
 

@@ -13,7 +13,6 @@ from relax_tune.ir.core.expr import (
     TRUE,
     Expr,
     Load,
-    Op,
     Tunable,
     Var,
     and_,
@@ -34,6 +33,7 @@ from relax_tune.ir.core.stmt import (
     Stmt,
     replace_buffers,
     seq,
+    statements,
     substitute_stmt,
 )
 from relax_tune.schedules.cost.occupancy import launch_limits
@@ -194,7 +194,7 @@ def simplify_func(func: PrimFunc) -> PrimFunc:
     """
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}
-    parts = func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    parts = statements(func.body)
     body = replace_buffers(seq(*map(_simplify_part, parts)), shapes)
     return replace(func, body=body, allocs=tuple(shapes.get(a, a) for a in func.allocs))
 
@@ -247,7 +247,7 @@ def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
         n = stack.pop()
         if isinstance(n, Load):
             stack.extend(n.indices)
-        elif not isinstance(n, Op) or (n.dtype.is_int and not loads(n) and not any(v in iters for v in free_vars(n))):
+        elif not n.op or (n.dtype.is_int and not loads(n) and not any(v in iters for v in free_vars(n))):
             found[n] = simplify(n)
         else:
             stack.extend(n.children)
@@ -257,7 +257,7 @@ def _shaped(e: Expr, iters: Collection[Var]) -> Expr:
 def _where(conditions: Sequence[Expr], env: Env) -> Env:
     """Tighten the bounds of loop variables by conditions of the form `v + x < y`."""
     for c in conditions:
-        if not isinstance(c, Op) or c.op != "lt" or not c.args[0].dtype.is_int:
+        if c.op != "lt" or not c.args[0].dtype.is_int:
             continue
         for v in free_vars(c.args[0]):
             parts = linear(c.args[0], (v,)) if v in env.bounds else None
@@ -271,7 +271,7 @@ def _in_range(condition: Expr, env: Env) -> bool:
 
     Digits of fused loops have ranges that `simplify` does not see.
     """
-    if not isinstance(condition, Op) or condition.op not in ("lt", "le") or not condition.args[0].dtype.is_int:
+    if condition.op not in ("lt", "le") or not condition.args[0].dtype.is_int:
         return False
     high, low = interval(condition.args[0], env)[1], interval(condition.args[1], env)[0]
     return high is not None and low is not None and (high < low if condition.op == "lt" else high <= low)

@@ -17,7 +17,6 @@ from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import (
     Const,
     Expr,
-    Op,
     Tunable,
     Var,
     const,
@@ -79,7 +78,7 @@ def with_slots(e: Expr, func: PrimFunc) -> Expr:
     for n in postorder((e,)):
         if isinstance(n, Var) and (isinstance(n, (Tunable, SymbolSlot)) or n in known):
             continue
-        if (isinstance(n, Const) and n.dtype is i64) or (isinstance(n, Op) and n.op in ALGEBRA):
+        if (isinstance(n, Const) and n.dtype is i64) or (n.op in ALGEBRA):
             continue
         shown = ", ".join(v.name for v in known) or "no shape symbol"
         raise ScheduleError(

@@ -14,7 +14,7 @@ from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Op, Var, ceildiv, const, free_vars, mul, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, free_vars, mul, postorder, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, blocks
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
@@ -67,10 +67,7 @@ def _digit_base(users: Sequence[Block], loops: Sequence[For]) -> Expr | None:
     """Return the number by which blocks divide the work-item's number; None unless there is exactly one."""
     own = {p.var for p in loops}
     found = {
-        n.args[1]
-        for b in users
-        for n in postorder(b.bindings)
-        if isinstance(n, Op) and n.op in ("floordiv", "floormod") and n.args[0] in own
+        n.args[1] for b in users for n in postorder(b.bindings) if n.op in ("floordiv", "floormod") and n.args[0] in own
     }
     return found.pop() if len(found) == 1 else None
 

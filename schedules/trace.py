@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
 from relax_tune.schedules.symbols import LIMIT, SymbolSlot, read_scalars, require_name, slot_named
 
 # Longest text accepted as a trace.
@@ -96,7 +96,7 @@ class Trace:
         nodes = tuple(postorder(found))
         places = sorted({v.position for v in nodes if isinstance(v, SymbolSlot)})
         lines += [f"s{at} = s.func.symbols[{at}]" for at in places]
-        operations = {n.op for n in nodes if isinstance(n, Op)}
+        operations = {n.op for n in nodes}
         wanted = ["Tunable"] if values is None and self.tunables else []
         wanted += [f"{o}imum as {o}" for o in ("max", "min") if o in operations]
         header = [f"from relax_tune.ir.core.expr import {', '.join(wanted)}"] if wanted else []

@@ -13,7 +13,6 @@ from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Load,
-    Op,
     Tunable,
     Var,
     as_int,
@@ -127,7 +126,7 @@ class Env:
 
 def opposite(cond: Expr) -> Expr | None:
     """Return the negation of a comparison of integers as a comparison; None for other conditions."""
-    if not isinstance(cond, Op) or cond.op not in _OPPOSITE or not all(a.dtype.is_int for a in cond.args):
+    if cond.op not in _OPPOSITE or not all(a.dtype.is_int for a in cond.args):
         return None
     return _OPPOSITE[cond.op](*cond.args)
 
@@ -142,7 +141,7 @@ _OPPOSITE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
 
 def _plain(fact: Expr) -> Expr:
     """Write a negated comparison as a comparison."""
-    other = opposite(fact.args[0]) if isinstance(fact, Op) and fact.op == "not" else None
+    other = opposite(fact.args[0]) if fact.op == "not" else None
     return fact if other is None else other
 
 
@@ -178,7 +177,6 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
         return env.range_of(n)
     if isinstance(n, Load):
         return dtype_interval(n.dtype)
-    assert isinstance(n, Op)
     of_operation = SCALAR_OPS[n.op].interval
     found = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
     if n.op == "cast" and n.args[0].dtype.is_int:
@@ -191,7 +189,7 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
 
 def _learn(fact: Expr, env: Env) -> None:
     """Read constant limits of variables off a comparison that holds."""
-    if not isinstance(fact, Op) or fact.op not in ("lt", "le", "eq"):
+    if fact.op not in ("lt", "le", "eq"):
         return
     a, b = fact.args
     if not (a.dtype.is_int and b.dtype.is_int):
@@ -209,7 +207,7 @@ def _narrow(e: Expr, found: Interval, env: Env) -> None:
         if isinstance(e, Var):
             env.limit(e, found)
             return
-        if not isinstance(e, Op) or len(e.args) != 2 or e.dtype.short not in ("i32", "i64"):
+        if len(e.args) != 2 or e.dtype.short not in ("i32", "i64"):
             return
         a, b = e.args
         ia, ib = interval(a, env), interval(b, env)

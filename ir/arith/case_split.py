@@ -13,7 +13,7 @@ from relax_tune.ir.arith.bounds import Env, opposite
 from relax_tune.ir.arith.counterexamples import Samples
 from relax_tune.ir.arith.logic import Question, decide
 from relax_tune.ir.arith.proof import Proof
-from relax_tune.ir.core.expr import Const, Expr, Op, Var, const, eq, free_vars, le, lt, postorder
+from relax_tune.ir.core.expr import Const, Expr, Var, const, eq, free_vars, le, lt, postorder
 from relax_tune.ir.core.scalar_ops import DIVISIONS
 
 # Effort for one question (polynomials looked at; a case costs at least _CASE), splits on the way to one case, and assignments
@@ -71,7 +71,7 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
     ctx = _read(cond, env)
     curved: list[Var] = []
     for n in postorder((cond,)):
-        if not isinstance(n, Op) or n is cond:
+        if not n.op or n is cond:
             continue
         choice = le(*n.args) if n.op in ("min", "max") else n
         cases = _alternatives(choice)
@@ -80,8 +80,8 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
         if n.op in DIVISIONS or (n.op == "mul" and not any(isinstance(a, Const) for a in n.args)):
             curved.extend(v for v in free_vars(n) if v.dtype.is_int)
     for fact in env.facts:
-        cases = fact.args if isinstance(fact, Op) and fact.op == "or" else _alternatives(fact)
-        if isinstance(fact, Op) and fact.op in ("or", "ne") and not any(decide(c, ctx) is Proof.YES for c in cases):
+        cases = fact.args if fact.op == "or" else _alternatives(fact)
+        if fact.op in ("or", "ne") and not any(decide(c, ctx) is Proof.YES for c in cases):
             yield cases
     for v in dict.fromkeys(curved):
         low, high = env.range_of(v)
@@ -92,7 +92,7 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
 def _alternatives(cond: Expr) -> tuple[Expr, ...]:
     """Return the cases of a comparison of integers; none for other expressions."""
     other = opposite(cond)
-    if not isinstance(cond, Op) or other is None:
+    if other is None:
         return ()
     a, b = cond.args
     return (lt(a, b), eq(a, b), lt(b, a)) if cond.op in ("eq", "ne") else (cond, other)

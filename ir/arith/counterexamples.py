@@ -6,7 +6,7 @@ from operator import eq, le, lt, ne
 
 from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var
+from relax_tune.ir.core.expr import Const, Expr, Load, Tunable, Var
 
 # Where in its range each sample takes a variable: the first, the last, and values between that differ from variable to
 # variable. Unbounded ranges end at lo + _SPAN; a multiple of 64 is likely to satisfy divisibility facts.
@@ -87,10 +87,10 @@ class Samples:
     def _holds(self, cond: Expr, s: int, point: dict[int, int]) -> bool:
         if isinstance(cond, Const):
             return bool(cond.value)
-        if isinstance(cond, Op) and cond.op in ("and", "or", "not"):
+        if cond.op in ("and", "or", "not"):
             values = [self._holds(a, s, point) for a in cond.args]
             return all(values) if cond.op == "and" else any(values) if cond.op == "or" else not values[0]
-        if not isinstance(cond, Op) or cond.op not in _COMPARE or not all(a.dtype.is_int for a in cond.args):
+        if cond.op not in _COMPARE or not all(a.dtype.is_int for a in cond.args):
             raise _Outside
         a, b = (self._value(self.ctx.poly(x), s, point) for x in cond.args)
         return bool(_COMPARE[cond.op](a, b))
@@ -108,7 +108,7 @@ class Samples:
             values = [self._value(a, s, point) for a in atom.args]
             return min(values) if atom.kind == "min" else max(values)
         if atom.kind == "select":
-            assert isinstance(atom.source, Op)
+            assert atom.source is not None
             return self._value(atom.args[0 if self._holds(atom.source.args[0], s, point) else 1], s, point)
         if isinstance(atom.source, Load):
             lo, hi = self.ctx.atom_interval(number)

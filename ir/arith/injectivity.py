@@ -17,7 +17,6 @@ from relax_tune.ir.core.expr import (
     TRUE,
     Expr,
     ExprLike,
-    Op,
     Var,
     add,
     and_,
@@ -65,13 +64,13 @@ class _Reader:
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
         self.env, self.extents = env, extents
-        self.stand_ins: dict[Op, Var] = {}
-        self.stands_for: dict[Var, Op] = {}
+        self.stand_ins: dict[Expr, Var] = {}
+        self.stands_for: dict[Var, Expr] = {}
         self.sizes: dict[Var, Expr | None] = dict(extents)
         self.known: set[Var] = set()
         self.guards: dict[Expr, Expr] = {}
         for f in conjuncts(guard):
-            if isinstance(f, Op) and f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
+            if f.op == "lt" and self._varies(f.args[0]) and not self._varies(f.args[1]):
                 self.guards[f.args[0]] = f.args[1]
 
     def tells(self, indices: Sequence[Expr], wanted: Sequence[Var]) -> bool:
@@ -126,7 +125,7 @@ class _Reader:
         fixed: dict[Expr, Var] = {}
 
         def plain(x: Expr) -> Expr | None:
-            if not isinstance(x, Op) or x.op not in _NUMBERS or any(v in self.sizes for v in free_vars(x)):
+            if x.op not in _NUMBERS or any(v in self.sizes for v in free_vars(x)):
                 return None
             return fixed.setdefault(x, Var(f"fixed{len(fixed)}"))
 
@@ -176,12 +175,12 @@ class _Reader:
         """Replace the outermost varying quotients, remainders and `others` below `e` by stand-ins."""
 
         def number(x: Expr) -> Expr | None:
-            wanted = isinstance(x, Op) and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
-            return self._stand_in(x) if wanted and isinstance(x, Op) else None
+            wanted = x.op and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
+            return self._stand_in(x) if wanted else None
 
         return replaced(e, number)
 
-    def _stand_in(self, node: Op) -> Var:
+    def _stand_in(self, node: Expr) -> Var:
         found = self.stand_ins.get(node)
         if found is None:
             found = self.stand_ins[node] = Var(f"digit{len(self.stand_ins)}")
@@ -198,7 +197,7 @@ class _Reader:
         """Return an exclusive upper bound of a non-negative expression, None if unknown."""
         if x in self.guards and prove(le(0, x), self.env) is Proof.YES:
             return self.guards[x]
-        if isinstance(x, Op) and _is_digit(x):
+        if _is_digit(x):
             number, c = x.args
             if self._varies(c) or prove(le(1, c), self.env) is not Proof.YES:
                 return None
@@ -233,12 +232,12 @@ class _Reader:
                     found.append(u)
         return found
 
-    def _places(self, digit: Op) -> Iterator[tuple[Expr, Expr, Expr | None]]:
+    def _places(self, digit: Expr) -> Iterator[tuple[Expr, Expr, Expr | None]]:
         """Yield the digit as (u, d, m), `u // d % m`, or (u, d, None), `u // d`, for each number u it belongs to."""
         number: Expr = digit
         divisor: Expr = const(1)
         modulus: Expr | None = None
-        while isinstance(number, Op) and _is_digit(number):
+        while _is_digit(number):
             inside, by = number.args
             if number.op == "floordiv":
                 divisor = mul(divisor, by)
@@ -257,9 +256,9 @@ class _Reader:
     def _term(self, number: Expr, modulus: Expr) -> Expr:
         """Return the digit that a sum equals up to multiples of the modulus; the sum itself without one."""
         terms = [number]
-        while isinstance(top := terms[0], Op) and top.op == "add":
-            terms[:1] = top.args
-        digits = (x for x in terms if x is not number and isinstance(x, Op) and _is_digit(x) and self._varies(x))
+        while terms[0].op == "add":
+            terms[:1] = terms[0].args
+        digits = (x for x in terms if x is not number and _is_digit(x) and self._varies(x))
         return next((x for x in digits if self._congruent(number, const(1), modulus, x)), number)
 
     def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
@@ -272,5 +271,5 @@ class _Reader:
 _NUMBERS = DIVISIONS | {"min", "max", "select"}
 
 
-def _is_digit(x: Op) -> bool:
+def _is_digit(x: Expr) -> bool:
     return x.op in DIVISIONS

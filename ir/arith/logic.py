@@ -11,7 +11,7 @@ from relax_tune.ir.arith.inequality import Prover
 from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.proof import FLIP, Proof
-from relax_tune.ir.core.expr import Const, Expr, Op, postorder
+from relax_tune.ir.core.expr import Const, Expr, postorder
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +50,6 @@ def _decide(n: Expr, done: dict[Expr, Proof], ctx: Question) -> Proof:
             return Proof.YES
         if opposite(n) in ctx.env.facts:
             return Proof.NO
-    if not isinstance(n, Op):
-        return Proof.UNKNOWN
     if n.op == "not":
         return FLIP[done[n.args[0]]]
     if n.op in ("and", "or"):

@@ -18,7 +18,7 @@ from relax_tune.ir.arith.bounds import dtype_interval
 from relax_tune.ir.arith.poly import Mono, Poly
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.dtype import DType
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars
 from relax_tune.ir.core.intervals import UNBOUNDED
 from relax_tune.ir.core.scalar_ops import ALGEBRA
 
@@ -59,7 +59,7 @@ class Normalizer(Atoms):
         if self._started:
             return
         self._started = True
-        if any(isinstance(f, Op) and f.op == "eq" for f in self.env.facts):
+        if any(f.op == "eq" for f in self.env.facts):
             for v in free_vars(e):
                 if v.dtype.is_int:
                     self.atom("var", (), v, v)
@@ -91,7 +91,7 @@ class Normalizer(Atoms):
             if lo is not None and lo == hi:
                 return P.constant(lo)
             return self.reduced({(self.atom("var", (), n, n),): 1})
-        if isinstance(n, Op) and algebraic(n):
+        if algebraic(n):
             a, b = (self._polys[x] for x in n.args)
             if n.op == "add" or n.op == "sub":
                 out = P.plus(a, b, 1 if n.op == "add" else -1)
@@ -106,7 +106,7 @@ class Normalizer(Atoms):
                 back = self.mul(b, self.div(a, b, None))
                 return P.plus(a, back, -1)
             return self.extreme("min" if n.op == "min" else "max", a, b, n)
-        if isinstance(n, Op) and n.op == "cast" and wide(n.dtype):
+        if n.op == "cast" and wide(n.dtype):
             inner = n.args[0]
             if inner.dtype.is_int and inner.dtype.bytes <= n.dtype.bytes:  # widening keeps the value
                 return self._polys[inner]
@@ -118,14 +118,14 @@ class Normalizer(Atoms):
     def opaque(self, n: Expr) -> Poly:
         """Return an atom for `n`. Equal children give the same atom."""
         parts = tuple(("p", P.key(self._polys[c])) if c.dtype.is_int else ("e", c) for c in n.children)
-        what: object = n.buffer if isinstance(n, Load) else n.op if isinstance(n, Op) else n
-        if isinstance(n, Op) and n.op == "select":
+        what: object = n.buffer if isinstance(n, Load) else n.op or n
+        if n.op == "select":
             answer = self.decide(n.args[0])
             if answer is not Proof.UNKNOWN:
                 return self._polys[n.args[1 if answer is Proof.YES else 2]]
         kind: Kind = "other"
         args: tuple[Poly, ...] = ()
-        if isinstance(n, Op) and n.op == "select" and wide(n.dtype):
+        if n.op == "select" and wide(n.dtype):
             kind, args = "select", (self._polys[n.args[1]], self._polys[n.args[2]])
         return {(self.atom(kind, args, n, (what, n.dtype, parts)),): 1}
 
@@ -315,7 +315,7 @@ class Normalizer(Atoms):
 
     def _read_equations(self) -> None:
         for fact in self.env.facts:
-            if isinstance(fact, Op) and fact.op == "eq" and fact.args[0].dtype.is_int and fact.args[1].dtype.is_int:
+            if fact.op == "eq" and fact.args[0].dtype.is_int and fact.args[1].dtype.is_int:
                 a, b = fact.args
                 self._divides(a, b)
                 self._equation(P.plus(self._poly(a), self._poly(b), -1))
@@ -333,7 +333,7 @@ class Normalizer(Atoms):
                 self._inequality(p)
                 self._inequality(P.scaled(p, -1))
             for fact in self.env.facts:
-                if isinstance(fact, Op) and fact.op in ("lt", "le") and fact.args[0].dtype.is_int:
+                if fact.op in ("lt", "le") and fact.args[0].dtype.is_int:
                     a, b = fact.args
                     p = P.plus(self._poly(b), self._poly(a), -1)
                     self._inequality(self.minus_one(p) if fact.op == "lt" else p)
@@ -341,7 +341,7 @@ class Normalizer(Atoms):
 
     def _divides(self, a: Expr, b: Expr) -> None:
         """Note D % c == 0."""
-        if isinstance(b, Const) and b.value == 0 and isinstance(a, Op) and a.op == "floormod" and algebraic(a):
+        if b.value == 0 and a.op == "floormod" and algebraic(a):
             dividend, divisor = self._poly(a.args[0]), self._poly(a.args[1])
             if dividend and divisor:
                 self._divisible.append((dividend, divisor))
@@ -365,7 +365,7 @@ def _contains(m: Mono, d: Mono) -> bool:
     return P.divide_mono(m, d) is not None
 
 
-def algebraic(n: Op) -> bool:
+def algebraic(n: Expr) -> bool:
     """Tell whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by contract."""
     return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
 

@@ -6,7 +6,7 @@ from relax_tune.ir.arith.bounds import Env, remember
 from relax_tune.ir.arith.case_split import by_cases, possible
 from relax_tune.ir.arith.logic import Question, decide
 from relax_tune.ir.arith.proof import FLIP, Proof
-from relax_tune.ir.core.expr import Const, Expr, ExprLike, Op, eq, expr
+from relax_tune.ir.core.expr import Const, Expr, ExprLike, eq, expr
 
 __all__ = ["EMPTY", "Proof", "prove", "prove_equal"]
 
@@ -31,9 +31,9 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
 def _prove(cond: Expr, env: Env) -> Proof:
     ctx = Question(env)
     found = decide(cond, ctx)
-    if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op == "not":
+    if found is Proof.UNKNOWN and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]
-    if found is Proof.UNKNOWN and isinstance(cond, Op) and cond.op in ("and", "or"):
+    if found is Proof.UNKNOWN and cond.op in ("and", "or"):
         parts = [prove(a, env) for a in cond.args]
         strong = Proof.NO if cond.op == "and" else Proof.YES
         if strong in parts:

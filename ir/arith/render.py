@@ -10,7 +10,6 @@ from relax_tune.ir.arith.poly import Mono, Poly
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import (
     Expr,
-    Op,
     add,
     cast,
     const,
@@ -29,7 +28,7 @@ _COST = {"floordiv": 4, "floormod": 4}
 
 def cost(e: Expr) -> int:
     """The work of evaluating `e` with shared parts evaluated once."""
-    return sum(_COST.get(n.op, 1) for n in postorder((e,)) if isinstance(n, Op))
+    return sum(_COST.get(n.op, 1) for n in postorder((e,)) if n.op)
 
 
 class Renderer:

@@ -10,7 +10,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.arith.prove import EMPTY
 from relax_tune.ir.arith.render import Renderer, cost
-from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Op, Var, postorder, rebuild
+from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Var, postorder, rebuild
 
 
 def simplify(e: Expr, env: Env | None = None) -> Expr:
@@ -50,17 +50,17 @@ class _Simplifier:
             return n
         if isinstance(n, Var):
             return self.known(self.ctx.poly(n), n) if n.dtype.is_int else n
-        inside = isinstance(n, Op) and n.op in ("add", "sub", "mul") and algebraic(n)
+        inside = n.op in ("add", "sub", "mul") and algebraic(n)
         args = tuple(self.done[c] if inside else self.settle(c) for c in n.children)
         new = n if args == n.children else rebuild(n, args)
         if n.dtype.is_int:
             p = self.ctx.poly(n)
             if len(p) <= 1:
                 return self.known(p, new, n)
-            if isinstance(n, Op) and algebraic(n):
+            if algebraic(n):
                 return self.arithmetic(n, new, p)
             return new
-        return self.condition(n, new) if n.dtype.short == "bool" and isinstance(new, Op) else new
+        return self.condition(n, new) if n.dtype.short == "bool" and new.op else new
 
     def known(self, p: Poly, new: Expr, n: Expr | None = None) -> Expr:
         """A constant or a single term is its own best form."""
@@ -74,11 +74,11 @@ class _Simplifier:
         if len(mono) == 1 and self.ctx.atoms[mono[0]].source is n:
             return new
         found = self.renderer.render(p, new.dtype)
-        if isinstance(n, Op) and (n.op in ("add", "sub") or (n.op == "mul" and p[mono] != 1)):
+        if n.op in ("add", "sub") or (n.op == "mul" and p[mono] != 1):
             return found if cost(found) <= cost(new) else new
         return self.cheaper(new, found)
 
-    def arithmetic(self, n: Op, new: Expr, p: Poly) -> Expr:
+    def arithmetic(self, n: Expr, new: Expr, p: Poly) -> Expr:
         """Write the normal form out where terms merged or a quotient came apart; sums wait for their root."""
         if n.op in ("add", "sub", "mul"):
             a, b = (self.ctx.poly(x) for x in n.args)
@@ -99,7 +99,7 @@ class _Simplifier:
     def cheaper(self, a: Expr, b: Expr) -> Expr:
         return b if a is not b and cost(b) < cost(a) else a
 
-    def condition(self, n: Expr, new: Op) -> Expr:
+    def condition(self, n: Expr, new: Expr) -> Expr:
         if new.op in ("and", "or", "not"):
             return new
         answer = decide(n, self.ctx)
@@ -108,11 +108,11 @@ class _Simplifier:
         return new
 
 
-def _scales(n: Op) -> bool:
+def _scales(n: Expr) -> bool:
     """A product with a literal of something that has a literal inside."""
-    return n.op == "mul" and any(isinstance(a, Const) and isinstance(b, Op) for a, b in (n.args, n.args[::-1]))
+    return n.op == "mul" and any(isinstance(a, Const) and bool(b.op) for a, b in (n.args, n.args[::-1]))
 
 
-def _leans_right(n: Op) -> bool:
+def _leans_right(n: Expr) -> bool:
     """A sum whose last term is one."""
-    return n.op == "add" and isinstance(n.args[1], Op) and n.args[1].op == "add"
+    return n.op == "add" and n.args[1].op == "add"

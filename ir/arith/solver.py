@@ -19,7 +19,7 @@ from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.arith.bounds import Env, dtype_interval
 from relax_tune.ir.arith.normal import algebraic, wide
 from relax_tune.ir.arith.proof import Proof
-from relax_tune.ir.core.expr import Const, Expr, Op, Tunable, Var, postorder
+from relax_tune.ir.core.expr import Const, Expr, Tunable, Var, postorder
 
 # Z3's own measure; a question about three dims takes some hundreds to fifty thousand.
 RLIMIT = 300_000
@@ -114,7 +114,7 @@ class _Question:
         z3 = self.z3
         if isinstance(n, Const) and (n.dtype.is_int or n.dtype.short == "bool"):
             return z3.BoolVal(bool(n.value), self.context) if n.dtype.short == "bool" else self.number(int(n.value))
-        if isinstance(n, Op):
+        if n.op:
             args = [self.terms[a] for a in n.args]
             if n.op in _COMPARISONS and all(a.dtype.is_int for a in n.args):
                 return _COMPARISONS[n.op](*args)

@@ -21,7 +21,7 @@ from relax_tune.ir.core.graph import (
     Value,
     used_vars,
 )
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, info_parts
 from relax_tune.ir.op.movement import VIEWS
 
 AllocatedTensor = tuple[GVar, int]
@@ -99,6 +99,6 @@ def allocated_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, Ten
     if isinstance(value, (CallTIR, CallDPSLibrary)):
         return list(enumerate(value.out))
     if isinstance(value, Call) and not is_view(value):
-        fields = info.fields if isinstance(info, TupleInfo) else (info,)
+        fields = info_parts(info)
         return [(i, f) for i, f in enumerate(fields) if isinstance(f, TensorInfo)]
     return ()

@@ -20,7 +20,7 @@ from relax_tune.ir.core.graph import (
     all_bindings,
     nested_values,
 )
-from relax_tune.ir.core.stmt import Block, BufferStore, IfThenElse, Seq, blocks, replace_buffers, seq, walk
+from relax_tune.ir.core.stmt import Block, BufferStore, IfThenElse, blocks, replace_buffers, seq, statements, walk
 
 # -- the loops ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def merge_aliased_params(func: PrimFunc, same: Mapping[Buffer, Buffer]) -> PrimF
 
     same: input -> output. Loop nests that would only store an element to itself are dropped."""
     body = replace_buffers(func.body, same)
-    parts = body.stmts if isinstance(body, Seq) else (body,)
+    parts = statements(body)
     kept = [p for p in parts if not blocks(p) or not all(_stays(b) for b in blocks(p))]
     return replace(func, params=tuple(p for p in func.params if p not in same), body=seq(*kept))
 

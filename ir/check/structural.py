@@ -18,7 +18,7 @@ import numpy as np
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, is_floating
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Tunable, Var, postorder
+from relax_tune.ir.core.expr import Const, Expr, Load, Tunable, Var, postorder
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
 from relax_tune.ir.core.stmt import NO_MARKS, Block, BufferStore, For, IfThenElse, Seq, Stmt, unknown
@@ -326,5 +326,4 @@ class _Encoder:
                 self.buffer(node.buffer, path)
                 self.emit(path, "load", below)
             else:
-                assert isinstance(node, Op)
                 self.emit(path, node.op, node.dtype.short, below)

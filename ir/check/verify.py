@@ -22,7 +22,6 @@ from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import (
     Const,
     Expr,
-    Op,
     Tunable,
     Var,
     as_int,
@@ -30,6 +29,7 @@ from relax_tune.ir.core.expr import (
     free_vars,
     loads,
     postorder,
+    tunables,
 )
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
@@ -257,14 +257,13 @@ class _Prim:
 
     def types(self, exprs: Iterable[Expr], at: object) -> None:
         for n in postorder(exprs):
-            if isinstance(n, Op):
-                problem = _type_problem(n)
-                if problem:
-                    self.fail(f"{problem} in {n!r}", at)
+            problem = _type_problem(n) if n.op else None
+            if problem:
+                self.fail(f"{problem} in {n!r}", at)
 
 
 def _open(e: Expr) -> bool:
-    return any(isinstance(v, Tunable) for v in free_vars(e))
+    return bool(tunables(e))
 
 
 def _exprs(s: Stmt) -> tuple[Expr, ...]:
@@ -275,7 +274,7 @@ def _exprs(s: Stmt) -> tuple[Expr, ...]:
     return (s.cond,) if isinstance(s, IfThenElse) else ()
 
 
-def _type_problem(n: Op) -> str | None:
+def _type_problem(n: Expr) -> str | None:
     """Return the type error of an operation, or None."""
     kind, types = SCALAR_OPS[n.op].kind, [a.dtype for a in n.args]
     if n.op == "cast":

@@ -145,7 +145,7 @@ class _Graph:
     def reference(self, v: g.FunctionRef, node: object) -> None:
         found = self.module.functions.get(v.name)
         if not isinstance(found, g.Function):
-            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, g.Function)) or "none"
+            known = ", ".join(self.module.graphs) or "none"
             self.fail(f"wanted a graph function called {v.name!r}; the module has {known}", node)
         real = signature(found)
         problem = next((str(d) for d in differences(v.info, real, self.ctx.env)), None)
@@ -191,7 +191,7 @@ class _Graph:
     def call_tir(self, call: g.CallTIR, b: g.AnyBinding) -> None:
         callee = self.module.functions.get(call.callee)
         if not isinstance(callee, PrimFunc):
-            known = ", ".join(n for n, f in self.module.functions.items() if isinstance(f, PrimFunc)) or "none"
+            known = ", ".join(self.module.prims) or "none"
             self.fail(f"wanted a tensor function called {call.callee!r}; the module has {known}", b)
         infos = [*map(info_of, call.args), *call.out]
         if len(call.out) != callee.outputs or len(infos) != len(callee.buffers):

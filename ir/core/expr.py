@@ -24,10 +24,19 @@ ExprLike = Union["Expr", int]
 
 
 class Expr:
-    """Base of scalar expressions. `dtype` is the element type of the value."""
+    """Base of scalar expressions.
+
+    dtype: element type of the value.
+    value: the number of a literal, None for other nodes.
+    op: name of an operation, empty for other nodes.
+    args: operands of an operation, none for other nodes.
+    """
 
     __slots__ = ("__weakref__", "dtype")
     dtype: DType
+    value: Number | None = None
+    op: str = ""
+    args: tuple[Expr, ...] = ()
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -205,9 +214,7 @@ def is_op(e: object, *names: str) -> TypeGuard[Op]:
 
 
 def _literal(e: Expr, value: Number) -> bool:
-    return (
-        isinstance(e, Const) and e.value == value and not (isinstance(e.value, float) and math.copysign(1, e.value) < 0)
-    )
+    return e.value == value and not (isinstance(e.value, float) and math.copysign(1, e.value) < 0)
 
 
 def add(a: ExprLike, b: ExprLike) -> Expr:
@@ -391,7 +398,7 @@ def conjuncts(e: Expr) -> tuple[Expr, ...]:
     stack = [e]
     while stack:
         x = stack.pop()
-        if is_op(x, "and"):
+        if x.op == "and":
             stack.extend(reversed(x.args))
         elif x is not TRUE:
             parts.append(x)
@@ -407,7 +414,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """Return `e` with other children, through the folding constructors."""
     if isinstance(e, Load):
         return load(e.buffer, args)
-    if not isinstance(e, Op):
+    if not e.op:
         return e
     name = e.op
     if name in _CONSTRUCTORS:
@@ -486,6 +493,16 @@ def free_vars(*roots: Expr) -> tuple[Var, ...]:
     return tuple(n for n in postorder(roots) if isinstance(n, Var))
 
 
+def tunables(*roots: Expr) -> tuple[Tunable, ...]:
+    """Return the distinct tunables under `roots` in order of first appearance."""
+    return tuple(n for n in postorder(roots) if isinstance(n, Tunable))
+
+
+def only_tunables(*roots: Expr) -> bool:
+    """Return whether every variable under `roots` is a tunable: the values of the tunables decide the expressions."""
+    return all(isinstance(v, Tunable) for v in free_vars(*roots))
+
+
 def loads(*roots: Expr) -> tuple[Load, ...]:
     """Return the distinct buffer reads under `roots`, inner ones first."""
     return tuple(n for n in postorder(roots) if isinstance(n, Load))
@@ -507,7 +524,6 @@ def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[
         return name(n), ATOM
     if isinstance(n, Load):
         return f"{name(n.buffer)}[{', '.join(done[i][0] for i in n.indices) or '()'}]", ATOM
-    assert isinstance(n, Op)
     known = SCALAR_OPS[n.op]
     level = known.precedence
     if known.infix is not None:

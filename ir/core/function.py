@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, free_vars
+from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.stmt import Stmt
 
 if TYPE_CHECKING:
-    from relax_tune.ir.core.graph import Function
     from relax_tune.ir.core.struct_info import CallableInfo
 
 Param = Union[Buffer, Var]
@@ -77,7 +77,7 @@ class Bound:
     upper: int | None = None
 
 
-AnyFunction = Union["Function", PrimFunc, ExternFunc]
+AnyFunction = Union[Function, PrimFunc, ExternFunc]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +88,19 @@ class IRModule:
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     bounds: tuple[Bound, ...] = ()
 
+    @property
+    def graphs(self) -> dict[str, Function]:
+        """The graph functions by name."""
+        return {name: f for name, f in self.functions.items() if isinstance(f, Function)}
+
+    @property
+    def prims(self) -> dict[str, PrimFunc]:
+        """The tensor functions by name."""
+        return {name: f for name, f in self.functions.items() if isinstance(f, PrimFunc)}
+
     def prim(self, name: str) -> PrimFunc:
         """The tensor function `name`; KeyError text names what there is."""
-        found = self.functions.get(name)
-        if not isinstance(found, PrimFunc):
-            known = ", ".join(n for n, f in self.functions.items() if isinstance(f, PrimFunc))
-            raise KeyError(f"wanted a tensor function called {name!r}; the module has {known or 'none'}")
-        return found
+        prims = self.prims
+        if name not in prims:
+            raise KeyError(f"wanted a tensor function called {name!r}; the module has {', '.join(prims) or 'none'}")
+        return prims[name]

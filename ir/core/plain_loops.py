@@ -9,7 +9,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, seq
+from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, seq, statements
 
 
 def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
@@ -17,7 +17,7 @@ def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
 
     Unscheduled: each block is under a perfect nest of serial loops whose variables are, in order, its iterators."""
     found: list[Block] = []
-    for nest in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
+    for nest in statements(func.body):
         loops: list[For] = []
         node: Stmt = nest
         while isinstance(node, For):

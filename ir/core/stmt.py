@@ -344,11 +344,16 @@ def unknown(s: object, where: str) -> TypeError:
     return TypeError(f"{where} has no case for the statement {type(s).__name__}")
 
 
+def statements(s: Stmt) -> tuple[Stmt, ...]:
+    """Return the statements of a sequence; any other statement is one by itself."""
+    return s.stmts if isinstance(s, Seq) else (s,)
+
+
 def seq(*stmts: Stmt) -> Stmt:
     """Return statements in order, nested sequences flattened, a single statement unwrapped."""
     flat: list[Stmt] = []
     for s in stmts:
-        flat.extend(s.stmts if isinstance(s, Seq) else (s,))
+        flat.extend(statements(s))
     return flat[0] if len(flat) == 1 else Seq(tuple(flat))
 
 

@@ -93,6 +93,11 @@ StructInfo = Union[ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, Calla
 INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 
 
+def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
+    """Return the annotations of a tuple's fields; of any other value its own."""
+    return info.fields if isinstance(info, TupleInfo) else (info,)
+
+
 def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
     """The scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
     if isinstance(info, TensorInfo):

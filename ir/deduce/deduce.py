@@ -18,6 +18,7 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    info_parts,
     info_symbols,
     own_symbols,
 )
@@ -80,7 +81,7 @@ def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: D
     given = dict.fromkeys(d for a in args if isinstance(a, TensorInfo) for d in a.shape or ())
     new = [
         (p, d)
-        for t in (made.fields if isinstance(made, TupleInfo) else (made,))
+        for t in info_parts(made)
         if isinstance(t, TensorInfo)
         for p, d in enumerate(t.shape or ())
         if d not in given and not isinstance(d, Var) and not _natural(d, ctx.env)
@@ -191,7 +192,7 @@ def require_bounds(
             continue
         lower, upper = ctx.env.bounds.get(symbol, (const(0), None))
         limits = f"{lower!r} <= {symbol.name}" + ("" if upper is None else f" <= {upper!r}")
-        wanted = [] if isinstance(lower, Const) and lower.value == 0 and symbol in bare else [ge(found, lower)]
+        wanted = [] if lower.value == 0 and symbol in bare else [ge(found, lower)]
         for cond in wanted if upper is None else [*wanted, le(found, upper)]:
             proof = ctx.proves(cond)
             if proof is Proof.NO:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from relax_tune.ir.arith.prove import Proof, prove_equal
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars, postorder
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.core.scalar_ops import MATH
@@ -85,7 +85,7 @@ def block_kind(block: Block) -> PatternKind:
 def accumulated(block: Block) -> Expr | None:
     """`v` of a reduction `T = T + v`, `T * v`, `max(T, v)` or `min(T, v)`; None for any other step."""
     value, target = block.body.value, (block.body.buffer, block.body.indices)
-    if not isinstance(value, Op) or value.op not in ("add", "mul", "max", "min"):
+    if value.op not in ("add", "mul", "max", "min"):
         return None
     for own, other in (value.args, value.args[::-1]):
         if isinstance(own, Load) and (own.buffer, own.indices) == target:
@@ -98,7 +98,7 @@ def operands(block: Block) -> tuple[Expr, Expr] | None:
     has, so that both are reused."""
     v = accumulated(block)
     value = block.body.value
-    if v is None or not isinstance(v, Op) or v.op != "mul" or not isinstance(value, Op) or value.op != "add":
+    if v is None or v.op != "mul" or value.op != "add":
         return None
     spatial = {i.var for i in block.iters if i.kind == "spatial"}
     left, right = (spatial & set(free_vars(f)) for f in v.args)
@@ -158,7 +158,7 @@ def is_movement(block: Block) -> bool:
 def is_trivial(block: Block) -> bool:
     """Return whether repeating a spatial block is free: it reads one element and at most casts it."""
     value = block.body.value
-    if isinstance(value, Op) and value.op == "cast":
+    if value.op == "cast":
         value = value.args[0]
     return not block.is_reduction and isinstance(value, Load) and not all_loads(value.indices)
 
@@ -167,4 +167,4 @@ def uses_math(func: PrimFunc) -> bool:
     """Return whether any element costs a transcendental function or a division."""
     blocks = plain_blocks(func) or ()
     nodes = postorder(b.body.value for b in blocks)
-    return any(isinstance(n, Op) and (n.op in MATH or n.op == "div") for n in nodes)
+    return any(n.op in MATH or n.op == "div" for n in nodes)

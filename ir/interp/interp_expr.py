@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, i64
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, postorder
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 Array = NDArray[Any]
@@ -127,7 +127,6 @@ def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:
             return storage.read
         read = storage.read
         return lambda *i: _python_int(read(*i))
-    assert isinstance(node, Op)
     if node.op == "cast":
         return _cast(node.dtype)
     return _STEPS[node.op]

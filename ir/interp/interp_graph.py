@@ -79,7 +79,7 @@ def run_function(
 def _graph(module: IRModule, name: str) -> g.Function:
     found = module.functions.get(name)
     if not isinstance(found, g.Function):
-        known = ", ".join(n for n, f in module.functions.items() if isinstance(f, g.Function)) or "none"
+        known = ", ".join(module.graphs) or "none"
         raise UserError(f"wanted a graph function called {name!r}; the module has {known}")
     return found
 

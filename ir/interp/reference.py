@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, is_floating
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, const, free_vars, postorder, substitute
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, as_int, const, free_vars, postorder, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import (
     Call,
@@ -146,14 +146,7 @@ class _Block:
             return [(0, first)]
         value = self.block.body.value
         step = accumulated(self.block) if self.block.is_reduction else None
-        product = (
-            step is not None
-            and isinstance(value, Op)
-            and value.op == "add"
-            and isinstance(step, Op)
-            and step.op == "mul"
-        )
-        parts = step.args if product and isinstance(step, Op) else (value,)
+        parts = step.args if step is not None and (value.op, step.op) == ("add", "mul") else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
         spread.append({i.var for i in self.block.iters if i.kind == "spatial"})
         moving = [found for found in spread if self.block.iters[0].var in found]
@@ -163,12 +156,12 @@ class _Block:
 
     def _reduced(self) -> Array:
         step, op = accumulated(self.block), self.block.body.value
-        if step is None or not isinstance(op, Op) or self.block.init is None:
+        if step is None or self.block.init is None:
             raise VerifyError(f"block {self.block.name}: wanted a sum, product, max or min, found {op!r}")
         start = self._value(self.block.init.value)
         axes = tuple(p for p, i in enumerate(self.block.iters) if i.kind == "reduce")
         if op.op == "add":
-            if isinstance(step, Op) and step.op == "mul":
+            if step.op == "mul":
                 return np.asarray(start + self._contract(self._value(step.args[0]), self._value(step.args[1]), axes))
             value = np.asarray(self._value(step))
             value = value.reshape(value.shape or (1,) * len(self.extents))
@@ -223,7 +216,6 @@ class _Block:
             )
         if isinstance(e, Load):
             return self._load(e, args)
-        assert isinstance(e, Op)
         if e.op == "cast":
             return _cast(args[0], e)
         with np.errstate(all="ignore"):
@@ -251,7 +243,7 @@ class _Block:
         return np.asarray(array[tuple(inside)])
 
 
-def _cast(a: Array, e: Op) -> Array:
+def _cast(a: Array, e: Expr) -> Array:
     if e.dtype.is_float:
         return _held(a.astype(np.float64, copy=False), e.dtype)
     return (np.trunc(a) if is_floating(a.dtype) else a).astype(e.dtype.numpy)
@@ -310,7 +302,7 @@ class _Graph:
         if isinstance(v, ShapeValue):
             return tuple(size_of(d, self.symbols) for d in v.values)
         if isinstance(v, PrimValue):
-            return getattr(substitute(v.value, {s: const(n) for s, n in self.symbols.items()}), "value", None)
+            return substitute(v.value, {s: const(n) for s, n in self.symbols.items()}).value
         if isinstance(v, Call) and isinstance(v.op, OperatorSpec):
             bound = v.op.substituted({s: const(n) for s, n in self.symbols.items()})
             return bound.evaluate([self.value(a) for a in v.args])

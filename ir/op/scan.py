@@ -235,7 +235,7 @@ class TopK(OperatorSpec):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         (x,) = arrays
-        k = getattr(self.k, "value", None)
+        k = self.k.value
         if not isinstance(k, int):
             raise DeduceError(f"top_k: wanted a number to evaluate with, found {self.k!r}; bind its symbols first")
         # from the end, so that equal elements keep their order when the best come first

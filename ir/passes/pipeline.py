@@ -111,7 +111,7 @@ class LoweredModule:
     @property
     def functions(self) -> Mapping[str, Function]:
         """The straight-line graph functions by name: each becomes a program."""
-        found = {n: f for n, f in self.module.functions.items() if isinstance(f, Function)}
+        found = self.module.graphs
         return {n: f for n, f in found.items() if n not in self.host_functions}
 
     @property
@@ -123,7 +123,7 @@ class LoweredModule:
     @property
     def prims(self) -> Mapping[str, PrimFunc]:
         """The distinct tensor functions by name."""
-        return {n: f for n, f in self.module.functions.items() if isinstance(f, PrimFunc)}
+        return self.module.prims
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
         """Every call of a tensor function, function by function, in order; or those of one function."""
@@ -278,7 +278,7 @@ def _outlined(
 
 def _bounded(module: IRModule) -> IRModule:
     """Declare a bound of at least 0 for every unbounded symbol of a parameter, and drop bounds of unused symbols."""
-    functions = [f for f in module.functions.values() if isinstance(f, Function)]
+    functions = list(module.graphs.values())
     params = dict.fromkeys(v for f in functions for p in f.params for v in info_symbols(p.info))
     used = {
         *params,

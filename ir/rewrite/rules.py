@@ -17,7 +17,7 @@ from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import used_vars
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
 from relax_tune.ir.op.base import Deduction, env_of
@@ -126,7 +126,7 @@ class Site:
     def _out(self, out: TensorInfo | Sequence[TensorInfo] | None) -> tuple[TensorInfo, ...]:
         if isinstance(out, TensorInfo):
             return (out,)
-        fields: Sequence[StructInfo] = out or (self.info.fields if isinstance(self.info, TupleInfo) else (self.info,))
+        fields: Sequence[StructInfo] = out or info_parts(self.info)
         known = tuple(i for i in fields if is_known(i))
         if len(known) != len(fields):
             raise Unfit
@@ -181,7 +181,7 @@ class Parts:
         return cls(FunctionTable({}), {}, ())
 
     def include(self, other: IRModule) -> g.FunctionRef:
-        graphs = [f for f in other.functions.values() if isinstance(f, g.Function)]
+        graphs = list(other.graphs.values())
         if len(graphs) != 1:
             raise UserError(f"wanted a module with one graph function, found {len(graphs)}")
         (f,) = graphs

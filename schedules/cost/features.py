@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relax_tune.ir.arith.linear import extent_of, linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Op, Var, as_int, ceildiv, const, free_vars, maximum, minimum, mul, postorder
+from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, free_vars, maximum, minimum, mul, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, blocks
 from relax_tune.schedules.cost.gpu_features import gpu_features
@@ -101,8 +101,8 @@ def _operations(block: Block) -> int:
     return max(1, sum(10 if n.op in ("exp", "erf", "tanh", "log") else 1 for n in _float_ops(block)))
 
 
-def _float_ops(block: Block) -> list[Op]:
-    return [n for n in postorder((block.body.value,)) if isinstance(n, Op) and n.dtype.is_float]
+def _float_ops(block: Block) -> list[Expr]:
+    return [n for n in postorder((block.body.value,)) if n.op and n.dtype.is_float]
 
 
 def _main(func: PrimFunc) -> Block:

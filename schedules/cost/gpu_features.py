@@ -11,7 +11,6 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
-    Op,
     Var,
     add,
     and_,
@@ -143,7 +142,7 @@ def _bank_words(
 def _has_remainder(where: Sequence[Expr], items: Sequence[For]) -> bool:
     """Return whether an index has a remainder that moves with the work-items."""
     moving = {p.var for p in items}
-    return any(isinstance(n, Op) and n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
+    return any(n.op == "floormod" and moving & set(free_vars(n)) for n in postorder(where))
 
 
 def _stride_along(where: Sequence[Expr], shape: Sequence[Expr], loop: For) -> Expr:
@@ -167,13 +166,13 @@ def _index_step(e: Expr, var: Var) -> Expr:
     parts = None if loads(e) else linear(e, (var,))
     if parts is not None:
         return parts[0].get(var, const(0))
-    if isinstance(e, Op) and e.op in ("add", "sub"):
+    if e.op in ("add", "sub"):
         return add(*(_index_step(x, var) for x in e.args)) if e.op == "add" else _index_step(e.args[0], var)
-    if isinstance(e, Op) and e.op == "mul" and var not in free_vars(e.args[1]):
+    if e.op == "mul" and var not in free_vars(e.args[1]):
         return mul(_index_step(e.args[0], var), e.args[1])
-    if isinstance(e, Op) and e.op in ("floormod", "min", "max"):
+    if e.op in ("floormod", "min", "max"):
         return _index_step(e.args[0], var)
-    if isinstance(e, Op) and e.op == "floordiv":
+    if e.op == "floordiv":
         return const(0)
     return const(UNKNOWN_STRIDE)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Expr, Op, Var, const, floordiv, free_vars, maximum, replaced, substitute
+from relax_tune.ir.core.expr import Expr, Var, const, floordiv, free_vars, maximum, replaced, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks
@@ -44,7 +44,7 @@ def _with_mean_extents(s: Stmt, last: Mapping[Var, Expr], path: tuple[For, ...],
 
 def _without_digits(e: Expr, path: Sequence[For]) -> Expr:
     def innermost(n: Expr) -> Expr | None:
-        if not isinstance(n, Op) or n.op not in NONLINEAR:
+        if n.op not in NONLINEAR:
             return None
         found = [p for p in path if p.var in free_vars(n)]
         return found[-1].var if {p.kind for p in found} == {"group", "serial"} else None

@@ -15,8 +15,6 @@ from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.expr import (
     Const,
     Expr,
-    Op,
-    Tunable,
     Var,
     add,
     as_int,
@@ -28,10 +26,11 @@ from relax_tune.ir.core.expr import (
     maximum,
     minimum,
     mul,
+    only_tunables,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import AXES, Block, For, Seq, Stmt, blocks
+from relax_tune.ir.core.stmt import AXES, Block, For, Stmt, blocks, statements
 from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
 from relax_tune.schedules.target import HardwareInfo
@@ -48,7 +47,7 @@ REGISTER_GRANULE = 8
 
 def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
     """Return the statements that are launched one after the other."""
-    return func.body.stmts if isinstance(func.body, Seq) else (func.body,)
+    return statements(func.body)
 
 
 def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
@@ -134,7 +133,7 @@ def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int
     size = buffer.shape[d]
     for where, path, _ in found:
         e, moving = where[d], {p.var for p in path[depth:] if p.kind == "serial"}
-        if isinstance(e, Op) and e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
+        if e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
             return size  # a ring, all of which is used in turn
     for where, path, _ in found:
         inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
@@ -160,7 +159,7 @@ def _index_range(e: Expr, inner: Mapping[Var, Expr]) -> tuple[Expr, Expr] | None
             return parts[1], extent_of(e, own)
     except ScheduleError:
         return None
-    if not isinstance(e, Op) or e.op not in ("add", "mul", "floordiv", "floormod"):
+    if e.op not in ("add", "mul", "floordiv", "floormod"):
         return None
     a, b = (_index_range(x, inner) for x in e.args)
     if a is None or b is None:
@@ -257,7 +256,7 @@ def launch_limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
             le(shared, machine.local_bytes),
             le(registers(func, kernel, True), held),
         ]
-    return tuple(f for f in map(simplify, facts) if all(isinstance(v, Tunable) for v in free_vars(f)))
+    return tuple(f for f in map(simplify, facts) if only_tunables(f))
 
 
 def resident_groups(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, free_vars, postorder
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ def compile_numpy(exprs: Sequence[Expr]) -> tuple[Compiled, tuple[Var, ...]]:
         if isinstance(node, Const):
             names[node] = repr(float(node.value))
             continue
-        if isinstance(node, Load) or not isinstance(node, Op) or node.op not in _TEMPLATES:
+        if isinstance(node, Load) or node.op not in _TEMPLATES:
             raise ValueError(f"wanted an expression over shapes and tunables, found {node!r}")
         names[node] = f"t{number}"
         lines.append(f"    t{number} = " + _TEMPLATES[node.op].format(*(names[x] for x in node.args)))

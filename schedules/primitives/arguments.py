@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
-from relax_tune.ir.core.expr import Expr, ExprLike, Op, Tunable, as_int, expr, free_vars, le, postorder
+from relax_tune.ir.core.expr import Expr, ExprLike, Tunable, as_int, expr, free_vars, le, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.symbols import LIMIT
@@ -30,7 +30,7 @@ def scalar(func: PrimFunc, step: str, value: ExprLike, *touched: Block) -> Expr:
                 f"{func.name}: {step} wants factors of shape symbols and tunables, found {v.name!r} in {e!r}"
             )
     for n in postorder((e,)):
-        if isinstance(n, Op) and n.op in ("floordiv", "floormod") and prove(le(1, n.args[1])) is not Proof.YES:
+        if n.op in ("floordiv", "floormod") and prove(le(1, n.args[1])) is not Proof.YES:
             raise ScheduleError(
                 f"{func.name}: {step} cannot prove that {n.args[1]!r} is positive, which {e!r} divides by"
             )

@@ -10,7 +10,6 @@ from relax_tune.ir.core.expr import (
     Const,
     Expr,
     Load,
-    Op,
     Var,
     const,
     div,
@@ -50,7 +49,7 @@ def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
     made: set[Expr] = set()
 
     def rewritten(e: Expr) -> Expr | None:
-        if not isinstance(e, Op) or e.op != "div" or not e.dtype.is_float or e.dtype.is_half:
+        if e.op != "div" or not e.dtype.is_float or e.dtype.is_half:
             return None
         top, bottom = e.args
         if not moving & set(free_vars(top)) or moving & set(free_vars(bottom)) or isinstance(bottom, Const):
@@ -85,9 +84,7 @@ def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> No
             for e in postorder((store.value,)):
                 reads = isinstance(e, Load) and e.buffer in touched
                 known[e] = reads or (b is node and e in made) or any(known[c] for c in e.children)
-                whole = (
-                    e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float) if isinstance(e, Op) else False
-                )
+                whole = e.op in DISCONTINUOUS or (e.op == "cast" and not e.dtype.is_float)
                 if whole and any(known[c] for c in e.children):
                     raise ScheduleError(
                         f"{func.name}: multiply_by_reciprocal wants a quotient that is not rounded or compared, found {e!r} in "
@@ -99,13 +96,12 @@ def _require_continuous_uses(func: PrimFunc, node: Block, made: set[Expr]) -> No
 
 def _has_reciprocal(func: PrimFunc, e: Expr) -> bool:
     """Return whether `e` provably has a finite reciprocal: it is 0 or at least the smallest normal number."""
-    if isinstance(e, Op):
-        if e.op in ("sqrt", "rsqrt") or (e.op == "cast" and e.args[0].dtype.is_int):
-            return True
-        if e.op == "select":
-            return all(_has_reciprocal(func, a) for a in e.args[1:])
-        if e.op == "cast":
-            return e.dtype.bytes >= 4 and _has_reciprocal(func, e.args[0])
+    if e.op in ("sqrt", "rsqrt") or (e.op == "cast" and e.args[0].dtype.is_int):
+        return True
+    if e.op == "select":
+        return all(_has_reciprocal(func, a) for a in e.args[1:])
+    if e.op == "cast":
+        return e.dtype.bytes >= 4 and _has_reciprocal(func, e.args[0])
     return _lower_bound(e) >= SMALLEST_NORMAL or (isinstance(e, Load) and _is_softmax_sum(func, e))
 
 
@@ -113,8 +109,6 @@ def _lower_bound(e: Expr) -> float:
     """Return a lower bound of `e`."""
     if isinstance(e, Const):
         return float(e.value)
-    if not isinstance(e, Op):
-        return -math.inf
     if e.op in ("sqrt", "rsqrt", "exp", "abs") or (e.op == "mul" and e.args[0] is e.args[1]):
         return 0.0
     if e.op == "max":
@@ -134,14 +128,14 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
         return False
     power = _without_producers(func, combiner(adds)[1])
     seen = None
-    if isinstance(power, Op) and power.op == "select":
+    if power.op == "select":
         seen, power, hidden = power.args
-        if not isinstance(hidden, Const) or hidden.value != 0:
+        if hidden.value != 0:
             return False
-    if not isinstance(power, Op) or power.op != "exp":
+    if power.op != "exp":
         return False
     difference = power.args[0]
-    if not isinstance(difference, Op) or difference.op != "sub" or not isinstance(difference.args[1], Load):
+    if difference.op != "sub" or not isinstance(difference.args[1], Load):
         return False
     term, top = difference.args
     assert isinstance(top, Load)
@@ -168,7 +162,7 @@ def _reduction(func: PrimFunc, x: Load, operation: str, start: float) -> Block |
         found, _ = combiner(made[0])
     except ScheduleError:
         return None
-    return made[0] if found == operation and isinstance(init, Const) and init.value == start else None
+    return made[0] if found == operation and init.value == start else None
 
 
 def _without_producers(func: PrimFunc, e: Expr) -> Expr:

@@ -11,7 +11,7 @@ from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import bf16, f16, f32, i8, u8
-from relax_tune.ir.core.expr import Expr, Load, Op, Var, cast, free_vars, load, loads, transform
+from relax_tune.ir.core.expr import Expr, Load, Var, cast, free_vars, load, loads, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, blocks, map_blocks, replace_buffers, seq
 from relax_tune.schedules.independence import updates_in_place, writers, writes_everything
@@ -160,7 +160,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
     new = replace(old, dtype=target)
 
     def read(e: Expr) -> Expr | None:
-        if isinstance(e, Op) and e.op == "cast" and e.dtype is f32:
+        if e.op == "cast" and e.dtype is f32:
             (x,) = e.args
             if isinstance(x, Load) and x.buffer is old:
                 return cast(load(new, x.indices), f32)

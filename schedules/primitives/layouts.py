@@ -13,8 +13,6 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
-    Op,
-    Tunable,
     Var,
     add,
     ceildiv,
@@ -24,6 +22,7 @@ from relax_tune.ir.core.expr import (
     le,
     maximum,
     mul,
+    only_tunables,
     postorder,
     substitute,
 )
@@ -63,7 +62,7 @@ def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: 
 
 def _quotient_remainder(e: Expr, f: Expr) -> tuple[Expr, Expr]:
     """Return quotient and remainder of an index; in a circular buffer of whole tiles, the slot of the tile and the remainder."""
-    if isinstance(e, Op) and e.op == "floormod" and simplify(e.args[1] % f) is const(0):
+    if e.op == "floormod" and simplify(e.args[1] % f) is const(0):
         return floormod(e.args[0] // f, simplify(e.args[1] // f)), e.args[0] % f
     return e // f, e % f
 
@@ -105,7 +104,7 @@ def transform_layout(func: PrimFunc, buffer: str, index_map: str, factors: Seque
     values = [positive(func, "transform_layout", f, *writers(func, old)) for f in factors]
     own, indices = _read_map(func, old, index_map, values)
     for n in postorder(indices):
-        by = n.args[1] if isinstance(n, Op) and n.op in ("floordiv", "floormod") else None
+        by = n.args[1] if n.op in ("floordiv", "floormod") else None
         if by is not None and (set(free_vars(by)) & set(own) or prove(le(1, by)) is not Proof.YES):
             raise ScheduleError(f"{func.name}: transform_layout divides by numbers and factors, found {n!r}")
     ranges = dict(zip(own, old.shape))
@@ -148,7 +147,6 @@ def _extent(func: PrimFunc, e: Expr, ranges: Mapping[Var, Expr]) -> Expr:
         return ranges[e] if isinstance(e, Var) else e
     if not set(free_vars(e)) & set(ranges):
         return add(e, 1)
-    assert isinstance(e, Op)
     a, b = e.args
     if e.op == "floormod":
         return b
@@ -186,7 +184,7 @@ def storage_align(func: PrimFunc, buffer: str, factor: ExprLike, offset: int = 0
     if old.scope == "global":
         last = simplify(add(mul(ceildiv(old.shape[-1], f), f), offset))
         new = replace(old, shape=(*old.shape[:-1], last))
-    elif not all(isinstance(v, Tunable) for v in free_vars(f)):
+    elif not only_tunables(f):
         raise ScheduleError(
             f"{func.name}: storage_align({buffer!r}) wants a factor without shape symbols for {old.scope} memory, found {f!r}"
         )

@@ -13,7 +13,6 @@ from relax_tune.ir.core.expr import (
     Const,
     Expr,
     Load,
-    Op,
     Var,
     and_,
     free_vars,
@@ -53,7 +52,7 @@ def hoist_factors(func: PrimFunc, block: str) -> PrimFunc:
     require_compute_block(func, "hoist_factors", node)
     starts = [b.body.value for b in writers(func, target) if b is not node]
     starts += [] if node.init is None else [node.init.value]
-    if not starts or any(not isinstance(v, Const) or v.value != 0 for v in starts):
+    if not starts or any(v.value != 0 for v in starts):
         raise ScheduleError(f"{func.name}: hoist_factors wants {target.name!r} to start at 0, found {starts}")
     env = Env()
     for i in node.iters:
@@ -96,7 +95,7 @@ def _factors(e: Expr) -> list[Expr]:
     stack = [e]
     while stack:
         n = stack.pop()
-        if isinstance(n, Op) and n.op == "mul":
+        if n.op == "mul":
             stack.extend(reversed(n.args))
         else:
             found.append(n)

@@ -16,12 +16,9 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
-    Const,
     Expr,
     ExprLike,
     Load,
-    Op,
-    Tunable,
     Var,
     and_,
     as_int,
@@ -33,6 +30,7 @@ from relax_tune.ir.core.expr import (
     le,
     lt,
     mul,
+    only_tunables,
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, map_blocks, seq, walk
@@ -118,7 +116,7 @@ def _require_division(func: PrimFunc, node: For, inner: Expr) -> None:
     """Check that `inner` divides the extent: proved if shapes matter, else not disproved."""
     rest = floormod(node.extent, inner)
     found = prove(eq(rest, 0), loop_env(enclosing(func, node)))
-    if found is Proof.NO or (found is Proof.UNKNOWN and not all(isinstance(v, Tunable) for v in free_vars(rest))):
+    if found is Proof.NO or (found is Proof.UNKNOWN and not only_tunables(rest)):
         may = "does not" if found is Proof.NO else "may not"
         raise ScheduleError(f"{func.name}: split({node.var.name!r}): {inner!r} {may} divide the extent {node.extent!r}")
 
@@ -246,7 +244,7 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     require_serial(func, node, kind)
     if kind == "serial":
         return func
-    if kind in ("vectorized", "unrolled") and any(not isinstance(v, Tunable) for v in free_vars(node.extent)):
+    if kind in ("vectorized", "unrolled") and not only_tunables(node.extent):
         raise ScheduleError(
             f"{func.name}: {kind} wants an extent without shape symbols, found {node.extent!r} of {loop!r}; split it first"
         )
@@ -367,7 +365,7 @@ def copy_async(func: PrimFunc, loop: str) -> PrimFunc:
         raise ScheduleError(f"{func.name}: copy_async wants a vectorized loop, found {loop!r}, which is {node.kind}")
     (block, *more) = blocks(node.body)
     value = block.body.value
-    if isinstance(value, Op) and value.op == "select" and isinstance(value.args[2], Const) and value.args[2].value == 0:
+    if value.op == "select" and value.args[2].value == 0:
         value = value.args[1]
     target = block.body.buffer
     copies = isinstance(value, Load) and value.buffer in func.input_buffers and value.dtype is target.dtype

@@ -17,7 +17,6 @@ from relax_tune.ir.core.expr import (
     Const,
     Expr,
     Load,
-    Op,
     Var,
     add,
     conjuncts,
@@ -93,7 +92,7 @@ def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Ex
     """Return conditions that all hold where a score is above minus infinity; iterators of maxima join `ranges`."""
     found: list[Expr] = []
     for _ in range(MAX_DEPTH):
-        if isinstance(score, Op) and score.op == "select" and _is_masked(score.args[2]):
+        if score.op == "select" and _is_masked(score.args[2]):
             found += conjuncts(score.args[0])
             score = score.args[1]
             continue
@@ -129,14 +128,14 @@ def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | 
 
 
 def _is_masked(e: Expr) -> bool:
-    return isinstance(e, Const) and e.dtype.is_float and e.value == -math.inf
+    return e.dtype.is_float and e.value == -math.inf
 
 
 def _slack(part: Expr) -> Expr | None:
     """Return an expression that is at least 0 exactly where a comparison of integers holds; None for other conditions."""
-    other = opposite(part.args[0]) if isinstance(part, Op) and part.op == "not" else None
+    other = opposite(part.args[0]) if part.op == "not" else None
     part = part if other is None else other
-    if not isinstance(part, Op) or part.op not in ("le", "lt") or not part.args[0].dtype.is_int:
+    if part.op not in ("le", "lt") or not part.args[0].dtype.is_int:
         return None
     a, b = part.args
     return sub(b, a) if part.op == "le" else sub(sub(b, a), 1)
@@ -161,7 +160,7 @@ def bound_over(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> 
             if rises == largest:
                 total = add(total, mul(slope, sub(ranges[v], 1)))
         return total
-    if not isinstance(e, Op) or len(e.args) != 2:
+    if len(e.args) != 2:
         return None
     a, b = e.args
     if e.op == "sub":

@@ -22,7 +22,6 @@ from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Load,
-    Op,
     Var,
     call,
     cast,
@@ -163,7 +162,6 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
 
     def combined(b: Block, step: IterVar, value: Expr, part: Var) -> Stmt:
         """The reduction over blocks of keys."""
-        assert isinstance(b.body.value, Op)
         kept = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
         made = (*kept, IterVar(part, count, "reduce"))
@@ -296,7 +294,7 @@ def _reduced(func: PrimFunc, node: Block, operation: str, start: float) -> tuple
     found, term = combiner(node)
     steps = [i for i in node.iters if i.kind == "reduce"]
     init = node.init.value if node.init is not None else None
-    if found != operation or len(steps) != 1 or not isinstance(init, Const) or init.value != start:
+    if found != operation or len(steps) != 1 or init is None or init.value != start:
         raise ScheduleError(
             f"{func.name}: wanted {node.name!r} to combine by {operation!r} over one iterator from {start}, found {found!r} "
             f"over {len(steps)} from {init!r}"
@@ -350,7 +348,7 @@ def _is_factor(e: Expr, access: Load) -> bool:
     """Return whether `e` is `access`, cast up or plain, times expressions that do not read it."""
     if e in (access, cast(access, e.dtype)):
         return True
-    if not isinstance(e, Op) or e.op != "mul":
+    if e.op != "mul":
         return False
     with_it = [a for a in e.args if access in loads(a)]
     return len(with_it) == 1 and _is_factor(with_it[0], access)
@@ -494,7 +492,6 @@ def _rescaled(p: SoftmaxPattern, old: Block, node: Block, factor: Buffer) -> Blo
     s = next((s for s in p.sums if s.block is old), None)
     if s is None:
         return node
-    assert isinstance(node.body.value, Op)
     own, term = node.body.value.args
     value = op("add", (mul(own, load(factor, (s.step.var, *p.rows_of(s)))), term), term.dtype)
     return replace(node, body=replace(node.body, value=value))

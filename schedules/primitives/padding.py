@@ -14,7 +14,6 @@ from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Load,
-    Op,
     Var,
     and_,
     ceildiv,
@@ -155,7 +154,7 @@ def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
     if node.init is not None and loads(node.init.value):
         raise ScheduleError(f"{func.name}: pad wants an initial value of {node.name!r} that reads nothing")
     for e in postorder((node.body.value,)):
-        if isinstance(e, Op) and e.op in ("floordiv", "floormod") and loads(e.args[1]):
+        if e.op in ("floordiv", "floormod") and loads(e.args[1]):
             raise ScheduleError(
                 f"{func.name}: pad would let {node.name!r} divide by what is put behind the elements: {e!r}"
             )
@@ -176,9 +175,9 @@ def _is_product(e: Expr, steps: set[Var]) -> bool:
     """Return whether `e` is a product whose factors all read at each of the steps: zero inputs make it 0."""
     if isinstance(e, Load):
         return steps <= {i for i in e.indices if isinstance(i, Var)}
-    if isinstance(e, Op) and e.op == "cast":
+    if e.op == "cast":
         return _is_product(e.args[0], steps)
-    if isinstance(e, Op) and e.op == "mul":
+    if e.op == "mul":
         a, b = e.args
         fixed = [isinstance(x, Const) and math.isfinite(x.value) for x in e.args]
         return (fixed[0] or _is_product(a, steps)) and (fixed[1] or _is_product(b, steps)) and not all(fixed)

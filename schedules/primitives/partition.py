@@ -16,7 +16,6 @@ from relax_tune.ir.core.stmt import (
     For,
     IterKind,
     IterVar,
-    Seq,
     Stmt,
     blocks,
     loops,
@@ -24,6 +23,7 @@ from relax_tune.ir.core.stmt import (
     replace_buffers,
     rewrite,
     seq,
+    statements,
 )
 from relax_tune.schedules.loop_tree import (
     block_value,
@@ -86,7 +86,7 @@ def fission(func: PrimFunc, loop: str, block: str) -> PrimFunc:
     """
     node = find_loop(func, loop)
     require_serial(func, node, "fission")
-    parts = node.body.stmts if isinstance(node.body, Seq) else (node.body,)
+    parts = statements(node.body)
     at = next((k for k, p in enumerate(parts) if any(b.name == block for b in blocks(p))), None)
     if at is None or at + 1 == len(parts):
         found = ", ".join(b.name for b in blocks(node.body))

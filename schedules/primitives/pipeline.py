@@ -29,7 +29,7 @@ from relax_tune.ir.core.expr import (
     mul,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, For, Seq, Stmt, blocks, map_blocks, seq
+from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, map_blocks, seq, statements
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -131,7 +131,7 @@ def _only_where(s: Stmt, condition: Expr, env: Env) -> Stmt:
 def _statement(func: PrimFunc, node: Block, target: For) -> Stmt:
     """Return the statement of the loop's body that is the block's nest. Raises ScheduleError."""
     buffer, inside = node.body.buffer, blocks(target.body)
-    parts = target.body.stmts if isinstance(target.body, Seq) else (target.body,)
+    parts = statements(target.body)
     stmt = next((s for s in parts if blocks(s) == (node,)), None)
     if stmt is None or len(parts) < 2:
         raise ScheduleError(

@@ -20,7 +20,6 @@ from relax_tune.ir.core.expr import (
     TRUE,
     Const,
     Expr,
-    Op,
     Var,
     and_,
     as_int,
@@ -133,7 +132,7 @@ def combiner(block: Block) -> tuple[str, Expr]:
     """Return (operation, x) of an update `C = op(C, x)`. Raises ScheduleError for any other form."""
     value = block.body.value
     own = load(block.body.buffer, block.body.indices)
-    if isinstance(value, Op) and value.op in ASSOCIATIVE and value.args[0] is own:
+    if value.op in ASSOCIATIVE and value.args[0] is own:
         return value.op, value.args[1]
     raise ScheduleError(
         f"block {block.name!r}: wanted `C = op(C, x)` with op one of {sorted(ASSOCIATIVE)}, found {value!r}"

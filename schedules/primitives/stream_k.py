@@ -16,7 +16,6 @@ from relax_tune.ir.core.expr import (
     Expr,
     ExprLike,
     Load,
-    Tunable,
     Var,
     and_,
     as_int,
@@ -33,6 +32,7 @@ from relax_tune.ir.core.expr import (
     maximum,
     minimum,
     mul,
+    only_tunables,
     op,
     or_,
     replaced,
@@ -281,9 +281,7 @@ def _covers(tiles: Expr, extent: Expr) -> bool:
     If only tunables decide, whoever split the loop without a condition has added a constraint.
     """
     found = prove(le(extent, tiles))
-    return found is Proof.YES or (
-        found is Proof.UNKNOWN and all(isinstance(v, Tunable) for v in free_vars(tiles, extent))
-    )
+    return found is Proof.YES or (found is Proof.UNKNOWN and only_tunables(tiles, extent))
 
 
 @dataclass(frozen=True, slots=True)

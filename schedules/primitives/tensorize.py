@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import TRUE, Expr, Tunable, as_int, free_vars
+from relax_tune.ir.core.expr import TRUE, Expr, as_int, only_tunables
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, rewrite
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, match, nest_of
@@ -72,4 +72,4 @@ def _alike(wanted: Sequence[For], nest: Sequence[For]) -> bool:
 
 
 def _is_known(extent: Expr) -> bool:
-    return all(isinstance(v, Tunable) for v in free_vars(extent))
+    return only_tunables(extent)

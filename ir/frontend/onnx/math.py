@@ -302,7 +302,7 @@ def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     x = node.item(0)
     if node.has(2):
         mode = w.scalars(node.item(2))
-        if mode is None or bool(getattr(mode.reshape(-1)[0], "value", True)):
+        if mode is None or mode.reshape(-1)[0].value != 0:
             raise node.refuse("wanted inference (training_mode false); export the model for inference")
     mask = w.of(w.full(x.shape, True, bool_)) if node.wants(1) else None
     return [x, mask]

@@ -114,8 +114,8 @@ class Writer:
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> ImportedValue:
         """Integers or truth values known as expressions; all literal: a constant."""
         flat = [self.simplify(e) for e in scalars.reshape(-1)]
-        if all(hasattr(e, "value") for e in flat):
-            values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)  # type: ignore[attr-defined]
+        if all(e.value is not None for e in flat):
+            values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)
             return self.constant(values, name)
         kept = np.empty(len(flat), object)
         kept[:] = flat

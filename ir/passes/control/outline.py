@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
 from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
+from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_parts, info_symbols
 from relax_tune.ir.deduce.deduce import info_of, signature
 from relax_tune.ir.deduce.relations import is_known, tensor_dims
 from relax_tune.ir.op.base import OperatorSpec
@@ -78,7 +78,7 @@ class OutlineSubgraphs:
 
 def _recursive(module: IRModule) -> frozenset[str]:
     """The functions that come to call themselves."""
-    calls = {n: g.callees(f) for n, f in module.functions.items() if isinstance(f, g.Function)}
+    calls = {n: g.callees(f) for n, f in module.graphs.items()}
     found = set[str]()
     for name in calls:
         seen, stack = set[str](), list(calls[name])
@@ -198,7 +198,7 @@ class _Outliner:
         operator = isinstance(value, g.Call) and not isinstance(value.op, ShapeOperator)
         if not operator and not isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
             return False
-        fields = b.var.info.fields if isinstance(b.var.info, TupleInfo) else (b.var.info,)
+        fields = info_parts(b.var.info)
         if all(map(is_known, (*map(info_of, value.operands), *fields))):
             return True
         what = value.op.name if isinstance(value, g.Call) and isinstance(value.op, OperatorSpec) else "the call"

@@ -9,7 +9,7 @@ from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Const, Expr, Op, Var, free_vars, loads, transform
+from relax_tune.ir.core.expr import Const, Expr, Var, free_vars, loads, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import blocks, replace_buffers
@@ -147,7 +147,7 @@ def _factors(d: Expr) -> tuple[Var, ...] | None:
     stack = [d]
     while stack:
         e = stack.pop()
-        if isinstance(e, Op) and e.op == "mul":
+        if e.op == "mul":
             stack.extend(e.args)
         elif isinstance(e, Var):
             found.append(e)

@@ -16,7 +16,7 @@ from relax_tune.ir.core.expr import Expr, as_int, expr, free_vars
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.interp.reference import evaluate_prim
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
@@ -88,7 +88,7 @@ class FoldConstants:
         if not all(isinstance(a, Constant) or a in held.values for a in args):
             return None
         info = infer_value(value, ctx)
-        parts = info.fields if isinstance(info, TupleInfo) else (info,)
+        parts = info_parts(info)
         for p in parts:
             dims = [as_int(d) for d in p.shape] if isinstance(p, TensorInfo) and p.shape is not None else [None]
             if None in dims or math.prod(d for d in dims if d is not None) > self.limit:

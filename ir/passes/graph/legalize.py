@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant
-from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value, info_of
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
@@ -44,7 +44,7 @@ class Legalize:
             ctx = Deduction(out.env, choices=True)
             info = infer_value(value, ctx)
             infos = list(map(info_of, value.args))
-            outs = info.fields if isinstance(info, TupleInfo) else (info,)
+            outs = info_parts(info)
             found = [o for o in outs if is_known(o)]
             given = [i for i in infos if is_known(i)]
             if len(given) != len(infos) or len(found) != len(outs):

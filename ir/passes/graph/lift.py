@@ -40,7 +40,7 @@ class LiftParameters:
         lifted = _lifted(f, [given[n] for n in dict.fromkeys(self.weights)])
         if not lifted:
             return module
-        for other in (o for o in module.functions.values() if isinstance(o, g.Function)):
+        for other in module.graphs.values():
             if f.name in g.callees(other):
                 raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
         name = f"{f.name}_prepare"

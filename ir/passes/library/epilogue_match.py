@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, add, load, mul, postorder, substitute, transform
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, add, load, mul, postorder, substitute, transform
 from relax_tune.ir.core.plain_loops import block_loads
 from relax_tune.ir.core.stmt import Block, BufferStore
 from relax_tune.ir.op.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
@@ -164,7 +164,7 @@ def _next(
                     return name, made, None
             continue
         for node in nodes:
-            if not (isinstance(node, Op) and node.op == BINARY_EPILOGUE_OPS[name] and now in node.args):
+            if not (node.op == BINARY_EPILOGUE_OPS[name] and now in node.args):
                 continue
             (other,) = [a for a in node.args if a is not now] or [now]
             if isinstance(other, Load) and readable(name, other) and _only_through(value, now, node):

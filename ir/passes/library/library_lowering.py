@@ -14,10 +14,8 @@ from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32, u8
 from relax_tune.ir.core.expr import (
-    Const,
     Expr,
     Load,
-    Op,
     Var,
     as_int,
     const,
@@ -167,7 +165,7 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
     at = kinds.index(PatternKind.OUT_FUSIBLE)
     block, rest = blocks[at], list(blocks[at + 1 :])
     factors = operands(block)
-    zero = block.init is not None and isinstance(block.init.value, Const) and block.init.value.value == 0
+    zero = block.init is not None and block.init.value.value == 0
     sums = f32 if takes.dtype.is_half else takes.dtype
     if at != 0 or factors is None or not zero or block.body.buffer.dtype is not sums:
         return None
@@ -203,7 +201,7 @@ def _product_form(func: PrimFunc, alternative: Alternative, takes: MatrixProduct
 
 def _widened(factor: Expr, dtype: DType) -> Expr | None:
     """Return the operand of a cast from `dtype`, or None for another factor."""
-    return factor.args[0] if isinstance(factor, Op) and factor.op == "cast" and factor.args[0].dtype is dtype else None
+    return factor.args[0] if factor.op == "cast" and factor.args[0].dtype is dtype else None
 
 
 def _rounded(
@@ -214,7 +212,7 @@ def _rounded(
     narrow = Buffer(wide.name, wide.shape, dtype)
 
     def use(e: Expr) -> Expr | None:
-        if not (isinstance(e, Op) and e.op == "cast" and e.dtype is dtype):
+        if not (e.op == "cast" and e.dtype is dtype):
             return None
         (read,) = e.args
         return load(narrow, read.indices) if isinstance(read, Load) and read.buffer is wide else None
@@ -249,7 +247,7 @@ def _strides(read: Load, axes: _Axes) -> _Strides | None:
     shape = read.buffer.shape
     at: dict[Var, Expr] = {}
     for p, index in enumerate(read.indices):
-        if isinstance(index, Const) and index.value == 0:
+        if index.value == 0:
             continue
         if not isinstance(index, Var) or index in at:
             return None

@@ -15,7 +15,7 @@ from functools import partial
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, le, mul
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, Seq
+from relax_tune.ir.core.stmt import For, statements
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
 from relax_tune.schedules.rules.shared.blocks import loops_of_iter
@@ -182,7 +182,7 @@ def _pad_key_blocks(s: Schedule, product: str, keys: Expr) -> str:
 def _fuse_over_queries(s: Schedule, step: str) -> str:
     """Fuse the stages of a block of keys into one loop over queries, and return it."""
     body = find_loop(s.func, step).body
-    own = [p.var.name for p in (body.stmts if isinstance(body, Seq) else (body,)) if isinstance(p, For)]
+    own = [p.var.name for p in statements(body) if isinstance(p, For)]
     for other in own[1:]:
         s.fuse_sibling_loops(own[0], other)
     return own[0]

@@ -15,7 +15,7 @@ from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
+from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul, only_tunables
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block
@@ -274,7 +274,7 @@ def _runs_along(e: Expr, step: Var) -> bool:
 
 def _is_constant(e: Expr) -> bool:
     """Return True if an expression is constant for given tunables."""
-    return all(isinstance(v, Tunable) for v in free_vars(e))
+    return only_tunables(e)
 
 
 def _widths(roles: Contraction, along: Var, machine: HardwareInfo) -> list[int]:

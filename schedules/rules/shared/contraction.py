@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Load, Op, Var, as_int, free_vars, postorder
+from relax_tune.ir.core.expr import Load, Var, as_int, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
@@ -117,7 +117,7 @@ def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     """
     block, last = find_block(s.func, main), epilogue
     fast, made = last.body.indices[-1], block.body.indices
-    if isinstance(fast, Op) and fast.op == "floormod":
+    if fast.op == "floormod":
         fast = fast.args[0]
     read = next((x.indices for x in block_loads(last) if x.buffer is block.body.buffer), made)
     for e, out in zip(made if last.name == main else read, made, strict=True):
@@ -134,8 +134,8 @@ def packed_steps(block: Block, roles: Contraction) -> tuple[int, int | None]:
     halves, group = 1, None
     for access in block_loads(block):
         for n in postorder(access.indices):
-            size = as_int(n.args[1]) if isinstance(n, Op) and n.op == "floordiv" else None
-            if size is None or size < 2 or not isinstance(n, Op) or n.args[0] not in roles.reduce:
+            size = as_int(n.args[1]) if n.op == "floordiv" else None
+            if size is None or size < 2 or n.args[0] not in roles.reduce:
                 continue
             if access.buffer.dtype.is_float:
                 group = size if group is None else min(group, size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Load, Op, Tunable, Var, as_int, free_vars, postorder
+from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, free_vars, postorder
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable
 from relax_tune.schedules.independence import writers
@@ -61,7 +61,7 @@ class ConvolutionRoles:
 def find_convolution(block: Block) -> ConvolutionRoles | None:
     """Return the roles of a convolution's block, or None for any other block."""
     found, kinds = block_loads(block), {i.var: i.kind for i in block.iters}
-    if len(found) != 2 or not isinstance(block.body.value, Op) or combiner(block)[0] != "add":
+    if len(found) != 2 or not block.body.value.op or combiner(block)[0] != "add":
         return None
     for source, weights in (found, found[::-1]):
         own = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
@@ -92,7 +92,7 @@ def _each(source: Load, channel: Var) -> int | None:
     using = [e for e in source.indices if channel in free_vars(e)]
     if not using:
         return None
-    groups = {n.args[1] for n in postorder(using) if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is channel}
+    groups = {n.args[1] for n in postorder(using) if n.op == "floordiv" and n.args[0] is channel}
     if not groups:
         return 1
     return (as_int(groups.pop()) or 0) if len(groups) == 1 else 0

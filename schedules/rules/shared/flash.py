@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, free_vars
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int, free_vars
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block, readers, writer
@@ -131,7 +131,7 @@ def find_attention_roles(s: Schedule) -> AttentionRoles:
 def _find_stages(s: Schedule) -> _Stages:
     """Find the seven blocks of an attention and inline all others."""
     func = s.func
-    maxima = [b for b in reductions(func) if isinstance(b.body.value, Op) and b.body.value.op == "max"]
+    maxima = [b for b in reductions(func) if b.body.value.op == "max"]
     if len(maxima) != 1 or len(reductions(func)) != 4:
         raise ScheduleError(f"{func.name}: wanted a product, a maximum and two sums, found {len(reductions(func))}")
     (row_max,) = maxima

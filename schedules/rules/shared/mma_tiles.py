@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import DType, f32, i8, u8
-from relax_tune.ir.core.expr import Expr, Load, Op, mul
+from relax_tune.ir.core.expr import Expr, Load, mul
 from relax_tune.ir.hardware.mma import COLUMNS, ROWS, STEPS
 from relax_tune.schedules.loop_tree import find_alloc, find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction
@@ -67,8 +67,8 @@ def operand_dtype(s: Schedule, roles: Contraction) -> DType:
     Raises ScheduleError unless the block sums plain products in f32 of such operands.
     """
     value = roles.block.body.value
-    terms = value.args[1].args if isinstance(value, Op) and isinstance(value.args[1], Op) else ()
-    loads = [e.args[0] for e in terms if isinstance(e, Op) and e.op == "cast" and e.dtype is f32]
+    terms = value.args[1].args if value.op else ()
+    loads = [e.args[0] for e in terms if e.op == "cast" and e.dtype is f32]
     types = {x.buffer.dtype for x in loads if isinstance(x, Load)}
     halves = [d for d in types if d.is_half]
     if len(loads) != 2 or len(halves) != 1 or not types <= {*halves, i8, u8}:

@@ -12,7 +12,7 @@ from math import gcd
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.core.expr import Expr, Op, Tunable, Var, as_int, const, free_vars, le
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, free_vars, le, only_tunables
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction
@@ -174,7 +174,7 @@ def pipeline_stages(s: Schedule, roles: Contraction, slices: str, least: int) ->
     if known is not None and known <= least:
         raise ScheduleError(f"{s.func.name}: one slice has all steps, which none can be ahead of")
     stages, count = s.tunable("STAGES", PIPELINE_STAGES), s.extent(slices)
-    if all(isinstance(v, Tunable) for v in free_vars(count)):
+    if only_tunables(count):
         s.require(le(stages, count))
     return stages
 
@@ -187,7 +187,7 @@ def divides_tile(roles: Contraction, var: Var, least: int = min(SLICE_STEPS)) ->
     extent = next(i.extent for i in roles.block.iters if i.var is var)
     known = as_int(extent)
     if known is None:
-        return bool(free_vars(extent)) and all(isinstance(v, Tunable) for v in free_vars(extent))
+        return bool(free_vars(extent)) and only_tunables(extent)
     return known > 0 and known % (least * values_per_byte(roles) if var in roles.reduce else EVEN) == 0
 
 
@@ -198,7 +198,7 @@ def values_per_byte(roles: Contraction) -> int:
         for x in block_loads(roles.block)
         if x.buffer.dtype.is_int
         for n in x.indices
-        if isinstance(n, Op) and n.op == "floordiv" and n.args[0] is roles.reduce[0]
+        if n.op == "floordiv" and n.args[0] is roles.reduce[0]
     ]
     return max(found, default=1)
 
@@ -255,7 +255,7 @@ def stage_operands(
 def _is_step(e: Expr, roles: Contraction) -> bool:
     """Return whether an index is the reduction step plus an offset, or the number of a pair of steps."""
     (step,) = roles.reduce
-    if isinstance(e, Op) and e.op == "floordiv":
+    if e.op == "floordiv":
         return e.args[0] is step and as_int(e.args[1]) == 2
     parts = linear(e, (step,))
     return parts is not None and parts[0].get(step) is const(1)
