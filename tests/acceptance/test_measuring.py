@@ -57,6 +57,7 @@ def kinds(job: Job, name: str) -> set[str]:
     return {r.variant.kind for r in job.store.query(job.target.key, job.choices[name].task.key, status="ok")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [feed_forward, row_scale])
 def test_27_symbolic_tasks_are_tuned_over_whole_range(make: Any) -> None:
     job = paper_job(make)
@@ -90,6 +91,7 @@ class Spoilt(RecordedRunner):
         return failed(request.id, self.how, f"it failed at {self.how}")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [*STAGES, "unchecked", "no times"])
 def test_27_task_with_only_failing_candidates_never_aborts_the_rest(how: str) -> None:
     job = paper_job(feed_forward)
@@ -104,6 +106,7 @@ def test_27_task_with_only_failing_candidates_never_aborts_the_rest(how: str) ->
     assert [j.state for j in job.store.jobs()] == ["done"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["rule", "check", "ask", "tell"])
 def test_27_raising_task_never_aborts_the_rest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = paper_job(feed_forward, fresh=True)
@@ -337,6 +340,7 @@ def test_29_every_way_to_fail_on_a_real_device_is_a_row_with_stage_and_message(s
     assert dict(stats.failures) == {s: sum(r["stage"] == s for r in rows) for s in set(SABOTAGE.values())}
 
 
+@pytest.mark.slow
 def test_29_every_stage_a_runner_can_answer_is_a_row_with_stage_and_message(sql_url: str) -> None:
     """Also for a runner that forgot its message, and for times and failures in one batch."""
     stages = iter([*STAGES] * 20)
@@ -442,6 +446,7 @@ def test_30_unchecked_and_wrong_records_are_never_dispatched() -> None:
     assert job.build().plans[task.name].plan.variants == (good.key,)
 
 
+@pytest.mark.slow
 def test_30_unchecked_results_never_win() -> None:
     class Careless(RecordedRunner):
         def _result(self, request: MeasureRequest) -> MeasureResult:
@@ -458,6 +463,7 @@ def test_30_unchecked_results_never_win() -> None:
     assert careful.batches, "what was never checked counts as measured"
 
 
+@pytest.mark.slow
 def test_30_every_request_of_a_job_asks_for_checks() -> None:
     runner = RecordedRunner()
     job = paper_job(feed_forward, settings=replace(QUICK, trials=4))

@@ -88,6 +88,7 @@ def candidates(runner: RecordedRunner) -> list[list[str]]:
     return [sorted(r.program_json for r in batch) for batch in runner.batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "make"), [("evolution", feed_forward), ("evolution", attention), ("random", feed_forward)]
 )
@@ -113,6 +114,7 @@ def test_24_same_seed_and_answers_give_the_same_candidates_with_1_2_or_4_workers
     assert any(with_seed(seed) != candidates(alone) for seed in (1, 2, 3)), "the seed means nothing: this says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["evolution", "random"])
 def test_24_jobs_sharing_a_store_try_the_candidates_of_one_job(strategy: str) -> None:
     """1, 2 or 4 jobs at once, each with a device of its own: together they ask what one alone asks."""
@@ -143,6 +145,7 @@ def test_24_jobs_sharing_a_store_try_the_candidates_of_one_job(strategy: str) ->
     assert tried(2) == alone and tried(4) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["evolution", "random", "grid"])
 def test_24_interrupted_job_resumes_with_same_candidates(strategy: str) -> None:
     settings = replace(EIGHT, strategy=strategy)
@@ -278,6 +281,7 @@ def test_26_no_question_about_one_device_is_answered_with_another_s_records(stor
     assert store.prune(ZEN.key, failed=True) == 1 and store.count(ZEN_OLD.key) == 5
 
 
+@pytest.mark.slow
 def test_26_a_job_and_a_build_use_no_other_device_s_records() -> None:
     """Only the compiler's version differs, and the other device's records say that a slow variant is fast."""
     store = MemoryStore()

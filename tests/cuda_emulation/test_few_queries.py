@@ -40,6 +40,7 @@ def candidates(guessed: bool) -> list[PrimFunc]:
     return [replace(instantiate(found[form], values[form]), name=f"f{at}") for at, form in enumerate(FORMS)]
 
 
+@pytest.mark.slow
 def test_flash_decoding_uses_shuffles_in_first_kernel_only() -> None:
     for func in candidates(False):
         first, *second = kernels_of(func, "cuda")
@@ -62,6 +63,7 @@ def test_flash_decoding_kernels_match_attention(guessed: bool, where: str, tmp_p
     device.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_flash_decoding_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")

@@ -181,6 +181,7 @@ def test_gpu_suite_failing_part_keeps_rows(suite: ModuleType, tmp_path: Path, na
     assert "| one | 1.5 | a |" in lines and ((f"gemm: {state}." in lines) == (state != "done"))
 
 
+@pytest.mark.process
 def test_gpu_suite_runs_finished_parts_only_on_request(
     suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +201,7 @@ def test_gpu_suite_runs_finished_parts_only_on_request(
         assert set(json.loads((tmp_path / "gpu_suite.json").read_text())) == {"card", "gemm", "cluster"}
 
 
+@pytest.mark.process
 def test_results_are_written_after_each_part(
     suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

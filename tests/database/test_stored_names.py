@@ -150,6 +150,7 @@ def test_upgrade_renames_every_old_word(old_file: Path, upgraded: Store) -> None
         assert primitives_of(variant) <= set(KNOWN_PRIMITIVES)
 
 
+@pytest.mark.slow
 def test_upgrade_works_on_both_engines(sql_url: str, old_file: Path, upgraded: Store, tmp_path: Path) -> None:
     if sql_url.startswith("sqlite"):
         sql_url = f"sqlite:///{tmp_path / 'copy.db'}"
@@ -232,6 +233,7 @@ def test_partial_plan_set_keeps_name() -> None:
     assert rename_plans([("w", renamed), ("v", "[1]")]) == [renamed, "[1]"]
 
 
+@pytest.mark.slow
 def test_old_json_lines_import_as_the_upgrade_renames(upgraded: Store) -> None:
     lines = lzma.decompress((FROZEN / "recorded_0002.jsonl.xz").read_bytes()).splitlines()
     with MemoryStore() as store:

@@ -6,6 +6,7 @@ import pytest
 from docs import worked_example
 
 
+@pytest.mark.slow
 def test_worked_example_page_is_of_today(request: pytest.FixtureRequest) -> None:
     text = worked_example.page()
     if request.config.getoption("--update-golden"):

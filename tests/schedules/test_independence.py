@@ -87,6 +87,7 @@ NESTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nest", NESTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_flattened_nests_take_threads_and_lanes(

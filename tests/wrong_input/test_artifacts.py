@@ -142,6 +142,7 @@ def _mutated(data: Any, places: list[tuple[Any, ...]], generator: random.Random)
     return json.dumps(changed).replace("Infinity", "1e999").encode()
 
 
+@pytest.mark.slow
 def test_load_artifact_with_mutated_program_and_fixed_hashes_is_refused(saved: Path) -> None:
     original = saved.read_bytes()
     documents = {name: json.loads(zipfile.ZipFile(saved).read(name)) for name in ("programs.json", "manifest.json")}

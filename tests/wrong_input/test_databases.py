@@ -66,6 +66,7 @@ def test_open_store_of_unreachable_url_is_refused(
     assert "hunter2" not in said and not files(tmp_path)
 
 
+@pytest.mark.slow
 def test_open_store_of_silent_server_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CONNECT_SECS", 2)
     with socket.socket() as silent:
@@ -155,6 +156,7 @@ def _one_family(path: Path, read_only: bool) -> int:
     return refusals
 
 
+@pytest.mark.slow
 def test_open_store_of_truncated_file_is_refused(tmp_path: Path) -> None:
     data = made_database(tmp_path / "whole.db").read_bytes()
     sizes = {1, 50, 100, 4096, 8192, len(data) // 2, len(data) - 4096, len(data) - 1}
@@ -167,6 +169,7 @@ def test_open_store_of_truncated_file_is_refused(tmp_path: Path) -> None:
         assert cut.read_bytes() == data[:size]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_only_ever_raises_database_errors(tmp_path: Path) -> None:
     data = made_database(tmp_path / "whole.db").read_bytes()
     generator = random.Random(7)
@@ -191,6 +194,7 @@ def test_a_damaged_file_only_ever_raises_database_errors(tmp_path: Path) -> None
 ODD_VALUES = [b"\xff\xfe", "", "abc", -1, 1e300, 2**63 - 1, "[" * 5000, '{"n":1e999}', "a\x1b[31m\nb", "9" * 5000]
 
 
+@pytest.mark.slow
 def test_store_with_impossible_rows_is_refused(tmp_path: Path) -> None:
     made_database(tmp_path / "whole.db", 8)
     connection = sqlite3.connect(tmp_path / "whole.db")
@@ -301,6 +305,7 @@ def test_a_read_only_database_serves_readers_and_refuses_tune_before_measuring(t
     assert not list(out.glob("tuned*"))
 
 
+@pytest.mark.process
 def test_changes_beside_a_database_on_a_read_only_folder_are_not_overlooked(tmp_path: Path) -> None:
     """A copy made while its writer was at work: the side file holds records that the file does not have yet."""
     live, copied = tmp_path / "live", tmp_path / "copied"

@@ -74,6 +74,7 @@ def test_hostile_t4_is_one_error(tmp_path: Path) -> None:
     assert refusals > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"),
     [

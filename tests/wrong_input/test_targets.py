@@ -99,6 +99,7 @@ def other_process(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.process
 def test_unavailable_gpu_error_states_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
     monkeypatch.setitem(sys.modules, "pycuda", None)

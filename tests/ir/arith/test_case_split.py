@@ -54,6 +54,7 @@ fused = Env().with_loop(f, b * n)
 eights = Env().with_loop(i0, ceildiv(n, 8)).with_loop(i1, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cond", "env", "wanted"),
     [
@@ -285,6 +286,7 @@ def test_proof_has_no_truth_value() -> None:
     assert prove_equal(n + n, 2 * n) is YES
 
 
+@pytest.mark.slow
 def test_arith_deep_and_wide_expressions() -> None:
     deep: Expr = n
     for _ in range(1000):

@@ -112,6 +112,7 @@ def maps(draw: st.DrawFn) -> tuple[list[Expr], Mapping[Var, ExprLike]]:
     return draw(st.permutations(indices)), ranges
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(maps())
 def test_injective_agrees_with_enumeration(case: tuple[list[Expr], Mapping[Var, ExprLike]]) -> None:

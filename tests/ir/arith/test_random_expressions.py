@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.ir.arith.arith_worlds import SLOW, T, conditions, evaluate, i, ints, m, n, worlds
@@ -14,6 +15,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Op, eq, le, postorder
 
 
+@pytest.mark.slow
 @SLOW
 @given(st.data())
 def test_simplify_keeps_value(data: st.DataObject) -> None:
@@ -27,6 +29,7 @@ def test_simplify_keeps_value(data: st.DataObject) -> None:
             assert evaluate(found, p) == wanted, f"{e} -> {found} under {env} at {p}"
 
 
+@pytest.mark.slow
 @SLOW
 @given(st.data())
 def test_prove_never_wrong(data: st.DataObject) -> None:
@@ -40,6 +43,7 @@ def test_prove_never_wrong(data: st.DataObject) -> None:
         assert True not in values, f"{cond} under {env}"
 
 
+@pytest.mark.slow
 @SLOW
 @given(st.data())
 def test_interval_holds_every_value(data: st.DataObject) -> None:
@@ -52,6 +56,7 @@ def test_interval_holds_every_value(data: st.DataObject) -> None:
             assert (low is None or low <= value) and (high is None or value <= high), f"{e} under {env} at {p}"
 
 
+@pytest.mark.slow
 @SLOW
 @given(st.data())
 def test_simplify_twice_adds_no_work(data: st.DataObject) -> None:
@@ -61,6 +66,7 @@ def test_simplify_twice_adds_no_work(data: st.DataObject) -> None:
     assert sum(isinstance(x, Op) for x in postorder((twice,))) <= 2 + sum(isinstance(x, Op) for x in postorder((once,)))
 
 
+@pytest.mark.slow
 @SLOW
 @given(st.data())
 def test_prove_equal_polynomials_yes(data: st.DataObject) -> None:

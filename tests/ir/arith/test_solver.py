@@ -31,6 +31,7 @@ def z3() -> Z3:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.solver
 @settings(SLOW, max_examples=examples(25))
 @given(data=st.data())

@@ -89,6 +89,7 @@ def corpus(seed: int, count: int, depth: int) -> list[tuple[Expr, bool]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "count", "floor"), [(1, 150, 1.0), (2, 250, 0.98), (3, 100, 0.92)])
 def test_corpus_decided_above_floor_never_wrongly(depth: int, count: int, floor: float) -> None:
     facts = corpus(depth, count, depth)

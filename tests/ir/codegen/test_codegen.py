@@ -25,6 +25,7 @@ def agree(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
         np.testing.assert_array_equal(found, wanted, err_msg=what)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_zoo_as_written(language: str) -> None:
     device = opened(language)
@@ -38,6 +39,7 @@ def test_zoo_as_written(language: str) -> None:
     device.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_tiled_matmul_of_the_zoo(language: str) -> None:
     device = opened(language)

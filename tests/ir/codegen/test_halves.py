@@ -41,6 +41,7 @@ def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> None:
     np.testing.assert_array_equal(found[~nan].view(view), wanted[~nan].view(view))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_half_conversions_match_numpy_bitwise(language: str) -> None:
     device = opened(language)
@@ -56,6 +57,7 @@ def test_half_conversions_match_numpy_bitwise(language: str) -> None:
     device.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_f64_is_rounded_to_f16_once(language: str) -> None:
     device = opened(language)

@@ -50,6 +50,7 @@ def f(x: Buffer((n, {columns}), f32), at: Buffer(({columns},), i64), y: Buffer((
     return generate(parse_prim_func(text.strip() + "\n"), TARGETS["cuda"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["cuda", "opencl"])
 def test_matmul_within_32_bits_has_no_64_bit_index(language: str) -> None:
     (kernel,) = kernels_of(tiled_product(), language)

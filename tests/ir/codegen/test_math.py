@@ -60,6 +60,7 @@ def ulps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return np.where(same, 0.0, np.abs(found.astype(np.float64) - wanted) / spacing)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_accuracy(language: str, name: str) -> None:

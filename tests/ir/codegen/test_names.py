@@ -99,6 +99,7 @@ def test_functions_named_like_keywords_compile_for_cuda() -> None:
     assert len(found.kernels) == len(SOME)
 
 
+@pytest.mark.process
 def test_register_names_do_not_clash_with_variables() -> None:
     """Of a buffer of two vectors the second is `x_1`, and the loop around it may be called so."""
     text = """

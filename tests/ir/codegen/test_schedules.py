@@ -55,6 +55,7 @@ TILES: tuple[tuple[int, int, Any], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.process
 def test_tiled_matmul(device: tuple[str, Device]) -> None:
     language, machine = device
     funcs = [
@@ -76,6 +77,7 @@ def _check_matmul(run: Compiled, rows: int, cols: int, tail: str) -> None:
         np.testing.assert_allclose(c, gelu(a.astype(float) @ b + bias), rtol=1e-5, atol=1e-5, err_msg=what)
 
 
+@pytest.mark.process
 def test_row_softmax(device: tuple[str, Device]) -> None:
     language, machine = device
     choices: list[tuple[int, Any]] = [(16, "predicate"), (16, "peel"), (12, "peel"), (64, "peel"), (24, "pow2")]
@@ -102,6 +104,7 @@ def _check_softmax(run: Compiled, tile: int) -> None:
 KINDS = st.sampled_from(["serial", "unrolled", "vectorized"])
 
 
+@pytest.mark.process
 @settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 40)),
@@ -135,6 +138,7 @@ BOUNDS: tuple[tuple[int, int, Callable[[Expr], Expr]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.process
 def test_narrow_tail_of_ragged_rows_stays_within_conditions(device: tuple[str, Device]) -> None:
     language, machine = device
     funcs = [make.ragged_rows(language, rows, cols, bound) for rows, cols, bound in BOUNDS]
@@ -194,6 +198,7 @@ VALUES: list[tuple[str, DType, DType, Callable[[Expr], Expr]]] = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["vectorized", "serial"])
 def test_element_types(device: tuple[str, Device], kind: Any) -> None:
     language, machine = device
@@ -212,6 +217,7 @@ def test_element_types(device: tuple[str, Device], kind: Any) -> None:
             np.testing.assert_allclose(y, wanted, rtol=2e-6, atol=1e-7, err_msg=f"{name} {n}")
 
 
+@pytest.mark.process
 def test_nan_and_infinity_agree_with_numpy(device: tuple[str, Device]) -> None:
     language, machine = device
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0, -2.0, np.nan] * 3, np.float32)
@@ -226,6 +232,7 @@ def test_nan_and_infinity_agree_with_numpy(device: tuple[str, Device]) -> None:
             np.testing.assert_array_equal(y, wanted)
 
 
+@pytest.mark.process
 def test_long_vectors_become_loops(device: tuple[str, Device]) -> None:
     language, machine = device
     func = make.pointwise(language, (1, 403), ("serial", "vectorized"), ("peel", "predicate"), lambda x: x * 2.0 + 1.0)

@@ -86,6 +86,7 @@ def test_split_kernels_at_top_level() -> None:
     assert split_kernels(parts[0]) == (parts[0],)
 
 
+@pytest.mark.process
 def test_split_kernels_puts_prepack_first() -> None:
     b = TensorBuilder("packed")
     n = Var("n")
@@ -147,6 +148,7 @@ def _tunables(func: PrimFunc) -> list[object]:
     return [v for s in loops(func.body) for v in free_vars(s.extent) if isinstance(v, Tunable)]
 
 
+@pytest.mark.process
 def test_plain_if_with_else() -> None:
     n, i = Var("n"), Var("i")
     y = Buffer("y", (n,), f32)
@@ -204,6 +206,7 @@ def test_transposing_copy_stays_in_registers() -> None:
     assert not re.search(r"\bB\w*\[", text)
 
 
+@pytest.mark.slow
 def test_narrow_tail_has_one_body_per_possible_width() -> None:
     def bodies(n: int | None) -> int:
         func = schedule_functions.matmul(n, 8, epilogue=False, const_weight=False)

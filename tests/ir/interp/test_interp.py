@@ -48,6 +48,7 @@ def test_interp_sketch_same_for_all_tunables(n: int, m: int, t0: int, t1: int) -
     np.testing.assert_allclose(c, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_interp_vectorised_matmul_64() -> None:
     case = next(c for c in zoo.cases() if c.name == "matmul")
     args, (expected,) = case.arguments(np.random.default_rng(0), {"n": 64, "m": 64, "k": 64})

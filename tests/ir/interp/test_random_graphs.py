@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.programs import same
@@ -114,6 +115,7 @@ def _symbols(check: Any) -> Any:
     return free_vars(check.cond, *check.values)
 
 
+@pytest.mark.slow
 @SLOW
 @given(graphs(), SIZES, st.permutations(PASSES), st.integers(0, 9))
 def test_passes_in_any_order_keep_values(made: Made, sizes: dict[str, int], order: list[Any], seed: int) -> None:

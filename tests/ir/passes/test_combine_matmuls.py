@@ -107,6 +107,7 @@ def test_text_before_and_after(golden: Golden) -> None:
         same_results(module, after, rand(b, n, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_combined_attention_reads_columns_in_place(turned: bool) -> None:
     """No call copies: one product, and the two of attention over it."""
@@ -176,6 +177,7 @@ def models(folder: Path) -> dict[str, Callable[[], IRModule]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "torch's bert", "torch's qwen2"])
 def test_combined_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, name: str) -> None:
     """Two calls fewer in each of two layers, one where a new value is copied behind a cache (a step of decoding); no weight twice."""
@@ -209,6 +211,7 @@ def test_merged_qkv_setting_gives_equal_results(tmp_path: Path) -> None:
         rt.build(module, target="c", db=db, qkv="joined")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "passes", [(Deduce(), CombineParallelMatmuls(epilogues=True)), MERGED], ids=["pass", "pipeline"]
 )

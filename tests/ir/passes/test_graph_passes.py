@@ -428,6 +428,7 @@ RANDOM: dict[str, tuple[Pass, Sequence[Pass], Sequence[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_programs_keep_their_meaning(name: str) -> None:
     """Each pass changes a fair share of the programs and comes to an end after two applications."""

@@ -166,6 +166,7 @@ def test_matmuls_convert_on_load_and_sum_in_f32(half: DType) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=16 * half.epsilon * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", HALVES)
 def test_attention_stays_one_function(half: DType) -> None:
     """Queries, keys, values and the softmax's weights are of 16 bits, a mask and what is computed are not."""
@@ -202,6 +203,7 @@ def test_movement_before_a_matmul_costs_no_kernel(qkv: Literal["separate", "merg
     assert kernels[0] == kernels[1]
 
 
+@pytest.mark.slow
 def test_weights_unpacked_inside_matmuls_stay_packed() -> None:
     module = QuantizeWeights(bits=4, group=4)(straight())
     plain, mixed = lower(module), lower(module, passes_for(precision=bf16))

@@ -92,6 +92,7 @@ def points_into(message: str, text: str) -> bool:
     return line <= len(lines) and column <= len(lines[line - 1]) + 2 and caret[1][1:].index("^") == column - 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @pytest.mark.parametrize("name", list(programs()))
 def test_mutants(name: str) -> None:

@@ -33,6 +33,7 @@ def test_arrays_are_aligned_and_share_no_byte(sizes: list[int]) -> None:
     assert all(start + size <= after for (start, size), (after, _) in zip(places, places[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_slab_without_arrays_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[mmap.mmap]] = []
 

@@ -54,6 +54,7 @@ def test_only_old_pocl_on_unknown_processor_widens_vectors() -> None:
     assert "slow widening" in names("c", GCC) and "slow widening" not in names("c", {"compiler": "gcc 13.2.0"})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("version", "word"), [("clang version 17.0.6", "clang"), ("tcc version 0.9.27 (x86_64)", "tcc")]
 )

@@ -249,6 +249,7 @@ def test_wrong_text_is_refused(text: str, says: str) -> None:
         host_programs_from_json(text)
 
 
+@pytest.mark.slow
 def test_altered_drivers_are_refused_or_run_to_an_error_of_ours() -> None:
     """Numbers of a good text changed at random: nothing but a refusal, an error of ours or a result comes of it."""
     generator = random.Random(3)

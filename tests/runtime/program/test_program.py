@@ -101,6 +101,7 @@ def test_unknown_and_missing_fields(small: Any) -> None:
         program_from_json(json.dumps(data))
 
 
+@pytest.mark.slow
 def test_random_damage_never_escapes(small: Any) -> None:
     """Whatever is put anywhere: an ArtifactError or a program, never another exception."""
     text = small.program("c").to_json()

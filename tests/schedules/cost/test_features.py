@@ -92,6 +92,7 @@ def found() -> dict[str, float]:
     return packed_matmul()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "machine"), [(n, m) for m in MACHINES for n in (GPU_CASES if m == "gpu" else CASES)])
 def test_features_of_all_sketches_agree_in_names_and_are_finite(name: str, machine: str) -> None:
     names = FeatureFunction(sketches_of("pointwise 1", machine)[1][-1], MACHINES[machine]).names

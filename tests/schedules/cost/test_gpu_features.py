@@ -68,6 +68,7 @@ def points(name: str) -> list[tuple[Sketch, dict[Var, Expr]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_warp_accesses_match_enumerated_sectors_and_banks(name: str) -> None:
     counted = 0
@@ -127,6 +128,7 @@ PLACED = (
 LAUNCHED = ("matmul symbolic", "softmax with mask", "sum of all", "convolution by channel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_gpu_features_match_launch(name: str) -> None:
     """At shapes that the closed forms know by name only, against kernels generated for one candidate, placed group by group."""

@@ -32,6 +32,7 @@ def shared_bytes(func: PrimFunc) -> int:
     raise AssertionError("no kernel has less than nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GPU_CASES)
 def test_occupancy_matches_generated_kernels(name: str) -> None:
     rng = random.Random(name)

@@ -232,6 +232,7 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     assert structural_equal(read, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_meaning(name: str) -> None:
     start = CASES[name].func()

@@ -134,6 +134,7 @@ def test_aligned_rows_parse_back_and_take_tunable() -> None:
         generate(replay(s.trace, make.chain()).func, CodeTarget("c", 16))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("language", "scope"), [("c", "local"), ("opencl", "shared")])
 def test_aligned_rows_grow_after_shrinking(language: str, scope: str) -> None:
     func = rows(scope, 16).func

@@ -160,6 +160,7 @@ def rolled(blocks_of: Any | None, tile: Any | None, whole: Any | None, guarded: 
 FORMS = ((None, None, None), (None, 3, 2), (1, 2, None), (3, 2, 3), (TUNABLES[1], 3, TUNABLES[1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.randoms(use_true_random=False),

@@ -152,6 +152,7 @@ def packed(tile: int | Tunable, width: int, stages: int, threads: str) -> Schedu
     return s
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("language", "threads"), [("c", "parallel"), ("opencl", "group")])
 def test_pipelined_products(language: str, threads: str) -> None:
     device = opened(language)

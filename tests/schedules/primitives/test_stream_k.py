@@ -71,6 +71,7 @@ def shared(workers: int) -> Schedule:
     return s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3, 23])
 def test_stream_k_ranges_ending_within_tiles_keep_meaning(workers: int) -> None:
     made = shared(workers).func

@@ -135,6 +135,7 @@ def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
         assert_same_meaning(start, s.func, {"m": m, "n": n, "k": k})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_calls(language: str) -> None:
     device = opened(language)
@@ -159,6 +160,7 @@ def test_calls(language: str) -> None:
     device.close()
 
 
+@pytest.mark.process
 def test_tensorize_of_changed_nest_falls_back_to_loops() -> None:
     s = tiles(False)
     # the copy of A is computed where it is read: the product is of something else now

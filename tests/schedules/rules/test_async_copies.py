@@ -37,6 +37,7 @@ def test_refuses(case: Refusal) -> None:
     check(case)
 
 
+@pytest.mark.slow
 def test_a_ring_means_the_product() -> None:
     for form, stages in (("nt", 2), ("nn", 4)):
         func = scheduled(form, f16, stages=stages, dims=DIMS)
@@ -50,6 +51,7 @@ def text(form: str, stages: int) -> str:
     return kernel.source.split("/*end prelude*/")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "stages"), [("nt", 2), ("nt", 3), ("nn", 4)])
 def test_items_meet_once_for_each_slice(form: str, stages: int) -> None:
     found = text(form, stages)

@@ -29,6 +29,7 @@ def keys_of(func: PrimFunc) -> tuple[For, For]:
     return loops(func.body)[0], keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [0, 1, 64, 1000, 4099])
 def test_with_mean_extents_causal_loop_has_mean_key_blocks(n: int) -> None:
     func = built(make.causal_attention())[1]
@@ -47,6 +48,7 @@ def test_with_mean_extents_constant_extents_returns_same_function() -> None:
     assert with_mean_extents(sketch.func) is sketch.func
 
 
+@pytest.mark.slow
 def test_generate_causal_tiles_uses_dynamic_schedule() -> None:
     for func, how in ((make.causal_attention(), "dynamic"), (make.attention(), "static")):
         text = generate(built(func)[1], CodeTarget("c", 16)).source

@@ -48,6 +48,7 @@ def guessed(name: str) -> GeneratedKernel:
     return kernels_of(func, "cuda")[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_the_matrix_is_read_sixteen_bytes_at_a_time(name: str) -> None:
     text = guessed(name).source.split("/*end prelude*/")[1]
@@ -57,6 +58,7 @@ def test_the_matrix_is_read_sixteen_bytes_at_a_time(name: str) -> None:
     assert "rt_load_first" not in text
 
 
+@pytest.mark.slow
 def test_a_factor_of_a_group_of_steps_is_multiplied_by_once() -> None:
     """And several reads of the matrix are on their way at once."""
     text = guessed("int4").source.split("/*end prelude*/")[1]

@@ -92,6 +92,7 @@ def text(func: PrimFunc) -> list[str]:
     return [k.source.split("/*end prelude*/")[1] for k in kernels_of(func, "cuda")]
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(
     strict=True, reason="the marked tile is not matched to the instruction and runs as loops: right, but slow"
 )
@@ -101,6 +102,7 @@ def test_split_k_with_as_many_slices_as_stages_and_one_multiplies_by_mma() -> No
     assert "".join(text(instantiate(sketch, values))).count("rt_mma_") == 1
 
 
+@pytest.mark.slow
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     named = {case: [s.name for s in sketches(case)] for case in CASES}
     forms = {"mma.data_parallel": (*PRODUCTS, *DECODED), "mma.split_k": ("NT", "int8")}
@@ -122,6 +124,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
         assert ("rt_copy<8>" in found and "rt_sent" in found) == (case in AHEAD or case in ATTENTION), what
 
 
+@pytest.mark.slow
 def test_mma_guesses_for_few_rows_use_lowest_tiles() -> None:
     func = make.dense(256, 512, rows=8, stored=f16)
     for sketch in generate_sketches(func, MACHINE, {"gpu_mma": GPU_RULES["gpu_mma"]}):
@@ -129,6 +132,7 @@ def test_mma_guesses_for_few_rows_use_lowest_tiles() -> None:
         assert any(g["STAGES"] == 3 for g in sketch.guesses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
 def test_traces_replay_and_keep_the_meaning(case: str) -> None:
     func, (dims, *_) = CASES[case][0](), CASES[case][1]
@@ -145,6 +149,7 @@ def test_traces_replay_and_keep_the_meaning(case: str) -> None:
             assert not problems(func, inputs, outputs_of(instantiate(sketch, values), dims, inputs), dims)
 
 
+@pytest.mark.slow
 def test_attention_weights_under_divergent_warps_go_to_shared_memory() -> None:
     """Where not all items come by, weights are in shared memory, or nobody takes them."""
     (sketch,) = sketches("of a cache")
@@ -163,6 +168,7 @@ def test_attention_weights_under_divergent_warps_go_to_shared_memory() -> None:
         where_it_is(rows, lt(warps.var, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mma_counted_shared_memory_equals_kernels(case: str) -> None:
     for sketch in sketches(case):
@@ -177,6 +183,7 @@ def test_mma_counted_shared_memory_equals_kernels(case: str) -> None:
                 assert found == shared_bytes(func), values
 
 
+@pytest.mark.slow
 def test_mma_shared_accesses_have_no_bank_conflicts() -> None:
     """By the closed form, and counted: the vectors that each quarter of a warp stores, and the rows of matrices that it fetches."""
     rng = random.Random(0)

@@ -47,6 +47,7 @@ def calls(func: PrimFunc) -> int:
     return kernels_of(func, "cuda")[0].source.split("/*end prelude*/")[1].count("rt_mma_")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_schedule_means_the_product(form: str) -> None:
     func = scheduled(form, f16)

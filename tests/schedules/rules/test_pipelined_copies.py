@@ -59,6 +59,7 @@ def instance(case: str, name: str = "") -> PrimFunc:
     return replace(made, name=f"f{list(AHEAD).index(case)}{name.partition('.')[2]}")
 
 
+@pytest.mark.slow
 def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() -> None:
     assert {case: sorted(ahead(case)) for case in AHEAD} == {c: sorted(names) for c, names in AHEAD.items()}
     older, (case, *_) = replace(MACHINE, capability=75), AHEAD
@@ -71,6 +72,7 @@ def test_slices_are_copied_ahead_where_a_machine_can_and_operands_are_numbers() 
         assert before.count("rt_copy<") == after.count("rt_copy<") == some, "before the loop over slices and in it"
 
 
+@pytest.mark.slow
 def test_pipelined_schedules_keep_meaning_and_shared_bytes() -> None:
     for case in list(AHEAD)[:2]:
         assert_same_meaning(CASES[case][0](), instance(case), {v.name: 5 for v in instance(case).symbols})
@@ -82,6 +84,7 @@ def test_pipelined_schedules_keep_meaning_and_shared_bytes() -> None:
             assert value(stored_bytes(sketch.func, part, "shared"), sketch, values) == shared_bytes(func), values
 
 
+@pytest.mark.slow
 def test_warp_stores_have_no_bank_conflicts() -> None:
     sketch = ahead("NT, 128 steps")["matmul.data_parallel"]
     rng = random.Random(0)

@@ -78,6 +78,7 @@ every = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every
 def test_instantiate_any_sketch_equals_replayed_trace(name: str, machine: str) -> None:
     func = functions()[name]
@@ -122,6 +123,7 @@ def test_matmul_symbolic_sizes_packs_in_the_call(machine: str) -> None:
         assert sketch.guesses and any(a.scope == "global" for a in sketch.func.allocs)
 
 
+@pytest.mark.slow
 @every
 def test_instantiate_any_sketch_leaves_no_tunables(name: str, machine: str) -> None:
     rng = random.Random(f"verify {name} {machine}")
@@ -174,6 +176,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "machine"),
     # devices run what is made for GPUs much faster than the interpreter does, which has no barriers to get wrong
@@ -195,6 +198,7 @@ def test_instantiate_any_sketch_keeps_the_meaning(name: str, machine: str) -> No
             assert_same_meaning(func, made, dims, seed=size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ("c", "opencl"))
 @pytest.mark.parametrize("name", ["matmul", "softmax", "pointwise2", "scores"])
 def test_sketch_with_tunables_keeps_the_meaning(name: str, machine: str) -> None:
@@ -207,6 +211,7 @@ def test_sketch_with_tunables_keeps_the_meaning(name: str, machine: str) -> None
         assert_same_meaning(func, sketch.func, dims, tunables={t: values[t.name] for t in sketch.tunables})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_generate_sketches_twice_gives_equal_traces(machine: str) -> None:
     for name in ("matmul", "softmax_mask", "pointwise4"):

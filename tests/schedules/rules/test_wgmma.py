@@ -67,6 +67,7 @@ def text(func: PrimFunc) -> str:
     return kernel.source.split("/*end prelude*/")[1]
 
 
+@pytest.mark.slow
 def test_wgmma_is_not_selectable_on_any_device() -> None:
     """They are not selectable: no kernel of these has run on a GPU."""
     func = CASES["NT"][0]()
@@ -77,6 +78,7 @@ def test_wgmma_is_not_selectable_on_any_device() -> None:
     assert not generate_sketches(make.dense(64, 256), MACHINE, RULE), "f32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SMALL)
 def test_candidates_are_products_of_four_warps(case: str) -> None:
     sketch, values = sketch_of(case), SMALL[case]
@@ -94,6 +96,7 @@ def test_the_loops_keep_the_meaning() -> None:
     assert_same_meaning(CASES["TN"][0](), small("TN"), {"m": 3, "n": 5, "k": 7})
 
 
+@pytest.mark.slow
 def test_loops_stay_where_a_product_is_none_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a matrix that do not follow one another, and more columns than an instruction has."""
     sketch, func = sketch_of("batched NN"), CASES["batched NN"][0]()

@@ -68,6 +68,7 @@ def broken(trace: Trace) -> Iterator[tuple[int, Trace]]:
             yield at + 1, Trace((*trace.steps[:at], option, *trace.steps[at + 1 :]), trace.tunables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", traces())
 def test_replay_with_wrong_argument_marks_nest(name: str) -> None:
     func, trace = traces()[name]

@@ -90,6 +90,7 @@ def started(primitive: str, rng: random.Random, steps: int) -> tuple[PrimFunc, S
     return func, further(s, rng, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("primitive", PRIMITIVES)
 def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
     rng = random.Random(f"among others: {primitive}")

@@ -48,6 +48,7 @@ def padded() -> Schedule:
     return s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [sliced, padded])
 def test_meaning(schedule: Callable[[], Schedule]) -> None:
     s = schedule()

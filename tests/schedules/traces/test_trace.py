@@ -101,6 +101,7 @@ def test_replays_on_a_copy_with_other_names() -> None:
         assert structural_equal(replay(concrete, copy).func, replay(concrete, make.chain()).func)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [C, OPENCL], ids=["c", "opencl"])
 def test_sketches_replay_on_a_copy(machine: HardwareInfo) -> None:
     for func in (make.matmul(30, 7), zoo.softmax().func, make.scores()):
@@ -112,6 +113,7 @@ def test_sketches_replay_on_a_copy(machine: HardwareInfo) -> None:
 
 
 # OpenCL's sketches are those of C but for fewer lanes
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "language"), [(c, m) for m in MACHINES for c in cases_of(m)[:: 4 if m == "opencl" else 1]]
 )

@@ -134,12 +134,14 @@ def test_bounds_the_model_cannot_have(bert: Path) -> None:
     assert "32" in refused("tune", str(bert), "--target", "c", "--bound", "n=1:64")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", ["tune", "build"])
 def test_unknown_target_error_lists_targets(bert: Path, command: str) -> None:
     text = refused(command, str(bert), "--target", "abacus", "--db", "memory://")
     assert "abacus" in text and "wanted a device" in text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("url", "says"), [("mysql://x/y", "sqlite"), ("sqlite:///no/such/folder/x.db", "folder")])
 def test_a_bad_database(bert: Path, url: str, says: str) -> None:
     assert says in refused("tune", str(bert), "--target", "c", "--db", url)
@@ -188,12 +190,14 @@ def test_a_worker_needs_a_device_and_a_safe_address() -> None:
 # -- looking around -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_devices_as_json() -> None:
     found = json.loads(ok("devices", "--json"))
     assert found and all(set(d) >= {"target", "usable"} for d in found)
     assert all("reason" in d or d["fingerprint"]["kind"] == d["target"] for d in found)
 
 
+@pytest.mark.process
 def test_doctor_as_json_and_as_text(records: str) -> None:
     found = json.loads(ok("doctor", "--json", "--db", records))
     areas = {f["area"] for f in found}
@@ -242,6 +246,7 @@ def test_jobs(records: str) -> None:
     assert "effort=quick" in ok("jobs", "--db", records)
 
 
+@pytest.mark.slow
 def test_export_import_and_merge_carry_everything(records: str, elsewhere: Path) -> None:
     ok("db", "export", "all.jsonl", "--db", records)
     copy, merged = f"sqlite:///{elsewhere / 'copy.db'}", f"sqlite:///{elsewhere / 'merged.db'}"

@@ -85,6 +85,7 @@ def test_lists_of_commands_are_not_cut() -> None:
     assert "130" in RUNNER.invoke(app, ["--help"]).stdout
 
 
+@pytest.mark.slow
 def test_db_commands_answer_scripts_with_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("r.db", "other.db"):

@@ -89,6 +89,7 @@ def named(findings: list[Finding], area: str, name: str) -> Finding:
     return found
 
 
+@pytest.mark.process
 def test_the_whole_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "list_devices", list)  # devices take long; they have tests of their own
     missing = f"sqlite:///{tmp_path / 'none.db'}"
@@ -102,6 +103,7 @@ def test_the_whole_examination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (finding.state == "ok") == (finding.advice == ""), finding
 
 
+@pytest.mark.process
 def test_little_space_and_a_busy_machine_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "list_devices", list)
     monkeypatch.setattr(doctor, "SPACE", 1 << 60)

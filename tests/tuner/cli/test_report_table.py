@@ -66,6 +66,7 @@ def rows(job: Job) -> tuple[TaskRow, ...]:
     return task_rows(job.choices, job.build().plans, records)
 
 
+@pytest.mark.slow
 def test_every_task_has_a_row_and_shares_add_up(job: Job, rows: tuple[TaskRow, ...]) -> None:
     assert {r.name for r in rows} == set(job.choices)
     assert sum(r.calls for r in rows) == sum(len(t.sites) for t in job.tasks) > 10 * LAYERS
@@ -73,6 +74,7 @@ def test_every_task_has_a_row_and_shares_add_up(job: Job, rows: tuple[TaskRow, .
     assert [r.secs for r in rows] == sorted((r.secs for r in rows), key=lambda s: -(s or 0))
 
 
+@pytest.mark.slow
 def test_task_row_costs_follow_the_plan(job: Job, rows: tuple[TaskRow, ...]) -> None:
     plans = job.build().plans
     for row in rows:
@@ -92,6 +94,7 @@ def test_shapes_are_the_smallest_a_middle_and_the_largest(job: Job, rows: tuple[
         assert row.shapes[-1].dispatched == "generic"
 
 
+@pytest.mark.slow
 def test_trials_count_failures_too(job: Job, rows: tuple[TaskRow, ...]) -> None:
     for row in rows:
         wanted = len(list(job.choices[row.name].seeds(2)))
@@ -121,6 +124,7 @@ def test_symbol_labels_are_model_expressions(job: Job) -> None:
     assert "b*n" in labels and "n" in labels
 
 
+@pytest.mark.slow
 def test_without_records_nothing_is_claimed(job: Job) -> None:
     empty = Job(job.module, DeviceInfo("c", "another", (("kind", "d"),), LIMITS), MemoryStore(), Settings(target="c"))
     found = task_rows(empty.choices, empty.build().plans, {name: [] for name in empty.choices})

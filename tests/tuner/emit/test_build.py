@@ -64,6 +64,7 @@ def filled(job: Job, store: Store, records: Sequence[Measurement]) -> Store:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [feed_forward, attention])
 def test_other_orders_and_stores_give_the_same_bytes(make: Make, tmp_path: Path) -> None:
     job, records = _tuned(make)

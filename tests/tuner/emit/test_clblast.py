@@ -73,6 +73,7 @@ def test_clblast_is_offered_only_to_opencl_devices_with_clblast() -> None:
     assert on(PAPER_DEVICE) == {"openblas.sgemm"}
 
 
+@pytest.mark.slow
 def test_clblast_is_dispatched_and_noted_when_missing_or_changed() -> None:
     runner, store = RecordedRunner(by_library, info=PAPER_OPENCL), MemoryStore()
     job = Job(product(), PAPER_OPENCL, store, QUICK)

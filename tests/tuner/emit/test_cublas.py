@@ -96,6 +96,7 @@ def test_cublas_binds_through_a_device_wrapper(tmp_path: Path) -> None:
     device.close()
 
 
+@pytest.mark.slow
 def test_missing_cublas_note_states_the_gain() -> None:
     runner = RecordedRunner(lambda program, symbols: 1e-6 if routines(program) else 1.0, info=PAPER_CUDA)
     store = MemoryStore()

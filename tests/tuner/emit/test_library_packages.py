@@ -73,6 +73,7 @@ def test_user_routine_is_measured_and_dispatched(package: Path, tmp_path: Path) 
     assert targets == {"own.softmax"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("library", "alternative", "message"),
     [

@@ -51,6 +51,7 @@ def by_regime(program: Program, symbols: dict[str, int]) -> float:
     return 1e-6 * (1 + sum(len(k.source) for k in program.kernels) % 97) * (1 + sum(symbols.values()))
 
 
+@pytest.mark.slow
 def test_records_of_the_two_regimes_never_mix() -> None:
     store = MemoryStore()
     cold = Job(MODEL, PAPER_DEVICE, store, replace(QUICK, caches="model"))

@@ -48,6 +48,7 @@ def asked(runner: RecordedRunner) -> list[list[str]]:
 # -- determinism ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_answers_lead_elsewhere() -> None:
     """The search listens: otherwise it would say nothing that the same answers lead to the same candidates."""
     settings = replace(QUICK, trials=24)
@@ -73,6 +74,7 @@ def half_fail(program: Any, symbols: Any) -> float | str:
     return "too many registers" if odd and tuned else by_text(program, symbols)
 
 
+@pytest.mark.slow
 def test_loop_records_trials_and_failures_and_second_run_measures_nothing() -> None:
     store, runner, seen = MemoryStore(), RecordedRunner(half_fail), list[TuningProgress]()
     job = paper_job(feed_forward, store, FOUR)
@@ -98,6 +100,7 @@ def test_loop_records_trials_and_failures_and_second_run_measures_nothing() -> N
     assert [j.state for j in store.jobs()] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_loop_with_more_trials_continues_the_last_job() -> None:
     store = MemoryStore()
     paper_job(feed_forward, store, QUICK).tune(RecordedRunner())
@@ -106,6 +109,7 @@ def test_loop_with_more_trials_continues_the_last_job() -> None:
     assert result.trials == 2 * len(paper_job(feed_forward).tasks)
 
 
+@pytest.mark.slow
 def test_loop_over_another_range_shares_records() -> None:
     """Records are of shapes: a range with other anchors asks for those, and first of the candidates that did well."""
     store = MemoryStore()
@@ -145,12 +149,14 @@ def test_loop_times_contenders_twice_and_hopeless_variants_once() -> None:
     assert dispatched and all(visits[key] >= 2 for key in dispatched)
 
 
+@pytest.mark.slow
 def test_no_trials_still_times_the_library_and_the_generic_form() -> None:
     job = paper_job(feed_forward, settings=replace(QUICK, trials=0))
     result = job.tune(RecordedRunner())
     assert result.trials == 0 and {r.variant.kind for r in all_records(job)} == {"generic", "library"}
 
 
+@pytest.mark.slow
 def test_loop_measures_all_baselines_before_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stops a job early finds the library's times."""
     runner, begun, make = RecordedRunner(), list[int](), loop.make_strategy
@@ -167,6 +173,7 @@ class Stop(BaseException):
     """What a key press is."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Stop("interrupted"), MeasureError("the device is gone")])
 def test_interrupted_loop_resumes_to_the_same_total(error: BaseException) -> None:
     whole = paper_job(feed_forward, settings=FOUR)
@@ -206,6 +213,7 @@ def test_interrupted_loop_resumes_to_the_same_total(error: BaseException) -> Non
 # -- tasks and candidates that go wrong -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["sketches", "reference", "program", "baselines"])
 def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
@@ -284,6 +292,7 @@ def test_a_lost_device_is_no_candidate_s_fault() -> None:
 # -- several jobs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_task_another_job_holds_is_left_for_last_and_not_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "LEASE_POLL_SECS", 0.01)
     store = MemoryStore()

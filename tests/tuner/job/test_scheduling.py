@@ -21,6 +21,7 @@ from relax_tune.tuner.job.scheduling import FIRST_SPREAD, expected_saving, sprea
 seconds = st.floats(1e-7, 1e-1)
 
 
+@pytest.mark.slow
 @given(st.lists(seconds, max_size=40), st.integers(0, 40), st.integers(1, 16), seconds, st.randoms())
 def test_saving_is_a_share_of_dispatched_time_in_any_order(
     times: list[float], failed: int, batch: int, other: float, shuffle: Any
@@ -77,6 +78,7 @@ def test_savings_beat_equal_shares_for_the_same_trials() -> None:
     assert np.mean(np.array(ours) < np.array(equal)) > 0.7
 
 
+@pytest.mark.slow
 def test_loop_spends_trials_on_the_costliest_tasks() -> None:
     job = paper_job(attention, settings=replace(QUICK, trials=12))
     heavy = str(job.tasks[-1].name)
@@ -92,6 +94,7 @@ def test_loop_spends_trials_on_the_costliest_tasks() -> None:
     assert tried[heavy] == max(tried.values()) >= 16 and min(tried.values()) >= 8
 
 
+@pytest.mark.slow
 def test_a_job_stops_when_nothing_more_is_to_be_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate takes the same time, but for a part in a million."""
     monkeypatch.setattr(loop, "WORTHWHILE", 1e-2)

@@ -106,6 +106,7 @@ def history(store: MemoryStore, of: Choices, model: set[str] | None = None) -> T
     return RecordedHistory(store, HERE, {of.task.key} if model is None else model).rows(of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["other shapes", "another device", "another task"])
 def test_each_source_is_told(small: Choices, wide: Choices, source: str) -> None:
     of = wide if source == "another task" else small
@@ -152,6 +153,7 @@ def test_history_leaves_out_unusable_records(small: Choices, wide: Choices) -> N
     assert history(store_with(wide, odd), small) is None
 
 
+@pytest.mark.slow
 def test_any_order_of_records_gives_the_same_history_and_the_same_candidates(small: Choices, wide: Choices) -> None:
     made = records(wide, HERE, 120, POINTS)
     found = [history(store_with(wide, made, order), small) for order in (None, 1, 2)]
@@ -185,6 +187,7 @@ def test_the_cost_is_bounded(small: Choices, wide: Choices, monkeypatch: pytest.
     assert asked and all(limit is not None and limit <= 4 * warm_start.OWN_ROWS for limit in asked)
 
 
+@pytest.mark.slow
 def test_history_of_another_task_speeds_up_search(small: Choices, wide: Choices) -> None:
     """Sixteen trials of one product with and without the records of a wider one; times are those of `seconds`."""
     rows = history(store_with(wide, records(wide, HERE, 150, POINTS)), small)
@@ -205,6 +208,7 @@ def test_history_of_another_task_speeds_up_search(small: Choices, wide: Choices)
     assert np.mean(warm) < np.mean(cold) and max(warm) <= max(cold)
 
 
+@pytest.mark.slow
 def test_the_loop_reads_the_records_of_another_model() -> None:
     """The same seed asks other candidates once there is a history, and the same ones again with the same history."""
     store = MemoryStore()

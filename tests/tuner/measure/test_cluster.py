@@ -79,6 +79,7 @@ def test_label_with_missing_device_raises(scheduler: tuple[ClusterProcess, str])
         DaskRunner(scheduler[1], "abacus")
 
 
+@pytest.mark.slow
 def test_no_scheduler_is_an_error_within_the_limit() -> None:
     with pytest.raises(MeasureError, match="wanted a Dask scheduler"):
         DaskRunner("tcp://127.0.0.1:9", "c", open_secs=0.5)

@@ -37,6 +37,7 @@ def test_units_hold_one_language() -> None:
     assert plan_units(both, frozenset()) == [range(0, 1), range(1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["c", "opencl"])
 @given(st.lists(st.booleans(), min_size=1, max_size=14), st.sets(st.integers(0, 13)))
 def test_suspect_kernel_is_compiled_alone(language: str, broken: list[bool], alone: set[int]) -> None:

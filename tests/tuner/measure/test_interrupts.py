@@ -92,6 +92,7 @@ def test_interrupted_commit_is_whole() -> None:
     assert [j.state for j in store.jobs()] == ["interrupted"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_during_imports_is_one_sentence(number: signal.Signals, tmp_path: Path) -> None:
     job = JobProcess(tmp_path, "tune", "nothing", "--target", "c", "--db", "sqlite:///t.db")

@@ -54,6 +54,7 @@ class Noisy(RecordedRunner):
         return MeasureResult(request.id, "ok", timings=tuple(timings), checked=True, build_secs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_luckiest_first_timing_does_not_win(seed: int) -> None:
     job = paper_job(row_scale, settings=SETTINGS)
@@ -78,6 +79,7 @@ def test_the_luckiest_first_timing_does_not_win(seed: int) -> None:
     assert {least for _, _, least in runner.timed} == {3, 7}
 
 
+@pytest.mark.slow
 def test_choosing_by_first_timings_would_be_worse() -> None:
     """The same luck over several seeds: what is dispatched is nearer to the truth's best than the best first timing is."""
     ours, naive = [], []
@@ -96,6 +98,7 @@ def test_choosing_by_first_timings_would_be_worse() -> None:
     assert np.mean(ours) < np.mean(naive) and np.mean(ours) < 1.1
 
 
+@pytest.mark.slow
 def test_racing_stops_non_contenders_early() -> None:
     job = paper_job(row_scale, settings=SETTINGS)
     runner = Noisy(luck=0.0)

@@ -63,6 +63,7 @@ def test_times_of_present_library_count_without_note() -> None:
     assert kinds(job, choices) == {"library"} and not notes(job, choices, "openblas")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_times_of_changed_library_do_not_count_until_retimed(known: bool) -> None:
     job, choices = with_product()
@@ -115,6 +116,7 @@ def test_library_notes_without_library_records_are_empty() -> None:
     assert not [n for n in job.build().notes if "library" in n]
 
 
+@pytest.mark.slow
 def test_records_name_the_libraries_of_the_job() -> None:
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())

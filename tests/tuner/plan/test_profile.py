@@ -30,6 +30,7 @@ def answer(program: Program, symbols: dict[str, int]) -> float:
     return 1e-6 * (1 + size) + 1e-9 * (97 - size) * sum(symbols.values()) ** 2
 
 
+@pytest.mark.slow
 def test_a_profile_reaches_the_anchors_the_search_the_plans_and_the_report(tmp_path: Path) -> None:
     module, store = feed_forward(), MemoryStore()
     uniform = Job(module, PAPER_DEVICE, store, QUICK)

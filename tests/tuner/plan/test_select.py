@@ -194,6 +194,7 @@ def test_select_several_likely_differences_outweigh_one_sure() -> None:
     assert select(times, domain, errors).variants == ("b",)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=9), st.floats(1e-9, 1e3))
 def test_the_error_of_a_median_is_relative_and_shrinks(samples: list[float], scale: float) -> None:
     error = standard_error(samples)

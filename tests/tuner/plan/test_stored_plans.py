@@ -71,6 +71,7 @@ def small_job() -> Job:
     return recorded(with_points(paper_job(row_scale), tuple(FAST_WHERE_SMALL)), FAST_WHERE_SMALL)
 
 
+@pytest.mark.slow
 def test_a_set_is_stored_once_and_replaced_whole() -> None:
     job = small_job()
     (choices,) = job.choices.values()
@@ -95,6 +96,7 @@ def test_a_set_is_stored_once_and_replaced_whole() -> None:
     assert job.build("stored").plans[choices.task.name].plan.entries == made.plan.entries
 
 
+@pytest.mark.slow
 def test_stored_plan_with_lost_kernels_gives_way_to_records() -> None:
     job = small_job()
     (choices,) = job.choices.values()
@@ -112,6 +114,7 @@ tests_of_one_symbol = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(tests_of_one_symbol, st.booleans()), max_size=3), max_size=4))
 def test_plan_text_round_trips(guards: list[list[tuple[select.GuardTest, bool]]]) -> None:
     (choices,) = paper_job(row_scale).choices.values()
@@ -122,6 +125,7 @@ def test_plan_text_round_trips(guards: list[list[tuple[select.GuardTest, bool]]]
     assert plan.entries == entries and variants == {generic.key: generic}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -165,6 +169,7 @@ def test_drift_predicts_loss_between_timed_shapes() -> None:
     assert beyond.unmeasured == 0.5 and beyond.regret == 0
 
 
+@pytest.mark.slow
 def test_the_command_shows_checks_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_command, "device_info", lambda spec: PAPER_DEVICE)
     model, db = tmp_path / "m.relax", f"sqlite:///{tmp_path / 'r.db'}"

@@ -89,6 +89,7 @@ def test_finished_job_validates_nothing_again_and_reports_results() -> None:
     assert found.shapes == SHAPES["quick"] and found.worst == pytest.approx(1.0) and not (found.slower or found.added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 19, 23, 26])
 def test_a_finished_job_is_finished_however_times_fall_out(seed: int) -> None:
     """Plans change with every validation here, since each variant is fast or slow anywhere by chance."""

@@ -132,6 +132,7 @@ def test_packed_of_computing_step_is_none() -> None:
     assert packed(wide, [np.ones((3, 5), np.uint8)]) is None
 
 
+@pytest.mark.slow
 def test_weights_read_unpacked_as_well_stay() -> None:
     """A generic kernel beside a packing one reads the weight as the model has it."""
     job = job_dispatching(PAPER_DEVICE, feed_forward(), packing_variants)

@@ -112,6 +112,7 @@ def test_library_forms_pack_before_and_permute_after(device: Device) -> None:
             check(choices, variant, device, shapes_of(choices))
 
 
+@pytest.mark.slow
 def test_program_of_many_calls_shares_equal_parts() -> None:
     """Two layers of the same shape: each kernel once, each weight packed once, scratch memory shared."""
     rng = np.random.default_rng(0)
@@ -157,6 +158,7 @@ def test_program_of_many_calls_shares_equal_parts() -> None:
     assert {b.storage for b in temps} == set(workspaces) and len(workspaces) <= 2 < len(temps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [feed_forward, attention])
 def test_programs_verify_and_survive_json(make: Callable[[], IRModule]) -> None:
     for choices in paper_job(make).choices.values():

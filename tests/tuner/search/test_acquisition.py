@@ -53,6 +53,7 @@ def test_shapes_measured_at_different_rows() -> None:
     assert (belief.mean[:, 2] == 0).all() and (belief.std[:, 2] == 1).all()
 
 
+@pytest.mark.slow
 def test_many_rows_are_thinned_and_the_fastest_kept() -> None:
     surrogate, points = fitted(2 * MAX_ROWS)
     fastest = np.argsort(field(points)[:, 0])[:50]

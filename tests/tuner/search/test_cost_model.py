@@ -37,6 +37,7 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
 
 
+@pytest.mark.slow
 @every_model
 def test_order_and_times_of_unseen_rows(make: Make) -> None:
     model = make()
@@ -56,6 +57,7 @@ def test_order_and_times_of_unseen_rows(make: Make) -> None:
     assert np.mean(error < 2 * std[works]) > 0.4 and np.mean(error) < 0.4
 
 
+@pytest.mark.slow
 @every_model
 def test_training_twice_gives_the_same_bits(make: Make) -> None:
     first, second = make(), make()
@@ -66,6 +68,7 @@ def test_training_twice_gives_the_same_bits(make: Make) -> None:
     assert first.dumps() == second.dumps()
 
 
+@pytest.mark.slow
 def test_prediction_threads_leave_no_mark() -> None:
     features = np.random.default_rng(2).random((20_000, 12)).astype(np.float32)
     answers = []
@@ -92,6 +95,7 @@ def test_prediction_from_several_threads_at_once(make: Make) -> None:
     assert len(found) == 4 and all(np.array_equal(wanted, f) for f in found)
 
 
+@pytest.mark.slow
 @every_model
 def test_json_round_trip(make: Make) -> None:
     model = make()

@@ -120,6 +120,7 @@ def test_values_of_every_kind_and_constraints_of_both() -> None:
     assert {type(v) for c in wanted for v in c.values()} == {int, float, str, bool}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if not s.startswith("optuna")])
 def test_ask_and_tell_find_the_best(strategy: str) -> None:
     space = rt.SearchSpace({"x": list(range(1, 13)), "y": list(range(1, 13)), "mode": ["a", "b"]}, ["x + y < 20"])

@@ -35,6 +35,7 @@ def reached(name: str, recorded: RecordedSpace, seed: int, evaluations: int = 11
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "ran", "best_ms"),
     [
@@ -54,6 +55,7 @@ def test_constraints_allow_exactly_the_recorded_rows(
     assert recorded.optimum * 1e3 == pytest.approx(best_ms, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_evolution_beats_random_and_comes_close_to_the_optimum(convolution: RecordedSpace) -> None:
     ours = np.stack([reached("evolution", convolution, seed) for seed in range(3)])
     chance = np.stack([reached("random", convolution, seed) for seed in range(15)])
@@ -78,6 +80,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         load_recorded(path)
 
 
+@pytest.mark.slow
 def test_breeding_finds_the_optimum_of_a_space_too_large_to_list() -> None:
     """Eight parameters of 32 values; random search of as many points stays far away."""
     domain = tuple(range(1, 33))
@@ -104,6 +107,7 @@ def test_breeding_finds_the_optimum_of_a_space_too_large_to_list() -> None:
     assert ours < 2.5e-4 and chance > 5e-4, (ours, chance)
 
 
+@pytest.mark.slow
 def test_every_shape_gets_a_fast_candidate() -> None:
     """The optimum moves with the shape; one set of proposals has to serve all three."""
     problem = PROBLEMS["two sketches, three shapes"]()
@@ -120,6 +124,7 @@ def test_every_shape_gets_a_fast_candidate() -> None:
         assert min(times[c] for c in asked if c in times) <= sorted(times.values())[2]
 
 
+@pytest.mark.slow
 def test_history_of_other_tasks_warms_the_search_up(spaces: dict[str, RecordedSpace]) -> None:
     """Rows of the same space on another device, told as history, beat a cold start in the first modelled batch."""
     convolution, other = spaces["convolution-rtx_2080_ti"], spaces["convolution-rtx_3090"]

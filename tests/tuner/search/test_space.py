@@ -63,6 +63,7 @@ def test_rejection_fills_a_large_space_and_shares_between_sketches() -> None:
     assert (codes[:, 0] == 1).sum() == 15  # all there are
 
 
+@pytest.mark.slow
 def test_large_space_without_legal_points_raises() -> None:
     never = SketchSpace("never", wide().parameters, lambda rows: np.zeros(len(rows), dtype=np.bool_))
     with pytest.raises(ScheduleError, match=r"'never' \(2097152 random points tried\)"):

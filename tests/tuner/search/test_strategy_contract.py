@@ -39,6 +39,7 @@ def fresh(name: str, problem: SearchProblem, seed: int = 7) -> SearchStrategy:
     return make_strategy(name, problem, np.random.default_rng(seed))
 
 
+@pytest.mark.slow
 @every_strategy
 @every_problem
 def test_candidates_are_legal_and_never_repeat(name: str, problem: str) -> None:
@@ -52,6 +53,7 @@ def test_candidates_are_legal_and_never_repeat(name: str, problem: str) -> None:
     assert all(len(batch) <= size for batch, size in zip(asked, [5, 20, 1, 8]))
 
 
+@pytest.mark.slow
 @every_strategy
 @every_problem
 def test_order_and_chunks_of_answers_leave_no_mark(name: str, problem: str) -> None:
@@ -69,6 +71,7 @@ def test_random_strategies_depend_on_the_seed(name: str) -> None:
     assert (first == second) == (name == "grid")
 
 
+@pytest.mark.slow
 @every_strategy
 @pytest.mark.parametrize("problem", ["one parameter", "one point", "one sketch"])
 def test_strategy_exhausts_a_small_space(name: str, problem: str) -> None:
@@ -88,6 +91,7 @@ def test_strategy_exhausts_a_space_of_failures(name: str) -> None:
     assert len(set(itertools.chain(*asked))) == 39
 
 
+@pytest.mark.slow
 @every_strategy
 def test_candidates_told_but_never_asked_are_not_asked(name: str) -> None:
     made = PROBLEMS["one parameter"]()
@@ -104,6 +108,7 @@ def test_ask_twice_without_answers_gives_distinct_candidates(name: str) -> None:
     assert len(set(asked)) == 40
 
 
+@pytest.mark.slow
 @every_strategy
 def test_some_shapes_may_be_left_out(name: str) -> None:
     """Racing stops timing clear losers: most candidates have a time at one shape only, one shape has none."""
@@ -147,6 +152,7 @@ def test_wrong_results_are_refused(name: str, result: Result, message: str) -> N
         fresh(name, SearchProblem(ParameterSpace([tiles()]))).tell([result])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", strategies("random", "grid"))
 def test_strategy_with_results_beats_random(name: str) -> None:
     """After the same number of trials of a smooth space, whatever learns has found better than chance has."""

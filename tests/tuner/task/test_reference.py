@@ -137,6 +137,7 @@ def test_stores_at_computed_places() -> None:
     assert expected.shape == (sum(check.symbols.values()), 3) and np.isfinite(expected).all()
 
 
+@pytest.mark.slow
 def test_chunks_of_a_large_block_join() -> None:
     n = Var("n")
     b = TensorBuilder("large")

@@ -120,6 +120,7 @@ def test_a_plan_mixes_one_kernel_and_parts_over_the_range() -> None:
                 np.testing.assert_allclose(found, run_function(encoder(), "main", arrays), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_record_in_parts_is_read_again() -> None:
     choices = on_paper()
     for record in choices.variants_in_parts():
@@ -131,6 +132,7 @@ def test_a_record_in_parts_is_read_again() -> None:
     assert softmax.variants_in_parts() == ()
 
 
+@pytest.mark.slow
 def test_inapplicable_unfused_record_is_a_build_error() -> None:
     choices = on_paper()
     record = choices.variants_in_parts()[1]
@@ -153,6 +155,7 @@ def test_inapplicable_unfused_record_is_a_build_error() -> None:
         choices.stages(replace(record, parameters='{"7.MR": 4}'))
 
 
+@pytest.mark.slow
 def test_unfused_variant_of_missing_library_does_not_win() -> None:
     choices = on_paper()
     library, own, *_ = choices.variants_in_parts()
@@ -165,6 +168,7 @@ def test_unfused_variant_of_missing_library_does_not_win() -> None:
     assert plan_task(replace(choices, alternatives=()), records).plan.variants == (own.key,)
 
 
+@pytest.mark.slow
 def test_unfused_variants_are_baselines_not_trials() -> None:
     job = Job(encoder(), PAPER_DEVICE, MemoryStore(), replace(QUICK, trials=2))
     vars(job)["choices"] = {on_paper().task.name: on_paper()}

@@ -60,6 +60,7 @@ def ragged(b: int, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return rng.integers(0, 11, (b, n)), (np.arange(n) < lengths[:, None]).astype(np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_small_model_lowers_to_the_same_function(folder: Path, pooling: Any, normalize: bool) -> None:
@@ -90,6 +91,7 @@ def tiny(root: Path, name: str, **changes: Any) -> dict[str, np.ndarray[Any, Any
     return hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, kind", [*((n, n) for n in ENCODERS["MODELS"]), ("roberta", "xlm-roberta")])
 def test_hidden_states_of_torch(tmp_path: Path, name: str, kind: str) -> None:
     hidden = tiny(tmp_path, name, model_type=kind)

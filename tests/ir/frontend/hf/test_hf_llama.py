@@ -48,6 +48,7 @@ def near(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], shape: tuple
     np.testing.assert_allclose(found[:, -wanted.shape[1] :], wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*MODELS, *MORE))
 def test_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
@@ -84,6 +85,7 @@ def callees(lowered: LoweredModule, name: str) -> list[str]:
     return [b.value.callee for b in lowered.functions[name].bindings if isinstance(b.value, CallTIR)]
 
 
+@pytest.mark.slow
 def test_tasks_of_a_decoder(tmp_path: Path) -> None:
     """What two equal layers come to; that both functions call the same products, and only those are left to libraries."""
     folder, _ = write(tmp_path, "llama")
@@ -116,6 +118,7 @@ def steps(run: Run, tokens: np.ndarray[Any, Any], count: int) -> np.ndarray[Any,
     return np.concatenate(found, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*MODELS, *MORE))
 def test_decoding_gives_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     folder, logits = write(tmp_path, name)
@@ -172,6 +175,7 @@ def test_decoding_with_weights_and_caches_of_16_bits(tmp_path: Path) -> None:
         load_hf(folder, cache_dtype="i8")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_decoding_needs_no_scalars(tmp_path: Path) -> None:
     """One new position: every kernel but those of the positions reads its sizes off its arrays."""
     lowered = lower(load_hf(write(tmp_path, "llama")[0]))
@@ -193,6 +197,7 @@ def test_bounds_of_decoders(tmp_path: Path) -> None:
         load_hf(folder, bounds={"n": (0, 9)})
 
 
+@pytest.mark.slow
 def test_programs_print_and_parse(tmp_path: Path) -> None:
     module = load_hf(write(tmp_path, "qwen2")[0])
     for stage in (module, lower(module).module):

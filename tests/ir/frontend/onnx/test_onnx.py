@@ -217,6 +217,7 @@ def test_attention_is_one_operator(case: tuple[int, str, list[np.ndarray[Any, An
     assert "attention" in operators(load_onnx(model(case[1], case[0])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=title)
 def test_operator(case: tuple[str, list[np.ndarray[Any, Any]]]) -> None:
     module = check(model(case[0]), case[1])

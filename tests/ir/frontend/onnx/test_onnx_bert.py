@@ -44,6 +44,7 @@ def same_embeddings(path: Path, reference: Path, positions: int) -> IRModule:
     return lowered.module
 
 
+@pytest.mark.slow
 def test_exported_bert_gives_the_embeddings_of_torch() -> None:
     module = same_embeddings(DATA / "tiny_bert.onnx", DATA / "tiny_bert.npz", 48)
     verify(module)

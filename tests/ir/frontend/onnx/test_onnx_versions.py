@@ -65,6 +65,7 @@ def test_versions_table_lists_exactly_supported_operators() -> None:
     assert set(VERSIONS) == set(SUPPORTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(SUPPORTED))
 def test_every_definition_is_handled_or_refused_by_name(op: str) -> None:
     for version in versions(op):

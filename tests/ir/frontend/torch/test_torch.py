@@ -93,6 +93,7 @@ def main_of(module: IRModule) -> Function:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*NAMES, *MORE))
 def test_recorded_transformers_give_torch_s_results(name: str) -> None:
     program, cases = recorded(name)

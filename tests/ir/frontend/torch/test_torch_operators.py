@@ -31,6 +31,7 @@ def program(name: str, arrays: dict[str, Array]) -> TorchProgram:
     return from_json(json.dumps(RECORDED[name]), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
 def test_operators_give_torch_s_results(name: str, arrays: dict[str, Array]) -> None:
     module = import_program(program(name, arrays))
