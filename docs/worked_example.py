@@ -22,8 +22,8 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.library.library_forms import ALTERNATIVES
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.printer import print_text
@@ -201,8 +201,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import relax_tune as rt
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul"""
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul"""
 
 HEAD = """# A worked example
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import relax_tune as rt
-from relax_tune.ir.op.elementwise import Mul, Sigmoid
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Split
+from relax_tune.ir.op.indexing.movement import Split
+from relax_tune.ir.op.math.elementwise import Mul, Sigmoid
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op
 
 # silu(gate) * up for rows that hold gate and up side by side; n rows, k wide, both read off the buffers

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import relax_tune as rt
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul
 
 
 def feed_forward(width: int = 64, inner: int = 256) -> rt.IRModule:

@@ -10,7 +10,7 @@ import argparse
 import numpy as np
 
 import relax_tune as rt
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.reduction.reduce import Softmax
 
 
 def softmax_rows() -> rt.IRModule:

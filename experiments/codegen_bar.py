@@ -23,7 +23,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, LoopKind, Stmt, Tail, seq
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 
 def gelu(x: Expr) -> Expr:

@@ -30,10 +30,10 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sigmoid
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Permute, Reshape
-from relax_tune.ir.op.reduce import Mean, Softmax
+from relax_tune.ir.op.indexing.movement import Concat, Permute, Reshape
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sigmoid
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Mean, Softmax
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.tuner.task.extract import extract_tasks
 

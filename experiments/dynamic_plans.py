@@ -21,10 +21,10 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.runtime.plan_c import plans_in_c
-from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import WIDTH, compile_scalars
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.runtime.program.plan_c import plans_in_c
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import WIDTH, compile_scalars
 from relax_tune.tuner.job.job import Job, device_info
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.settings import Settings

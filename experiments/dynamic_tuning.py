@@ -20,7 +20,7 @@ from kernel_zoo import KERNELS, Array, Kernel
 from relax_tune.database.store import open_store
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.scalars import compile_scalars
+from relax_tune.runtime.program.scalars import compile_scalars
 from relax_tune.tuner.job.job import Job, open_runner
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.task import Choices

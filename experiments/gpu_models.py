@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 import relax_tune as rt
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.op.decoder import RmsNorm
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.reduce import LayerNorm, Softmax
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.neural.decoder import RmsNorm
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax
 
 TYPES: Mapping[str, DType] = {"f32": f32, "f16": f16, "bf16": bf16}
 

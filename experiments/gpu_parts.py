@@ -43,9 +43,9 @@ from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.cublas import CuBlas
-from relax_tune.runtime.program import KernelSource, Program
+from relax_tune.runtime.program.program import KernelSource, Program
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.inputs import random_constants, random_inputs
+from relax_tune.tuner.measure.device_process.inputs import random_constants, random_inputs
 from relax_tune.tuner.settings import Settings
 
 HERE = Path(__file__).parent
@@ -371,7 +371,7 @@ def cluster(context: Context) -> Iterator[Row]:
     if importlib.util.find_spec("distributed") is None:
         yield absent("cluster", "the package distributed")
         return
-    from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_worker
+    from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
 
     label = context.target if re.fullmatch(r"[\w:]+", context.target) else "cuda"
     scheduler, address = start_scheduler()

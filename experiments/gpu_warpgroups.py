@@ -23,7 +23,7 @@ import relax_tune as rt
 from relax_tune.errors import BuildError, RelaxTuneError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.cuda import CUDADevice
@@ -32,7 +32,7 @@ from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
-from relax_tune.tuner.measure.inputs import random_inputs
+from relax_tune.tuner.measure.device_process.inputs import random_inputs
 from relax_tune.tuner.program.program_builder import KernelStage, candidate_program
 from relax_tune.tuner.task.reference import evaluate, tolerances
 

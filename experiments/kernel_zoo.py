@@ -20,14 +20,14 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, Function, GVar
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.decoder import RmsNorm
-from relax_tune.ir.op.elementwise import Add, Gelu, Mul, Relu, Sigmoid
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute, Take
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.reduce import LayerNorm, MeanPool, Softmax, Sum
-from relax_tune.ir.op.window import Conv
+from relax_tune.ir.op.indexing.movement import Permute, Take
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math.elementwise import Add, Gelu, Mul, Relu, Sigmoid
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import RmsNorm
+from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, MeanPool, Softmax, Sum
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 
 Array = NDArray[Any]

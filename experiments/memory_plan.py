@@ -40,8 +40,8 @@ from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.library.library_forms import ALTERNATIVES
 from relax_tune.ir.passes.memory.memory_plan import Lifetime, PlanMemory, lifetimes
 from relax_tune.ir.passes.pipeline import LoweredModule

@@ -113,7 +113,7 @@ def symbolic(model: Any) -> bool:
 def computes(module: Any) -> bool:
     """Whether anything but views and copies is left that reads the values of an input, when constants are folded."""
     from relax_tune.ir.core.graph import Call
-    from relax_tune.ir.op.movement import VIEWS, Permute
+    from relax_tune.ir.op.indexing.movement import VIEWS, Permute
     from relax_tune.ir.passes.graph.cleanup import DeadCode
     from relax_tune.ir.passes.graph.constant_fold import FoldConstants
 

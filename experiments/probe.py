@@ -27,9 +27,9 @@ from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.target import HardwareInfo
-from relax_tune.tuner.measure.inputs import random_constants, random_inputs
+from relax_tune.tuner.measure.device_process.inputs import random_constants, random_inputs
 from relax_tune.tuner.task.extract import extract_tasks
 from relax_tune.tuner.task.task import Choices
 

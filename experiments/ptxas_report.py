@@ -32,18 +32,18 @@ from relax_tune.ir.core.expr import Expr, as_int, const, maximum, minimum, subst
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.decoder import RmsNorm
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
-from relax_tune.ir.op.reduce import Softmax, Sum
-from relax_tune.ir.op.window import Conv
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import RmsNorm
+from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.ir.passes.graph.mixed_precision import MixedPrecision
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import Pass, lower
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.occupancy import (
     REGISTER_GRANULE,
     group_items,

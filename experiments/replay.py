@@ -30,10 +30,10 @@ import synthetic_spaces
 
 import relax_tune.tuner.search
 from relax_tune.tuner.search.base import SearchProblem
-from relax_tune.tuner.search.cost_model import BoosterSettings
-from relax_tune.tuner.search.evolution import EvolutionSettings
+from relax_tune.tuner.search.models.cost_model import BoosterSettings
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.search.replay import RecordedSpace, recorded_spaces, replay
+from relax_tune.tuner.search.strategies.evolution import EvolutionSettings
 
 ROOT = Path(__file__).resolve().parent
 DATA = ROOT.parent / "tests" / "data" / "replay"
@@ -108,7 +108,7 @@ def environment(peer_python: str | None) -> dict[str, str]:
 def code_digest() -> str:
     """Changes when anything of the search does."""
     folder = Path(relax_tune.tuner.search.__file__).parent
-    files = sorted([*folder.glob("*.py"), folder.parent / "cost_model.py", Path(synthetic_spaces.__file__)])
+    files = sorted([*folder.rglob("*.py"), Path(synthetic_spaces.__file__)])
     state = hashlib.blake2b(digest_size=8)
     for file in files:
         state.update(file.read_bytes())

@@ -23,8 +23,8 @@ from e2e_cases import minilm_folder
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.job.job import Job, device_info, open_runner
-from relax_tune.tuner.search.cost_model import GradientBoostedModel
-from relax_tune.tuner.search.scoring import score
+from relax_tune.tuner.search.models.cost_model import GradientBoostedModel
+from relax_tune.tuner.search.models.scoring import score
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.task import points_array
 

@@ -27,7 +27,7 @@ from relax_tune.ir.core.expr import Expr, Var, call, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Tail, blocks
 from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.vectorize import accumulate, in_vectors
 from relax_tune.schedules.schedule import Schedule

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.signature import tensor_specs
 
 

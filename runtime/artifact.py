@@ -33,17 +33,17 @@ from safetensors import SafetensorError
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.host_program import (
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.model import Model, choose_function, open_model
+from relax_tune.runtime.program.host_program import (
     HostProgram,
     LoadWeight,
     host_programs_from_json,
     parts_of,
     verify_host_programs,
 )
-from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.model import Model, choose_function, open_model
-from relax_tune.runtime.program import Program, programs_from_json, verify_names, verify_program
-from relax_tune.runtime.scalars import constant_values
+from relax_tune.runtime.program.program import Program, programs_from_json, verify_names, verify_program
+from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, tensor_specs, value_specs
 from relax_tune.runtime.vm import Host

@@ -24,8 +24,8 @@ from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
-from relax_tune.runtime.program import BufferSpec, LaunchStep, Program, format_message, verify_program
-from relax_tune.runtime.scalars import WIDTH, Opcode, compile_scalars, constant_values
+from relax_tune.runtime.program.program import BufferSpec, LaunchStep, Program, format_message, verify_program
+from relax_tune.runtime.program.scalars import WIDTH, Opcode, compile_scalars, constant_values
 from relax_tune.runtime.shapes import Recorder
 from relax_tune.runtime.weights import DeviceWeights
 

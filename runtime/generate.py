@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import WIDTH, Opcode
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
 PREFILL, DECODE = "prefill", "decode"
 

@@ -12,9 +12,9 @@ from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor, check_binders
-from relax_tune.runtime.host_program import HostProgram, parts_of
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.host_program import HostProgram, parts_of
+from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm import Host, VirtualMachine

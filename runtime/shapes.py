@@ -15,7 +15,7 @@ from typing import Any
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.atomic_write import reason, write_whole
-from relax_tune.runtime.scalars import INT64_MAX
+from relax_tune.runtime.program.scalars import INT64_MAX
 from relax_tune.runtime.validation import parse_json
 
 EXACT = 256

@@ -8,9 +8,9 @@ from typing import Any, Union
 
 import numpy as np
 
-from relax_tune.runtime.host_program import Value
-from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import WIDTH, Opcode
+from relax_tune.runtime.program.host_program import Value
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
 _INFIX = {Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: "*", Opcode.FLOORDIV: "//", Opcode.FLOORMOD: "%"}
 _COMPARED = {

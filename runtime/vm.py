@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.arguments import in_order
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.host_operators import HOST_OPERATORS, is_shape
-from relax_tune.runtime.host_program import (
+from relax_tune.runtime.program.host_operators import HOST_OPERATORS, is_shape
+from relax_tune.runtime.program.host_program import (
     Apply,
     Branch,
     CallHostProgram,
@@ -35,8 +35,8 @@ from relax_tune.runtime.host_program import (
     Require,
     Want,
 )
-from relax_tune.runtime.program import format_message
-from relax_tune.runtime.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
+from relax_tune.runtime.program.program import format_message
+from relax_tune.runtime.program.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
 
 MAX_DEPTH = 1000
 """The deepest nesting of calls. A tail call does not count."""

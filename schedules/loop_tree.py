@@ -14,17 +14,7 @@ from relax_tune.ir.core import names
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, conjuncts, free_vars, loads, op, substitute
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import (
-    Block,
-    For,
-    IterVar,
-    Seq,
-    Stmt,
-    blocks,
-    loops,
-    replace_buffers,
-    rewrite,
-)
+from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, blocks, loops, replace_buffers, rewrite
 
 
 def find_loop(func: PrimFunc, name: str) -> For:

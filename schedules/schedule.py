@@ -26,24 +26,19 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, LoopKind, Tail, blocks, loops, walk
 from relax_tune.schedules.excerpt import loop_nest, names_in
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
-from relax_tune.schedules.primitives import (
+from relax_tune.schedules.primitives.blocks import (
     arithmetic,
     block_iters,
-    buffers,
     compute_location,
     inline,
-    layouts,
-    loop_invariant,
-    online_softmax,
     pad_softmax,
     padding,
-    partition,
-    pipeline,
-    reductions,
-    stream_k,
     tensorize,
 )
-from relax_tune.schedules.primitives import loops as loop_primitives
+from relax_tune.schedules.primitives.loops import loops as loop_primitives
+from relax_tune.schedules.primitives.loops import partition
+from relax_tune.schedules.primitives.memory import buffers, layouts, pipeline
+from relax_tune.schedules.primitives.reduction import loop_invariant, online_softmax, reductions, stream_k
 from relax_tune.schedules.symbols import require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 

@@ -22,7 +22,7 @@ from relax_tune.ir.core.graph import (
     used_vars,
 )
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, info_parts
-from relax_tune.ir.op.movement import VIEWS
+from relax_tune.ir.op.indexing.movement import VIEWS
 
 AllocatedTensor = tuple[GVar, int]
 """A tensor in memory of its own: the variable that a binding defines, and the number of its field."""

@@ -37,7 +37,7 @@ from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import accumulated
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.erf import erf
+from relax_tune.ir.op.math.erf import erf
 
 Array = NDArray[Any]
 Symbols = Mapping[Var, int]

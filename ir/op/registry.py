@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
-from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import (
+from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
+from relax_tune.ir.op.indexing.movement import (
+    BroadcastTo,
+    Concat,
+    ExpandDims,
+    Flatten,
+    Permute,
+    Reshape,
+    Slice,
+    Split,
+    Take,
+)
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Cast,
@@ -29,11 +40,8 @@ from relax_tune.ir.op.elementwise import (
     Sub,
     Tanh,
 )
-from relax_tune.ir.op.gather import GatherElements, GatherND
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
-from relax_tune.ir.op.numeric import (
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
     Acosh,
@@ -54,13 +62,15 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
-from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
-from relax_tune.ir.op.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
+from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, TensorToShape, Unique
-from relax_tune.ir.op.window import Conv, Pool
 
 
 def registry(operators: Iterable[type[OperatorSpec]]) -> Mapping[str, type[OperatorSpec]]:

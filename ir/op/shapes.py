@@ -15,14 +15,14 @@ from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.indexing.movement import Reshape
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeOperator(OperatorSpec):
     """Operator that takes or gives a shape, or has data-dependent dims.
 
-    It is never lowered to loops: the runtime computes it by its name (`runtime/host_operators`)."""
+    It is never lowered to loops: the runtime computes it by its name (`runtime/program/host_operators`)."""
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None

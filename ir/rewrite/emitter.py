@@ -14,7 +14,7 @@ from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of, side_env
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.indexing.movement import Reshape
 
 
 def tensor_info(value: g.Value) -> TensorInfo:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of
-from relax_tune.ir.op.elementwise import Cast
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import VIEWS, BroadcastTo, Concat, Permute, Reshape, Slice
+from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Concat, Permute, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Cast
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import Either, op
 from relax_tune.ir.rewrite.rules import Rule, Site
 

@@ -31,8 +31,8 @@ from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.graph import Operator
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
-from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
+from relax_tune.ir.op.reduction.linalg import Matmul
 
 if TYPE_CHECKING:
     from relax_tune.ir.rewrite.match import Match

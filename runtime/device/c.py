@@ -28,7 +28,7 @@ from relax_tune.runtime.device.binaries import cache_folder, hashed
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 BASE_FLAGS = (
     "-O3",

@@ -30,7 +30,7 @@ from relax_tune.runtime.device.cuda_graphs import GraphError, Recorder, load_rec
 from relax_tune.runtime.device.memory import check_transfer
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import INT_MOST, dynamic_shared_bytes, group_by_flags, wide_form
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 T = TypeVar("T")
 

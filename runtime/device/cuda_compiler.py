@@ -11,7 +11,7 @@ from typing import Any
 from relax_tune.errors import BuildError, UserError
 from relax_tune.runtime.device.binaries import Binaries, cache_folder, hashed
 from relax_tune.runtime.device.source import join_sources
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 # -v has the assembler report; 177 is what is declared and never used, as prelude functions may be.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--diag-suppress=177")

@@ -20,7 +20,7 @@ from relax_tune.runtime.device.opencl_gpus import gpu_limits
 from relax_tune.runtime.device.pocl import repair_target
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 BASE_FLAGS = ("-cl-mad-enable", "-cl-std=CL1.2")
 PREFERRED_PLATFORM = "Portable Computing Language"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 PRELUDE, END_PRELUDE = "/*prelude*/", "/*end prelude*/"
 _PRELUDE = re.compile(

@@ -14,7 +14,7 @@ from typing import Any
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.product import BATCHED, INT32_MAX, PLAIN, product_bytes, product_sizes
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 INSTALL = "install your distribution's CLBlast (Debian and Ubuntu: apt install libclblast1)"
 

@@ -16,7 +16,7 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.product import BATCHED, INT32_MAX, PLAIN, product_bytes, product_sizes
 from relax_tune.runtime.library.thread_pool import SleepingTeam
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
 _PREFIX = "scipy_"

@@ -1,6 +1,6 @@
 """The one family of errors: each says what was wanted, what was found, where, and what to do."""
 
-from __future__ import annotations
+from __future__ import (annotations)
 
 
 class RelaxTuneError(Exception):

@@ -15,7 +15,7 @@ from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.pipeline import STANDARD, Pass, lower
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
 
 RNG = np.random.default_rng(11)

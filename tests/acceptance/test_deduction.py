@@ -37,9 +37,9 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.relations import is_base
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Exp, MulScalar
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.indexing.movement import Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.math.elementwise import Add, Exp, MulScalar
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.shapes import Unique
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.fuse import FuseOps

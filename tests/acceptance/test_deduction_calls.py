@@ -27,7 +27,7 @@ from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, S
 from relax_tune.ir.deduce.relations import is_base, join
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.movement import Slice
+from relax_tune.ir.op.indexing.movement import Slice
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.runtime.device.base import Device

@@ -18,9 +18,9 @@ from relax_tune.ir.core.expr import Expr, Var, ceildiv, const, eq, ge, le, lt, m
 from relax_tune.ir.core.struct_info import PrimInfo, ShapeInfo, StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.deduce.relations import is_base
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
+from relax_tune.ir.op.math.elementwise import Add, Exp, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.shapes import TensorToShape, Unique
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device

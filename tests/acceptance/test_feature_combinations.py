@@ -21,7 +21,7 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.text.parser import parse_module

@@ -17,11 +17,11 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, Exp
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Concat, Flatten, Reshape, Slice, Split
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.scan import TopK
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math.elementwise import Add, Exp
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.scan import TopK
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import executed, job_of, rand
 from tests.acceptance.test_memory import chain
-from tests.runtime.model.whole_models import chosen
+from tests.runtime.whole_models import chosen
 from tests.support.effort import examples
 from tests.support.programs import agree, checked, compiled, never, ones, opened, read, refuse, run, same
 from tests.support.tuner_models import QUICK, job_dispatching
@@ -26,17 +26,17 @@ from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, seq
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Flatten, Permute, Reshape, Slice
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.indexing.movement import Concat, Flatten, Permute, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Add, Exp, MulScalar, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.memory.inplace import Inplace
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
 
 pytestmark = pytest.mark.ccompiler

@@ -23,10 +23,10 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.base import Deduction, OperatorSpec
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Concat, Flatten, Permute, Slice, Take
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Flatten, Permute, Slice, Take
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Relu, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device

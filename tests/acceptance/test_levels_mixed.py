@@ -26,10 +26,10 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Exp, Mul, Relu, Sub, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.indexing.movement import Reshape
+from relax_tune.ir.op.math.elementwise import Add, Exp, Mul, Relu, Sub, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce, TidyNames

@@ -40,8 +40,8 @@ from relax_tune.schedules.sketch import RULES
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.measure.cluster import DaskRunner
-from relax_tune.tuner.measure.cluster_processes import ClusterProcess, start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import ClusterProcess, start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
 from relax_tune.tuner.settings import Settings

@@ -17,9 +17,9 @@ from relax_tune.ir.core.dtype import f16, f32, u8
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Relu, Sqrt, Tanh
-from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice
-from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.op.indexing.movement import Concat, Flatten, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Relu, Sqrt, Tanh
+from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import STANDARD
 from relax_tune.runtime.device.base import Device

@@ -36,17 +36,17 @@ from relax_tune.ir.core.graph import (
 )
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu, Sqrt, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import VIEWS, Concat, Flatten, Permute, Reshape, Slice
-from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.op.indexing.movement import VIEWS, Concat, Flatten, Permute, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Add, Exp, MulScalar, Relu, Sqrt, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import STANDARD, Pass
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program import BufferSpec, Program
+from relax_tune.runtime.program.program import BufferSpec, Program
 
 pytestmark = pytest.mark.ccompiler
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.acceptance.built import rand
-from tests.runtime.model.whole_models import Whole, built
+from tests.runtime.whole_models import Whole, built
 from tests.support.effort import examples
 from tests.support.programs import agree, checked, compiled, ones, opened, run, same
 from tests.support.tuner_models import QUICK
@@ -24,8 +24,8 @@ from relax_tune.ir.core.graph import CallTIR, TupleItem, TupleValue
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp, MulScalar, Relu
-from relax_tune.ir.op.movement import Flatten, Permute, Reshape, Split
+from relax_tune.ir.op.indexing.movement import Flatten, Permute, Reshape, Split
+from relax_tune.ir.op.math.elementwise import Add, Exp, MulScalar, Relu
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.base import Device

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.acceptance.built import executed
 from tests.acceptance.test_memory import chain
 from tests.acceptance.test_memory_branches import unplanned
-from tests.runtime.model.whole_models import MODELS, Built, built, inputs_of
+from tests.runtime.whole_models import MODELS, Built, built, inputs_of
 from tests.support.tuner_models import QUICK, attention
 
 import relax_tune as rt
@@ -22,8 +22,8 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.passes.memory.memory_plan import overlay
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import evaluate
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import evaluate
 from relax_tune.tuner.job.job import Job
 
 pytestmark = pytest.mark.ccompiler

@@ -25,7 +25,7 @@ from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.device.cuda_compiler import CompiledModule, KernelReport
 from relax_tune.runtime.device.source import NARROW, join_sources
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 HEADER = Path(__file__).with_name("emulation.h")
 FLAGS = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]

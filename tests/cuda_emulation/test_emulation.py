@@ -22,8 +22,8 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.runtime.device.cuda import PINNED_BYTES, CUDADevice
 from relax_tune.runtime.device.cuda_compiler import CompiledModule
-from relax_tune.runtime.program import KernelSource
-from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush
+from relax_tune.runtime.program.program import KernelSource
+from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush
 
 pytestmark = pytest.mark.ccompiler
 
@@ -162,7 +162,7 @@ extern "C" __global__ void moved(const float *x, float *y) { *(four *)y = *(cons
     code = """import sys, numpy as np
 from pathlib import Path
 from tests.cuda_emulation.driver import emulated
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 device = emulated(Path(sys.argv[1]))
 handle = device.compile([KernelSource("moved", "cuda", sys.argv[2])])["moved"]
 x, y = device.alloc(64), device.alloc(64)

@@ -13,7 +13,7 @@ from tests.support.candidates import CASES, arguments, drawn, problems
 
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import relax_tune as rt
-from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.device.registry import list_devices
 
 

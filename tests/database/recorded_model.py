@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 import relax_tune as rt
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.elementwise import Exp, Gelu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
-from relax_tune.ir.op.reduce import Mean, Softmax
-from relax_tune.ir.op.window import Conv
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Exp, Gelu
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Mean, Softmax
 
 
 def model() -> rt.IRModule:

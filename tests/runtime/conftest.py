@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import (
+from relax_tune.runtime.program.plan import Entry, choice_slot
+from relax_tune.runtime.program.program import (
     BufferSpec,
     CallSite,
     CallVariant,
@@ -26,7 +26,7 @@ from relax_tune.runtime.program import (
     Program,
     Symbol,
 )
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 
 C_PRELUDE = """/*prelude*/
 #include <stdint.h>

@@ -28,10 +28,10 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.relations import without_symbols
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Cast, Maximum, MulScalar, Relu, Sub, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split
+from relax_tune.ir.op.math.elementwise import Add, Cast, Maximum, MulScalar, Relu, Sub, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, Unique
 from relax_tune.ir.text.printer import print_text
 

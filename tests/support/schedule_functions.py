@@ -13,10 +13,10 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.elementwise import Add, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Add, Relu
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import lower
 

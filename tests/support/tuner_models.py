@@ -26,14 +26,14 @@ from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Gelu, MulScalar
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute, Reshape
-from relax_tune.ir.op.reduce import LayerNorm, Softmax
+from relax_tune.ir.op.indexing.movement import Permute, Reshape
+from relax_tune.ir.op.math.elementwise import Add, Gelu, MulScalar
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.program import Program, program_from_json
+from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION

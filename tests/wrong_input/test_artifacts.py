@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.conftest import BIAS, small_program
-from tests.runtime.model.test_artifact import forged
+from tests.runtime.test_artifact import forged
 from tests.wrong_input.storage_cases import files, refused
 
 from relax_tune.errors import ArtifactError

@@ -18,10 +18,10 @@ from tests.wrong_input.tiny_model import generic_program, paragraph, tiny_bert
 from relax_tune.errors import MeasureError, RelaxTuneError, UserError
 from relax_tune.ir.core.dtype import DType, f32, i32, i64
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import AddScalar
-from relax_tune.ir.op.gather import GatherElements, GatherND
-from relax_tune.ir.op.logic import Less, Where
-from relax_tune.ir.op.movement import Take
+from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
+from relax_tune.ir.op.indexing.movement import Take
+from relax_tune.ir.op.math.elementwise import AddScalar
+from relax_tune.ir.op.math.logic import Less, Where
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor

@@ -14,7 +14,7 @@ from tests.wrong_input.tiny_model import paragraph
 from relax_tune.errors import BuildError, RelaxTuneError
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 needs_compiler = pytest.mark.ccompiler
 
@@ -226,7 +226,7 @@ def test_damaged_cached_kernels_are_made_anew(cache: Path, contents: bytes) -> N
         path.write_bytes(contents)
     code = (
         "from relax_tune.runtime.device.c import CDevice\n"
-        "from relax_tune.runtime.program import KernelSource\n"
+        "from relax_tune.runtime.program.program import KernelSource\n"
         f"print(sorted(CDevice().compile([{KERNEL!r}])))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

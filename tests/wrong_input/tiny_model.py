@@ -14,7 +14,7 @@ from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings
 

@@ -25,7 +25,7 @@ from relax_tune.runtime.device.c import find_compiler
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.library.registry import open_libraries
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.task.alternatives import all_alternatives
 
 State = Literal["ok", "advice", "missing"]

@@ -14,9 +14,9 @@ from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.passes.memory.memory_plan import PlanMemory
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.runtime.host_program import HostProgram
 from relax_tune.runtime.model import choose_function
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.host_program import HostProgram
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
 from relax_tune.tuner.emit.emit_host_program import emit_driver
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes

@@ -30,9 +30,9 @@ from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
-from relax_tune.runtime.plan import Entry, choice_slot
-from relax_tune.runtime.program import CallSite, CallVariant, Check, LaunchStep, Program
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder
+from relax_tune.runtime.program.plan import Entry, choice_slot
+from relax_tune.runtime.program.program import CallSite, CallVariant, Check, LaunchStep, Program
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
 from relax_tune.tuner.program.program_builder import ProgramBuilder, SlotOf, place_obstacle

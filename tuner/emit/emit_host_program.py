@@ -26,12 +26,12 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
 from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
-from relax_tune.ir.op.movement import VIEWS
+from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.inline_walk import MAX_LINE
 from relax_tune.ir.passes.control.outline import OutlinedModule
 from relax_tune.ir.text.printer import Excerpts
-from relax_tune.runtime.host_program import (
+from relax_tune.runtime.program.host_program import (
     Apply,
     Branch,
     CallHostProgram,
@@ -51,8 +51,8 @@ from relax_tune.runtime.host_program import (
     Value,
     Want,
 )
-from relax_tune.runtime.program import Program
-from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.program.program_builder import lower_scalar
 
 

@@ -24,8 +24,8 @@ from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.host_program import LoadWeight
 from relax_tune.runtime.library.registry import library_facts, open_libraries
+from relax_tune.runtime.program.host_program import LoadWeight
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, build_programs
@@ -33,8 +33,8 @@ from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner, TuningProgress, TuningSummary
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.cluster import DaskRunner
-from relax_tune.tuner.measure.cluster_address import tls_files
+from relax_tune.tuner.measure.cluster.address import tls_files
+from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.library_facts import LibraryFacts
 from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts

@@ -33,7 +33,7 @@ def _signal_name(number: int) -> str:
 
 
 class DeviceProcess:
-    """A running `python -m relax_tune.tuner.measure.child`, with its device open.
+    """A running `python -m relax_tune.tuner.measure.device_process.child`, with its device open.
 
     Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
@@ -68,7 +68,7 @@ class DeviceProcess:
         }
         for path in (folder / "pocl-cache", folder / "cache"):
             path.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "relax_tune.tuner.measure.child"]
+        command = [sys.executable, "-m", "relax_tune.tuner.measure.device_process.child"]
         command += [device_spec, str(child_reads), str(child_writes), str(folder / "progress")]
         with open(self._log, "ab") as log:
             self._log_start = log.tell()

@@ -16,7 +16,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import with_blocks
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim
-from relax_tune.runtime.program import LaunchStep, Program
+from relax_tune.runtime.program.program import LaunchStep, Program
 
 Array = NDArray[Any]
 

@@ -20,7 +20,7 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
-from relax_tune.runtime.program import (
+from relax_tune.runtime.program.program import (
     BufferSpec,
     CallSite,
     CallVariant,
@@ -32,7 +32,7 @@ from relax_tune.runtime.program import (
     Role,
     Symbol,
 )
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.program.prepack import PackingStep
 
 _OPCODES = {o.name: Opcode[o.name.upper()] for o in SCALAR_OPS.values() if o.on_host}

@@ -11,9 +11,9 @@ import numpy as np
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
-from relax_tune.tuner.search.baselines import GridSearch, RandomSearch
-from relax_tune.tuner.search.evolution import EvolutionarySearch
-from relax_tune.tuner.search.optuna_search import OptunaSearch
+from relax_tune.tuner.search.strategies.baselines import GridSearch, RandomSearch
+from relax_tune.tuner.search.strategies.evolution import EvolutionarySearch
+from relax_tune.tuner.search.strategies.optuna_search import OptunaSearch
 
 STRATEGIES: Mapping[str, Callable[[SearchProblem, np.random.Generator], SearchStrategy]] = MappingProxyType(
     {

@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.interp import run_prim
-from relax_tune.tuner.measure.inputs import random_array
+from relax_tune.tuner.measure.device_process.inputs import random_array
 from relax_tune.tuner.measure.messages import CheckCase
 from relax_tune.tuner.program.program_builder import input_fill, is_constant
 from relax_tune.tuner.task.domain import Point

@@ -1,6 +1,6 @@
 """The permitted values of an input that is used as an index: inside the indexed dims.
 
-Compiled loops read the nearest element for an index outside (`ir/op/indices`), which is safe but wrong for the user. So a
+Compiled loops read the nearest element for an index outside (`ir/op/indexing/indices`), which is safe but wrong for the user. So a
 built model states the range of each such input, and the runtime refuses a call with other values.
 """
 
@@ -13,7 +13,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Expr, Load, Op, as_int, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
-from relax_tune.runtime.program import Fill
+from relax_tune.runtime.program.program import Fill
 
 Range = tuple[int, int]  # [low, high)
 Numbers = Mapping[Buffer, int]

@@ -25,7 +25,7 @@ from relax_tune.ir.passes.library.library_forms import Alternative
 from relax_tune.ir.passes.library.library_lowering import LibraryForm, library_forms
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.library.registry import how_to_install
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules.cpu import fallback, injective

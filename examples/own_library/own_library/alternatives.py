@@ -1,7 +1,7 @@
 """What the routine takes: any tensor function that computes row softmax, whatever its sizes."""
 
 import relax_tune as rt
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.passes.library.library_forms import Alternative, whole
 
 graph = rt.GraphBuilder()

@@ -15,14 +15,14 @@ from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.weights import HfWeights
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Gelu, Mul, MulScalar, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import NotEqual
-from relax_tune.ir.op.movement import ExpandDims, Permute, Reshape, Slice, Take
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, MeanPool
-from relax_tune.ir.op.scan import CumSum
+from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Gelu, Mul, MulScalar, Relu
+from relax_tune.ir.op.math.logic import NotEqual
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, MeanPool
+from relax_tune.ir.op.reduction.scan import CumSum
 
 Pooling = Literal["mean", "cls", "none"]
 ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"gelu": Gelu, "relu": Relu}

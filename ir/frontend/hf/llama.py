@@ -20,11 +20,11 @@ from relax_tune.ir.core.graph import Constant, GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.llama_config import LlamaConfig
 from relax_tune.ir.frontend.hf.weights import HfWeights
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Mul, MulScalar, Sigmoid
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.movement import Concat, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Mul, MulScalar, Sigmoid
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.reduction.linalg import Matmul
 
 LONGEST = 1 << 20
 Cache = tuple[GVar, GVar]

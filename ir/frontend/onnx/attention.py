@@ -9,8 +9,8 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.compositions import permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.movement import Concat
+from relax_tune.ir.op.indexing.movement import Concat
+from relax_tune.ir.op.neural.attention import Attention
 
 # Attributes handled here. `softmax_precision` is a lower bound that the operator always meets.
 KNOWN = frozenset({

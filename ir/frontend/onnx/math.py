@@ -15,7 +15,8 @@ from relax_tune.ir.frontend.onnx.tensors import Array, element_type, shortest
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import (
+from relax_tune.ir.op.indexing.movement import BroadcastTo
+from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Cast,
@@ -36,9 +37,8 @@ from relax_tune.ir.op.elementwise import (
     Tanh,
     broadcast_dims,
 )
-from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.movement import BroadcastTo
-from relax_tune.ir.op.numeric import Abs, Floor, Log, Power, Quotient
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.math.numeric import Abs, Floor, Log, Power, Quotient
 
 
 def literal_of(item: ImportedValue) -> float | int | None:

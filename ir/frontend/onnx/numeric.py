@@ -13,10 +13,9 @@ from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.onnx.tensors import element_type
 from relax_tune.ir.frontend.shared.compositions import cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.op.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Less, LogicalAnd, NotEqual, Where
-from relax_tune.ir.op.numeric import (
+from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
+from relax_tune.ir.op.math.logic import Less, LogicalAnd, NotEqual, Where
+from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
     Acosh,
@@ -34,8 +33,9 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
-from relax_tune.ir.op.quantize import Dequantize, Quantize
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.math.quantize import Dequantize, Quantize
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Sum
 
 
 def _mod(w: Writer, node: OnnxNode) -> ImportedValue:

@@ -15,14 +15,14 @@ from relax_tune.ir.frontend.shared.indexing import gather, gather_elements, gath
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Equal, Where
-from relax_tune.ir.op.movement import BroadcastTo, ExpandDims
-from relax_tune.ir.op.numeric import Abs, Log
-from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
-from relax_tune.ir.op.scan import Prod
+from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
+from relax_tune.ir.op.math.logic import Equal, Where
+from relax_tune.ir.op.math.numeric import Abs, Log
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.reduction.scan import Prod
 
 
 def _matmul(w: Writer, node: OnnxNode) -> ImportedValue:

@@ -16,11 +16,11 @@ from relax_tune.ir.frontend.shared.indexing import natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, Cast
-from relax_tune.ir.op.gather import GatherElements
-from relax_tune.ir.op.logic import Equal, Less, Where
-from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, TopK
-from relax_tune.ir.op.scatter import Mode, Scatter, ScatterElements, ScatterND
+from relax_tune.ir.op.indexing.gather import GatherElements
+from relax_tune.ir.op.indexing.scatter import Mode, Scatter, ScatterElements, ScatterND
+from relax_tune.ir.op.math.elementwise import Add, Cast
+from relax_tune.ir.op.math.logic import Equal, Less, Where
+from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, TopK
 
 
 def _arg(w: Writer, node: OnnxNode) -> ImportedValue:

@@ -16,8 +16,8 @@ from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
+from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
 
 # Largest number of elements of a constant made while importing; larger ones are computed at run time.
 LARGEST = 1 << 20

@@ -12,9 +12,9 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.compositions import cast_to, pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.op.elementwise import Add, Div, Mul, MulScalar, Sqrt
-from relax_tune.ir.op.numeric import Abs, Power
-from relax_tune.ir.op.window import Conv, Pool
+from relax_tune.ir.op.math.elementwise import Add, Div, Mul, MulScalar, Sqrt
+from relax_tune.ir.op.math.numeric import Abs, Power
+from relax_tune.ir.op.neural.window import Conv, Pool
 
 Pads = Sequence[tuple[int, int]]
 

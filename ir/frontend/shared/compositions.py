@@ -15,10 +15,10 @@ from relax_tune.ir.frontend.shared import recognised_norms
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
-from relax_tune.ir.op.logic import LessEqual, NotEqual, Where
-from relax_tune.ir.op.movement import VIEWS, ExpandDims, Permute, Slice, Take
-from relax_tune.ir.op.pad import Pad
+from relax_tune.ir.op.indexing.movement import VIEWS, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
+from relax_tune.ir.op.math.logic import LessEqual, NotEqual, Where
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 from relax_tune.ir.rewrite.rules import rewrite
 

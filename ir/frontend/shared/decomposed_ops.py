@@ -12,11 +12,23 @@ from collections.abc import Callable, Sequence
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, as_int
 from relax_tune.ir.core.graph import Constant, Value
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.elementwise import Add, AddScalar, Div, Erf, Gelu, MaximumScalar, Mul, MulScalar, Rsqrt, Sqrt, Sub
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Permute, Reshape
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Reduce, Softmax, Sum
+from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Permute, Reshape
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    AddScalar,
+    Div,
+    Erf,
+    Gelu,
+    MaximumScalar,
+    Mul,
+    MulScalar,
+    Rsqrt,
+    Sqrt,
+    Sub,
+)
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Reduce, Softmax, Sum
 from relax_tune.ir.rewrite.match import Match
 from relax_tune.ir.rewrite.movement_rules import VIEW_OF_VIEW, swaps_last_two
 from relax_tune.ir.rewrite.pattern import Operand, Pattern, op, value

@@ -14,10 +14,10 @@ from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_a
 from relax_tune.ir.frontend.shared.simplify_broadcasts import grid_axes
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, AddScalar
-from relax_tune.ir.op.gather import GatherElements, GatherND
-from relax_tune.ir.op.logic import Less, Where
-from relax_tune.ir.op.movement import BroadcastTo
+from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
+from relax_tune.ir.op.indexing.movement import BroadcastTo
+from relax_tune.ir.op.math.elementwise import Add, AddScalar
+from relax_tune.ir.op.math.logic import Less, Where
 
 
 def edge(w: Writer, e: Expr, n: Expr) -> Expr:

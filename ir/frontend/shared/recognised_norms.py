@@ -11,11 +11,11 @@ from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
 from relax_tune.ir.core.graph import Call, Constant, Operator, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
-from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
-from relax_tune.ir.op.movement import Concat, ExpandDims, Reshape, Slice
-from relax_tune.ir.op.numeric import Cos, Sin
-from relax_tune.ir.op.reduce import Mean
+from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
+from relax_tune.ir.op.math.numeric import Cos, Sin
+from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.reduction.reduce import Mean
 from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op, value
 from relax_tune.ir.rewrite.rules import Rule, Site

@@ -13,12 +13,12 @@ from relax_tune.ir.core.graph import Call, Value
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import info_of
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Binary, Unary
-from relax_tune.ir.op.logic import Where
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Reshape, Slice, Take
+from relax_tune.ir.op.math.elementwise import Binary, Unary
+from relax_tune.ir.op.math.logic import Where
+from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op
 from relax_tune.ir.rewrite.rules import Rule, Site

@@ -20,10 +20,10 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder, info_of
 from relax_tune.ir.frontend.shared import decomposed_ops, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
-from relax_tune.ir.op.elementwise import Binary, Cast
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Where
-from relax_tune.ir.op.movement import BroadcastTo, Reshape
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Reshape
+from relax_tune.ir.op.math.elementwise import Binary, Cast
+from relax_tune.ir.op.math.logic import Where
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.match import Scope
 

@@ -44,7 +44,8 @@ from relax_tune.ir.frontend.torch.node import (
     number_of,
 )
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import (
+from relax_tune.ir.op.indexing.movement import BroadcastTo
+from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Cast,
@@ -64,9 +65,8 @@ from relax_tune.ir.op.elementwise import (
     Sub,
     Tanh,
 )
-from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.movement import BroadcastTo
-from relax_tune.ir.op.numeric import (
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
     Acosh,

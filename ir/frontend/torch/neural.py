@@ -10,16 +10,16 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, number_of
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import product
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
-from relax_tune.ir.op.gather import GatherElements
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, ExpandDims, Reshape
-from relax_tune.ir.op.numeric import Log
-from relax_tune.ir.op.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
-from relax_tune.ir.op.scan import ArgMax, CumSum, Prod, TopK
+from relax_tune.ir.op.indexing.gather import GatherElements
+from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Reshape
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
+from relax_tune.ir.op.math.numeric import Log
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax, CumSum, Prod, TopK
 
 
 def _linear(w: Writer, n: TorchNode) -> ImportedValue:

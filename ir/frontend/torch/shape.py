@@ -16,8 +16,8 @@ from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gath
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import Add, AddScalar, MulScalar
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Slice
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Slice
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, MulScalar
 
 
 def _view(w: Writer, n: TorchNode) -> ImportedValue:

@@ -10,8 +10,8 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
-from relax_tune.ir.op.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sub
-from relax_tune.ir.op.window import Conv, Pool
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Mul, MulScalar, Rsqrt, Sub
+from relax_tune.ir.op.neural.window import Conv, Pool
 
 
 def _sizes(n: TorchNode, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:

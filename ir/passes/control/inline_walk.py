@@ -35,7 +35,7 @@ from relax_tune.ir.deduce.relations import (
     tensor_dims,
 )
 from relax_tune.ir.op.base import Deduction, RuntimeCheck, env_of
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf
 from relax_tune.ir.text.printer import Excerpts
 

@@ -19,7 +19,7 @@ from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, Tu
 from relax_tune.ir.deduce.deduce import info_of, signature
 from relax_tune.ir.deduce.relations import is_known, tensor_dims
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.movement import VIEWS
+from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.runtime_shapes import RuntimeShapeInliner
 from relax_tune.ir.rewrite.dead_code import without_dead_code

@@ -23,7 +23,7 @@ from relax_tune.ir.core.graph import (
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.rewrite.dead_code import without_dead_code
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable

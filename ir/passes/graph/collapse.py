@@ -14,7 +14,7 @@ from relax_tune.ir.core.plain_loops import all_loads, plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import Block, BufferStore, IterVar
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.op.movement import Reshape
+from relax_tune.ir.op.indexing.movement import Reshape
 from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function, tensor_info
 

@@ -33,8 +33,8 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of, product
-from relax_tune.ir.op.elementwise import Add, Unary
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, Unary
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.passes.graph.constant_fold import add_constant
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function

@@ -11,7 +11,7 @@ from relax_tune.ir.core.struct_info import TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value, info_of
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
-from relax_tune.ir.op.movement import VIEWS, Reshape
+from relax_tune.ir.op.indexing.movement import VIEWS, Reshape
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function

@@ -25,7 +25,7 @@ from relax_tune.ir.core.graph import (
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value, info_of
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
-from relax_tune.ir.op.elementwise import Binary, Cast, Unary
+from relax_tune.ir.op.math.elementwise import Binary, Cast, Unary
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function
 

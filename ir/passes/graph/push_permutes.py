@@ -11,8 +11,8 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value, all_uses, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.op.elementwise import Binary, Unary
-from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Binary, Unary
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND

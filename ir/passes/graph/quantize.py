@@ -13,8 +13,8 @@ from relax_tune.ir.core.dtype import i8
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value, nested_values
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.graph.constant_fold import add_constant
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function

@@ -12,7 +12,7 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, add, load, mul, postorder, substitute, transform
 from relax_tune.ir.core.plain_loops import block_loads
 from relax_tune.ir.core.stmt import Block, BufferStore
-from relax_tune.ir.op.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
+from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, MulScalar, Relu, Sigmoid, Tanh
 
 EPILOGUE_OPS: Mapping[str, str] = {
     "add": "y + d, with an array d",

@@ -11,7 +11,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.primitives.reduction.reductions import combiner
 from relax_tune.schedules.schedule import Schedule
 
 FEW_ROWS = 16

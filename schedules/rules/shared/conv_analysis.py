@@ -16,7 +16,7 @@ from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import depends_on, final_block, inlinable
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.primitives.reductions import combiner
+from relax_tune.schedules.primitives.reduction.reductions import combiner
 from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo

@@ -8,7 +8,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.primitives.reductions import starts_neutral
+from relax_tune.schedules.primitives.reduction.reductions import starts_neutral
 from relax_tune.schedules.rules.shared.blocks import separate_nest
 from relax_tune.schedules.schedule import Schedule
 

@@ -12,7 +12,7 @@ from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Exp
+from relax_tune.ir.op.math.elementwise import Exp
 from relax_tune.ir.rewrite.pattern import op
 from relax_tune.ir.rewrite.rules import Rule, rewrite
 from relax_tune.ir.text.parser import parse_prim_func

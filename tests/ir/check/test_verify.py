@@ -32,7 +32,7 @@ from relax_tune.ir.core.graph import (  # fmt: skip
 )
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, IterVar, Stmt, seq
 from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
-from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.op.math.elementwise import Relu
 
 
 @pytest.mark.parametrize("index", range(len(zoo.functions())))

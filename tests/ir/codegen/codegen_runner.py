@@ -17,7 +17,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.interp.interp import bind_symbols
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 Array = NDArray[Any]
 TARGETS = {"c": CodeTarget("c", 16), "opencl": CodeTarget("opencl", 8), "cuda": CodeTarget("cuda", 4)}

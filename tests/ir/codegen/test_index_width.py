@@ -25,7 +25,7 @@ from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.runtime.device import cuda, opencl
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.source import INT_MOST
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import generate_sketches, instantiate
 
 CASE = "matmul symbolic"

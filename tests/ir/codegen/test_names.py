@@ -23,7 +23,7 @@ from relax_tune.ir.core.stmt import BufferStore, For
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 # Keywords, types, functions, variables and macros of C, C++, OpenCL and CUDA.
 TAKEN = tuple(

@@ -11,7 +11,7 @@ from relax_tune.ir.core.dtype import bool_, f32, i64
 from relax_tune.ir.core.expr import Var, format_expr, op
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, ScalarOp
 from relax_tune.ir.interp.interp_expr import Tape
-from relax_tune.runtime import plan_c, scalars
+from relax_tune.runtime.program import plan_c, scalars
 from relax_tune.schedules.cost.vectorized import compile_numpy
 
 NUMBERS = (-7, -2, -1, 0, 1, 2, 3, 8)

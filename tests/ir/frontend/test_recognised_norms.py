@@ -16,11 +16,11 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.recognised_norms import RULES
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
-from relax_tune.ir.op.movement import Concat, ExpandDims, Slice
-from relax_tune.ir.op.numeric import Cos, Sin
-from relax_tune.ir.op.reduce import Mean
+from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Slice
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
+from relax_tune.ir.op.math.numeric import Cos, Sin
+from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.reduction.reduce import Mean
 from relax_tune.ir.rewrite.rules import rewrite
 
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,8 @@ from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Exp, Relu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Exp, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.pipeline import lower
 
 

@@ -22,9 +22,9 @@ from relax_tune.ir.core.graph import Call, Function, If, Value
 from relax_tune.ir.interp.interp_expr import Tape
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.op.elementwise import Add, MulScalar, Relu, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Add, MulScalar, Relu, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.fuse import FuseOps

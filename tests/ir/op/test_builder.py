@@ -13,9 +13,9 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
-from relax_tune.ir.op.elementwise import Add, Exp, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.math.elementwise import Add, Exp, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.printer import print_text
 

@@ -18,13 +18,13 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, substitute
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import Add
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Flatten, Reshape, Slice, Split
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.scan import ArgMax, TopK
-from relax_tune.ir.op.window import Conv
+from relax_tune.ir.op.indexing.movement import Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math.elementwise import Add
+from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 
 n, m, k = Var("n"), Var("m"), Var("k")
 

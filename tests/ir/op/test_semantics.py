@@ -17,12 +17,23 @@ from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
-from relax_tune.ir.op.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import (
+from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
+from relax_tune.ir.op.indexing.movement import (
+    BroadcastTo,
+    Concat,
+    ExpandDims,
+    Flatten,
+    Permute,
+    Reshape,
+    Slice,
+    Split,
+    Take,
+)
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Cast,
@@ -42,12 +53,9 @@ from relax_tune.ir.op.elementwise import (
     Sub,
     Tanh,
 )
-from relax_tune.ir.op.erf import erf
-from relax_tune.ir.op.gather import GatherElements, GatherND
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
-from relax_tune.ir.op.numeric import (
+from relax_tune.ir.op.math.erf import erf
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
     Acosh,
@@ -68,14 +76,16 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
-from relax_tune.ir.op.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
+from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.registry import OPERATORS, registry
-from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
-from relax_tune.ir.op.scatter import ScatterElements, ScatterND
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.op.window import Conv, Pool
 from relax_tune.ir.passes.graph.decompose import Decompose
 from relax_tune.ir.passes.pipeline import lower
 

@@ -30,10 +30,10 @@ from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.frontend.torch.importer import import_program
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function
-from relax_tune.ir.op.elementwise import Add, Gelu, Mul, MulScalar, Relu, Sigmoid
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute, Reshape
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.indexing.movement import Permute, Reshape
+from relax_tune.ir.op.math.elementwise import Add, Gelu, Mul, MulScalar, Relu, Sigmoid
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.graph.cleanup import DeadCode, Deduce

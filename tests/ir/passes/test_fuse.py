@@ -23,10 +23,10 @@ from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Concat, Permute, Reshape, Take
-from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Take
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce

@@ -23,10 +23,10 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Mul, MulScalar, Relu, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
-from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.op.indexing.movement import ExpandDims, Flatten, Permute, Reshape, Slice, Split, Take
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Mul, MulScalar, Relu, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.fusion.fuse import FuseOps

@@ -20,10 +20,10 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep
 from relax_tune.ir.passes.library.epilogue_match import BINARY_EPILOGUE_OPS, EPILOGUE_OPS
 from relax_tune.ir.passes.library.library_forms import ALTERNATIVES, Alternative, MatrixProduct, whole

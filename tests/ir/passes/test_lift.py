@@ -19,10 +19,10 @@ from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Mul, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute, Reshape
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.indexing.movement import Permute, Reshape
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Mul, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.passes.graph.lift import LiftParameters
 from relax_tune.ir.text.printer import print_text
 

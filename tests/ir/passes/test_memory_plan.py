@@ -12,9 +12,9 @@ from relax_tune.ir.core.expr import Var, as_int, const, free_vars, substitute
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar, used_vars
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Exp, Relu, Sqrt, Tanh
-from relax_tune.ir.op.movement import VIEWS, Concat, Flatten, Reshape, Slice, Split
-from relax_tune.ir.op.reduce import Sum
+from relax_tune.ir.op.indexing.movement import VIEWS, Concat, Flatten, Reshape, Slice, Split
+from relax_tune.ir.op.math.elementwise import Add, Exp, Relu, Sqrt, Tanh
+from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
 from relax_tune.ir.passes.pipeline import lower
 

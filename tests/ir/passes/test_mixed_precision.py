@@ -23,11 +23,11 @@ from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.elementwise import Add, Cast, Exp, Gelu, MulScalar
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Concat, Permute, Reshape, Take
-from relax_tune.ir.op.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.op.indexing.movement import Concat, Permute, Reshape, Take
+from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights

@@ -10,7 +10,7 @@ from relax_tune.errors import VerifyError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Relu
+from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar, Relu
 from relax_tune.ir.passes.graph.canonical import Canonicalise
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.pipeline import STANDARD, PassManager, lower, pass_names

@@ -22,10 +22,10 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.op.base import Deduction
-from relax_tune.ir.op.elementwise import Add, Relu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Take
-from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.indexing.movement import Take
+from relax_tune.ir.op.math.elementwise import Add, Relu
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import lower

@@ -17,10 +17,10 @@ from relax_tune.ir.core.graph import Call, CallTIR, GVar, Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Relu, Sigmoid, Sub, Unary
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute, Split
-from relax_tune.ir.op.reduce import Softmax, Sum
+from relax_tune.ir.op.indexing.movement import Permute, Split
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Relu, Sigmoid, Sub, Unary
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax, Sum
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.rewrite.match import Match
 from relax_tune.ir.rewrite.pattern import Pattern, library, maybe, op, tir, value, weight

@@ -17,10 +17,10 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, recognised_norms, simplify_broadcasts
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.attention import Attention
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.elementwise import (
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
     Cast,
@@ -34,10 +34,10 @@ from relax_tune.ir.op.elementwise import (
     Sqrt,
     Sub,
 )
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
-from relax_tune.ir.op.numeric import Cos, Sin
-from relax_tune.ir.op.reduce import Mean, Softmax, Sum
+from relax_tune.ir.op.math.numeric import Cos, Sin
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Mean, Softmax, Sum
 from relax_tune.ir.passes.graph import canonical, cleanup, push_permutes
 from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
 from relax_tune.ir.rewrite.rules import Rule

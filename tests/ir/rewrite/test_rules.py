@@ -20,8 +20,8 @@ from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Sub, Tanh
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Exp, Gelu, Mul, MulScalar, Relu, Sigmoid, Sub, Tanh
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.pipeline import lower

@@ -33,10 +33,10 @@ from relax_tune.ir.core.graph import (
 )
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add, Gelu
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Reshape
-from relax_tune.ir.op.reduce import LayerNorm
+from relax_tune.ir.op.indexing.movement import Reshape
+from relax_tune.ir.op.math.elementwise import Add, Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module, parse_text

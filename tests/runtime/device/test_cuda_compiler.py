@@ -9,7 +9,7 @@ import pytest
 
 from relax_tune.errors import BuildError, UserError
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler, KernelReport, reports
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 TURN = """extern "C" __global__ void __launch_bounds__(128) turn(float *__restrict__ a) {
   __shared__ float tile[128];

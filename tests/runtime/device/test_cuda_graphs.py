@@ -14,8 +14,8 @@ from tests.cuda_emulation.driver import emulated
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.cuda_graphs import GraphError, Graphs
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import BufferSpec, CallSite, CallVariant, KernelSource, LaunchStep, Program
-from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.program.program import BufferSpec, CallSite, CallVariant, KernelSource, LaunchStep, Program
+from relax_tune.runtime.program.scalars import ScalarBuilder
 
 ADD = 'extern "C" __global__ void add(float *a) { a[threadIdx.x] += 1.0f; }\n'
 

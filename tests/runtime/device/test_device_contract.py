@@ -18,7 +18,7 @@ from relax_tune.runtime.device.host import short_hash
 from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.device.source import join_sources
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 pytestmark = pytest.mark.process
 

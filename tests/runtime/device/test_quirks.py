@@ -11,7 +11,7 @@ from relax_tune.errors import BuildError
 from relax_tune.runtime.device.c import CDevice, find_compiler
 from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.quirks import QUIRKS, Quirk, quirks_of, refusal, with_quirks
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 WHEEL = {"platform": "Portable Computing Language OpenCL 3.0 PoCL 3.0-rc2  Linux, LLVM 14.0.6"}
 GCC = {"compiler": "gcc (Debian 12.2.0-14+deb12u1) 12.2.0"}

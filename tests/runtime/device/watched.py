@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.c import CDevice, Pointer
 from relax_tune.runtime.device.opencl import OpenCLBuffer, OpenCLDevice
-from relax_tune.runtime.program import KernelSource, Program
-from relax_tune.runtime.scalars import WIDTH, Opcode
+from relax_tune.runtime.program.program import KernelSource, Program
+from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
 RECORDER = Path(__file__).with_name("access_recorder.c")
 COMMON = [

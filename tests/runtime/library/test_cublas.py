@@ -22,7 +22,7 @@ from relax_tune.runtime.library import cublas_api
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import FOLLOWS, CuBlasLt
 from relax_tune.runtime.library.registry import how_to_install, open_libraries
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 pytestmark = pytest.mark.ccompiler
 

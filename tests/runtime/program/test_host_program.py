@@ -16,8 +16,8 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.host_operators import HOST_OPERATORS
-from relax_tune.runtime.host_program import (
+from relax_tune.runtime.program.host_operators import HOST_OPERATORS
+from relax_tune.runtime.program.host_program import (
     Apply,
     Branch,
     CallHostProgram,
@@ -39,8 +39,8 @@ from relax_tune.runtime.host_program import (
     parts_of,
     verify_host_programs,
 )
-from relax_tune.runtime.program import BufferSpec, Program, Symbol
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder
+from relax_tune.runtime.program.program import BufferSpec, Program, Symbol
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.runtime.vm import MAX_DEPTH, VirtualMachine
 
 Array = np.ndarray[Any, Any]

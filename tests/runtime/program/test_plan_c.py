@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.plan_c import choices_in_c, plans_in_c
-from relax_tune.runtime.scalars import ARITY, INT64_MAX, INT64_MIN, WIDTH, Opcode, evaluate
+from relax_tune.runtime.program.plan_c import choices_in_c, plans_in_c
+from relax_tune.runtime.program.scalars import ARITY, INT64_MAX, INT64_MIN, WIDTH, Opcode, evaluate
 
 pytestmark = pytest.mark.ccompiler
 EDGES = (0, 1, -1, 2, 3, 7, -7, 64, 1000, -1000, 2**31, 2**62, INT64_MAX, INT64_MIN, INT64_MIN + 1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from relax_tune.errors import ArtifactError, UserError
-from relax_tune.runtime.plan import Entry, choice_slot, explain, formula, plan_of
-from relax_tune.runtime.program import CallSite, format_message, program_from_json
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder, evaluate
+from relax_tune.runtime.program.plan import Entry, choice_slot, explain, formula, plan_of
+from relax_tune.runtime.program.program import CallSite, format_message, program_from_json
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder, evaluate
 
 VIEW = {"name": "seen", "dtype": "float32", "shape": [], "role": "view"}
 

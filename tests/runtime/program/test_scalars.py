@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from relax_tune.errors import ArtifactError, UserError
-from relax_tune.runtime.scalars import (
+from relax_tune.runtime.program.scalars import (
     ARITY,
     INT64_MAX,
     INT64_MIN,

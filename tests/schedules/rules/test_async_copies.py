@@ -19,7 +19,7 @@ from relax_tune.ir.core.dtype import bf16, f16
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 # Columns and steps whose rows begin at multiples of eight elements, which tiles do not divide.
 DIMS = (24, 136)

@@ -16,7 +16,7 @@ from tests.support.candidates import CASES, GPU_CASES, MACHINES, arguments, draw
 
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import Rule, Sketch, generate_sketches, instantiate, rules_for
 
 ARCHITECTURES = ("sm_80", "sm_90")

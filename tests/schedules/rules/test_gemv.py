@@ -18,7 +18,7 @@ from relax_tune.ir.codegen.generate import GeneratedKernel
 from relax_tune.ir.core.dtype import bf16, f16
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.rules.gpu import gemv as gpu_gemv
 from relax_tune.schedules.sketch import Sketch, generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo

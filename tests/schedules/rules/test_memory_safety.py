@@ -2,7 +2,7 @@
 
 C under AddressSanitizer, UndefinedBehaviorSanitizer and the access recorder, OpenCL under oclgrind, CUDA on a GPU under
 compute-sanitizer, all in children. That the same
-set-up catches wrong kernels is shown in `tests/runtime/model/test_artifact_memory.py`.
+set-up catches wrong kernels is shown in `tests/runtime/test_artifact_memory.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.ir.codegen.codegen_runner import opened
-from tests.runtime.model.test_artifact_memory import sanitizer, simulator
+from tests.runtime.test_artifact_memory import sanitizer, simulator
 from tests.support.candidates import MACHINES, by_rule, cases_of
 
 from relax_tune.schedules.sketch import RULES, rules_for

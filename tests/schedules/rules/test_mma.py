@@ -31,7 +31,7 @@ from relax_tune.ir.core.expr import Expr, Var, const, lt
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, IfThenElse, Stmt, blocks, loops, rewrite
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import WarpAccess, bank_conflicts, warp_accesses
 from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape

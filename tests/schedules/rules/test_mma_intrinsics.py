@@ -22,7 +22,7 @@ from relax_tune.ir.core.stmt import Block, Stmt, loops, rewrite
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.sketch import simplify_func
 
 FORMS = ("nn", "nt", "tn", "tt")

@@ -22,7 +22,7 @@ from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import bank_conflicts, warp_accesses
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate

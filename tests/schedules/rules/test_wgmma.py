@@ -21,7 +21,7 @@ from relax_tune.ir.core.dtype import f16
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.hardware.wgmma import CONDITION, MAX_TILES
 from relax_tune.runtime.device import cuda_compiler
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes
 from relax_tune.schedules.rules.gpu import wgmma as gpu_wgmma
 from relax_tune.schedules.schedule import replay

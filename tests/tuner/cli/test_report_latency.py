@@ -14,8 +14,8 @@ from rich.console import Console
 from tests.support.effort import examples
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.program import BufferSpec, Program, Symbol
-from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.program.program import BufferSpec, Program, Symbol
+from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.cli.commands.tune import compare_shapes
 from relax_tune.tuner.cli.report.latency import MIN_ROUNDS, compare_latency, latency_table, parse_shape, sample_inputs
 

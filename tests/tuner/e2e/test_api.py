@@ -14,8 +14,8 @@ from tests.support.tuner_models import feed_forward, feed_forward_reference, row
 import relax_tune as rt
 from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserError, VerifyError
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
-from relax_tune.ir.op.elementwise import MulScalar, Relu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import MulScalar, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.rules import LevelName
 from relax_tune.tuner.job.loop import TuningProgress

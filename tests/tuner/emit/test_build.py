@@ -31,7 +31,7 @@ from relax_tune.database.records import Environment, Measurement, Target, Worklo
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import ScheduleError, UserError
 from relax_tune.ir.core.function import IRModule
-from relax_tune.runtime.program import program_from_json
+from relax_tune.runtime.program.program import program_from_json
 from relax_tune.schedules.sketch import generate_sketches, replay_with
 from relax_tune.tuner.emit.build import check_policy
 from relax_tune.tuner.job.job import Job

@@ -16,12 +16,12 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Gelu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Gelu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.library.clblast import ClBlast
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import DEADLINE_SECS, LIBRARY_DEADLINE_SECS
 from relax_tune.tuner.task.unfused_variants import routines_of

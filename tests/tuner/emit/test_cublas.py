@@ -18,16 +18,16 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Relu
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add, Relu
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import CuBlasLt
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.compiling import CompiledKernels
+from relax_tune.tuner.measure.device_process.compiling import CompiledKernels
 from relax_tune.tuner.task.unfused_variants import routines_of
 
 LIBRARIES = (("cublas", "version 13.1.2; workspace 33554432"), ("cublaslt", "version 13.1.2; workspace 33554432"))

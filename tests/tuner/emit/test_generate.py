@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import relax_tune as rt
 from relax_tune.database.records import VariantRecord
 from relax_tune.errors import UserError
-from relax_tune.ir.op.elementwise import Relu
+from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.generate import generate, greedy
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.task.task import Choices

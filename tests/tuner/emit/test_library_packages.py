@@ -15,7 +15,7 @@ import pytest
 
 import relax_tune as rt
 from relax_tune.errors import BuildError
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.tuner.cli.doctor import examine
 from relax_tune.tuner.task.alternatives import all_alternatives

@@ -14,12 +14,11 @@ from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.reference import evaluate_function
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.einsum import Einsum
-from relax_tune.ir.op.elementwise import AddScalar, MulScalar, Tanh
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Slice
-from relax_tune.ir.op.numeric import (
+from relax_tune.ir.op.indexing.movement import Slice
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar, Tanh
+from relax_tune.ir.op.math.numeric import (
     Acos,
     Acosh,
     Asin,
@@ -36,11 +35,12 @@ from relax_tune.ir.op.numeric import (
     Sinh,
     Tan,
 )
-from relax_tune.ir.op.pad import Pad
-from relax_tune.ir.op.quantize import Dequantize, Pack4, Quantize, Unpack4
-from relax_tune.ir.op.scan import ArgMax, CumProd, CumSum, Prod, TopK
-from relax_tune.ir.op.scatter import ScatterElements, ScatterND
-from relax_tune.ir.op.window import Conv, Pool
+from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.reduction.einsum import Einsum
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings

@@ -13,9 +13,9 @@ from relax_tune.database.store import MemoryStore
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.flush import LINE_BYTES, CacheFlush, flushed_bytes
+from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush, flushed_bytes
 from relax_tune.tuner.measure.messages import REGIMES
 
 # Weights of 96 x 200 float32 are many, those of the normalisation few.

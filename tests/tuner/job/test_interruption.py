@@ -189,7 +189,7 @@ def test_interruptions_at_random_moments_change_nothing_but_the_number_of_runs(
 SAVING = """
 import os, sys, time
 from relax_tune.runtime.artifact import save_artifact
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from tests.tuner.measure.measure_programs import program
 
 def wait(descriptor):

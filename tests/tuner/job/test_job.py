@@ -30,13 +30,13 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.op.elementwise import Exp
+from relax_tune.ir.op.math.elementwise import Exp
 from relax_tune.runtime.artifact import load_artifact
-from relax_tune.runtime.program import KernelSource, LaunchStep, Program
+from relax_tune.runtime.program.program import KernelSource, LaunchStep, Program
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job, device_info, open_runner, parse_bounds
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.domain import Range

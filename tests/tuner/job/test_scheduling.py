@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tuner_models import QUICK, RecordedRunner, attention, by_text, paper_job, row_scale
 
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.scheduling import FIRST_SPREAD, expected_saving, spread
 

@@ -14,15 +14,15 @@ from relax_tune.database.records import Measurement, Target, Workload
 from relax_tune.database.store import MemoryStore
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.reduce import Softmax
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.learn import warm_start
 from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
 from relax_tune.tuner.search.base import Result, SearchProblem, TrainingRows
-from relax_tune.tuner.search.evolution import ENOUGH, EvolutionarySearch
+from relax_tune.tuner.search.strategies.evolution import ENOUGH, EvolutionarySearch
 from relax_tune.tuner.task.task import Choices, points_array
 
 OTHER = Target(PAPER_DEVICE.kind, "another", (("compiler", "newer"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_tune.runtime.program import (
+from relax_tune.runtime.program.program import (
     BufferSpec,
     CallSite,
     CallVariant,
@@ -14,8 +14,8 @@ from relax_tune.runtime.program import (
     Program,
     Symbol,
 )
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder
-from relax_tune.tuner.measure.inputs import random_constants, random_inputs
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
+from relax_tune.tuner.measure.device_process.inputs import random_constants, random_inputs
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, TimingPolicy
 
 POLICY = TimingPolicy(min_repeats=3, max_repeats=6, budget_secs=0.002)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from relax_tune.errors import MeasureError, UserError
-from relax_tune.runtime.program import BufferSpec, CallSite, CallVariant, Fill, Program, Symbol
-from relax_tune.runtime.scalars import ScalarBuilder
+from relax_tune.runtime.program.program import BufferSpec, CallSite, CallVariant, Fill, Program, Symbol
+from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.measure.codec import decode_batch, decode_results, encode_batch, encode_results
-from relax_tune.tuner.measure.compare import difference
-from relax_tune.tuner.measure.inputs import random_array, random_constants, random_inputs
+from relax_tune.tuner.measure.device_process.compare import difference
+from relax_tune.tuner.measure.device_process.inputs import random_array, random_constants, random_inputs
 from relax_tune.tuner.measure.messages import (
     STAGES,
     CheckCase,

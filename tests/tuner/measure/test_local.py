@@ -67,7 +67,7 @@ def test_runner_of_slow_device_raises(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
     code = (
-        "import sys, relax_tune.tuner.measure.child\n"
+        "import sys, relax_tune.tuner.measure.device_process.child\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in "
         "('xgboost', 'sqlalchemy', 'optuna', 'distributed', 'torch', 'onnx') "
         "or m.startswith(('relax_tune.ir', 'relax_tune.schedules', 'relax_tune.database'))))"

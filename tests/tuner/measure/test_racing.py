@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, paper_job, row_scale
 
-from relax_tune.runtime.program import Program, program_from_json
+from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.tuner.job.task_state import HOPELESS
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, ShapeTiming
 

@@ -13,8 +13,8 @@ from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, check, prog
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.cluster import DaskRunner
-from relax_tune.tuner.measure.cluster_processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
 

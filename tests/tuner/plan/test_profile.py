@@ -10,7 +10,7 @@ from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import UserError
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings

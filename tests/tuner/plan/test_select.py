@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.scalars import Opcode, ScalarBuilder, evaluate
+from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder, evaluate
 from relax_tune.tuner.emit.emit_graph import guard_slot
 from relax_tune.tuner.plan.select import LEAF_COST, DispatchPlan, GuardTest, select, standard_error
 from relax_tune.tuner.task.domain import Domain, Point

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, feed_forward, paper_job, row_scale
 
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.cli.report.table import dispatch_table
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed

@@ -19,9 +19,9 @@ from relax_tune.ir.core.expr import Expr, cast, const, load, lt, select
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.elementwise import Add, Exp, Mul
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.math.elementwise import Add, Exp, Mul
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.graph.lift import LiftParameters
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.library.registry import open_libraries

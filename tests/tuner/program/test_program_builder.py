@@ -26,14 +26,14 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const, load, lt, select
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.elementwise import Add
-from relax_tune.ir.op.linalg import Matmul
+from relax_tune.ir.op.math.elementwise import Add
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program import Program, program_from_json, verify_program
-from relax_tune.runtime.scalars import ScalarBuilder, evaluate
+from relax_tune.runtime.program.program import Program, program_from_json, verify_program
+from relax_tune.runtime.program.scalars import ScalarBuilder, evaluate
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.inputs import buffer_shapes, random_constants, random_inputs
+from relax_tune.tuner.measure.device_process.inputs import buffer_shapes, random_constants, random_inputs
 from relax_tune.tuner.program.program_builder import ProgramBuilder, input_fill, is_constant, lower_scalar, nbytes
 from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.reference import evaluate as reference

@@ -11,10 +11,10 @@ from tests.tuner.search.search_fixtures import PROBLEMS, bowl, play
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.search.base import Failure, Result, SearchProblem, TrainingRows
-from relax_tune.tuner.search.evolution import EvolutionarySearch, EvolutionSettings
 from relax_tune.tuner.search.registry import make_strategy
 from relax_tune.tuner.search.replay import RecordedRunner, RecordedSpace, load_recorded, recorded_spaces, replay
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
+from relax_tune.tuner.search.strategies.evolution import EvolutionarySearch, EvolutionSettings
 
 DATA = Path(__file__).parents[2] / "data" / "replay"
 

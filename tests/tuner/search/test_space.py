@@ -12,8 +12,8 @@ from tests.support.effort import examples
 from tests.tuner.search.search_fixtures import flat, tiles, wide
 
 from relax_tune.errors import ScheduleError, UserError
-from relax_tune.tuner.search.genetic import crossover, mutate
 from relax_tune.tuner.search.space import Candidate, Parameter, ParameterSpace, SketchSpace
+from relax_tune.tuner.search.strategies.genetic import crossover, mutate
 
 domains = st.lists(st.integers(-4, 64), min_size=1, max_size=4, unique=True).map(tuple)
 parameters = st.lists(domains, min_size=0, max_size=4).map(

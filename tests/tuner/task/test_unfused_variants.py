@@ -29,9 +29,9 @@ from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.attention import Attention
-from relax_tune.ir.op.decoder import RmsNorm
-from relax_tune.ir.op.movement import Permute
+from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import RmsNorm
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.plans import plan_task

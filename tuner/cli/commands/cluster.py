@@ -17,9 +17,9 @@ from relax_tune.runtime.device.registry import open_device
 from relax_tune.tuner.cli.commands.options import Ca, Certificate, Database, Json, Key, among, print_json
 from relax_tune.tuner.cli.report.console import make_console, make_table, say
 from relax_tune.tuner.job.job_log import SEEN, state_of
-from relax_tune.tuner.measure.cluster_address import check_address, tls_files
-from relax_tune.tuner.measure.cluster_processes import serve_worker
-from relax_tune.tuner.measure.cluster_tls import check_files, check_scheduler
+from relax_tune.tuner.measure.cluster.address import check_address, tls_files
+from relax_tune.tuner.measure.cluster.processes import serve_worker
+from relax_tune.tuner.measure.cluster.tls import check_files, check_scheduler
 from relax_tune.tuner.settings import load_settings
 
 SchedulerArgument = Annotated[

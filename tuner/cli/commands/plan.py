@@ -16,8 +16,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.atomic_write import reason, write_whole
-from relax_tune.runtime.plan import explain
-from relax_tune.runtime.plan_c import plans_in_c
+from relax_tune.runtime.program.plan import explain
+from relax_tune.runtime.program.plan_c import plans_in_c
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table

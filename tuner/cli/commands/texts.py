@@ -16,7 +16,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.scalars import WIDTH, Opcode
+from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.tuner.cli.report.console import make_table
 
 if TYPE_CHECKING:

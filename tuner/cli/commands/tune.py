@@ -16,8 +16,8 @@ from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.runtime.host_program import parts_of
-from relax_tune.runtime.program import Program
+from relax_tune.runtime.program.host_program import parts_of
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
 from relax_tune.tuner.cli.commands.bench import time_artifacts
@@ -29,7 +29,7 @@ from relax_tune.tuner.cli.report.progress import ProgressView
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
-from relax_tune.tuner.measure.cluster_address import check_needed
+from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy
 

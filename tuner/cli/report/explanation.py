@@ -11,7 +11,7 @@ import numpy as np
 from relax_tune.database.records import Measurement
 from relax_tune.schedules.cost.features import sketch_features
 from relax_tune.tuner.plan.plans import times_of
-from relax_tune.tuner.search.cost_model import GradientBoostedModel
+from relax_tune.tuner.search.models.cost_model import GradientBoostedModel
 from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.task.task import Choices, points_array
 from relax_tune.tuner.task.unfused_variants import in_parts

@@ -15,7 +15,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.shape_values import KNOWN
-from relax_tune.ir.op.movement import Split
+from relax_tune.ir.op.indexing.movement import Split
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.text.parser import parse_module

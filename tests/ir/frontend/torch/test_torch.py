@@ -33,10 +33,10 @@ from relax_tune.ir.frontend.torch.program import (
     to_json,
 )
 from relax_tune.ir.interp.reference import evaluate_function
-from relax_tune.ir.op.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.elementwise import Rsqrt
-from relax_tune.ir.op.linalg import Matmul
-from relax_tune.ir.op.movement import BroadcastTo
+from relax_tune.ir.op.indexing.movement import BroadcastTo
+from relax_tune.ir.op.math.elementwise import Rsqrt
+from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.graph.decompose import Decompose

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cuda_emulation.driver import EmulatedCompiler
 
 from relax_tune.errors import BuildError
-from relax_tune.runtime.program import KernelSource
+from relax_tune.runtime.program.program import KernelSource
 
 _COMPILER = EmulatedCompiler(Path(tempfile.mkdtemp(dir=os.environ.get("RELAX_TUNE_CACHE"))))
 _REPORT = """Compiling entry function '{}' for 'sm_80'

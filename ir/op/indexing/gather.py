@@ -1,0 +1,129 @@
+"""Gathers: elements at computed indices (ONNX GatherND, GatherElements)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import i32, i64
+from relax_tune.ir.core.expr import Expr, as_int, le
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.indexing.indices import inside, refuse_outside, require_elements
+
+
+def _check_indices(name: str, indices: TensorInfo) -> None:
+    if indices.dtype not in (None, i32, i64):
+        raise DeduceError(f"{name}: wanted int32 or int64 indices, found {indices!r}; cast them first")
+
+
+@dataclass(frozen=True, slots=True)
+class GatherND(OperatorSpec):
+    """Gather `y[i..., j...] = x[indices[i..., 0], ..., indices[i..., k-1], j...]`.
+
+    x: (d0 .. dk-1, rest); indices: (..., k), k a number; each index in [0, its dim) (outside: see `ir/op/indexing/indices`)"""
+
+    name: ClassVar[str] = "gather_nd"
+    halves: ClassVar[Halves] = "gathered"
+    arity: ClassVar[int] = 2
+
+    def _depth(self, x: Sequence[Expr], indices: Sequence[Expr]) -> int:
+        depth = as_int(indices[-1]) if indices else None
+        if depth is None or not 1 <= depth <= len(x):
+            raise DeduceError(
+                f"gather_nd: wanted a last dim of indices in 1..{len(x)}, found dims {tuple(indices)!r} for {tuple(x)!r}"
+            )
+        return depth
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, indices = self.tensors(infos)
+        _check_indices(self.name, indices)
+        if x.shape is None or indices.shape is None:
+            return TensorInfo(None, x.dtype)
+        depth = self._depth(x.shape, indices.shape)
+        result = (*indices.shape[:-1], *x.shape[depth:])
+        for size in x.shape[:depth]:
+            require_elements(self.name, ctx, size, result)
+        return TensorInfo(result, x.dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, where = shape_of(infos[0]), shape_of(infos[1])
+        depth, n = self._depth(dims, where), len(where) - 1
+        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
+        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
+        y = b.output("y", (*where[:-1], *dims[depth:]), dtype_of(infos[0]))
+        b.compute(
+            y, lambda *i: x[(*(inside(indices[(*i[:n], k)], dims[k]) for k in range(depth)), *i[n:])], "gather_nd"
+        )
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices = arrays
+        for k, size in enumerate(x.shape[: indices.shape[-1]]):
+            refuse_outside(self.name, indices[..., k], size)
+        return np.asarray(x[tuple(np.moveaxis(indices, -1, 0))])
+
+
+@dataclass(frozen=True, slots=True)
+class GatherElements(OperatorSpec):
+    """Gather `y[i..., p, j...] = x[i..., indices[i..., p, j...], j...]`, with `p` at `axis`.
+
+    Both have one rank. The result has the dims of indices, which are at most those of x in the other axes. Each index is in
+    [0, dim of x at `axis`) (outside: see `ir/op/indexing/indices`)."""
+
+    axis: int = 0
+    name: ClassVar[str] = "gather_elements"
+    halves: ClassVar[Halves] = "gathered"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, indices = self.tensors(infos)
+        _check_indices(self.name, indices)
+        if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
+            raise DeduceError(f"gather_elements: wanted one number of dims, found {x!r} and {indices!r}")
+        if x.ndim is not None:
+            axis = axis_index(self.name, self.axis, x.ndim)
+            if x.shape is not None and indices.shape is not None:
+                self._require_fit(ctx, x.shape, indices.shape, axis)
+        return TensorInfo(indices.shape, x.dtype, indices.ndim)
+
+    def _require_fit(self, ctx: Deduction, x: Sequence[Expr], indices: Sequence[Expr], axis: int) -> None:
+        require_elements(self.name, ctx, x[axis], indices)
+        for position, (size, asked) in enumerate(zip(x, indices, strict=True)):
+            fits = le(asked, size)
+            proof = Proof.YES if position == axis else ctx.proves(fits)
+            what = f"gather_elements: dim {position} of indices: wanted at most the dim of the data"
+            if proof is Proof.NO:
+                raise DeduceError(f"{what}, {size!r}, found {asked!r}")
+            if proof is Proof.UNKNOWN:
+                ctx.require(fits, f"{what}, {{0}}, found {{1}}", size, asked)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, where = shape_of(infos[0]), shape_of(infos[1])
+        axis = axis_index(self.name, self.axis, len(dims))
+        x = b.input("x", dims, dtype_of(infos[0]), is_const(consts, 0))
+        indices = b.input("indices", where, dtype_of(infos[1]), is_const(consts, 1))
+        y = b.output("y", where, dtype_of(infos[0]))
+        b.compute(y, lambda *i: x[(*i[:axis], inside(indices[i], dims[axis]), *i[axis + 1 :])], "gather_elements")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices = arrays
+        axis = self.axis % x.ndim
+        refuse_outside(self.name, indices, x.shape[axis])
+        where: list[Array] = list(np.indices(indices.shape, sparse=True))
+        where[axis] = indices
+        return np.asarray(x[tuple(where)])

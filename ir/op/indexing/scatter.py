@@ -1,0 +1,177 @@
+"""Scatters (ONNX ScatterND, ScatterElements), lowered as gathers: each result element searches its updates."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.core.dtype import DType, i32, i64
+from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt, maximum, minimum, mul, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, Sum
+from relax_tune.ir.op.reduction.scan import Prod
+
+Mode = Literal["replace", "add", "mul", "max", "min"]
+_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
+_NUMPY: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _neutral(mode: Mode, dtype: DType) -> Expr:
+    kinds: Mapping[str, Reduce] = {"add": Sum(), "mul": Prod(), "max": Max(), "min": Min()}
+    return kinds[mode].start(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(OperatorSpec):
+    """Scatter of updates into `x`.
+
+    The work grows with the number of elements times the number of updates searched for each.
+
+    mode: `replace` (the last of several updates counts), or the reduction that combines an element with all its updates
+    """
+
+    mode: Mode = "replace"
+    arity: ClassVar[int] = 3
+
+    @abstractmethod
+    def fit(self, x: TensorInfo, indices: TensorInfo, updates: TensorInfo, ctx: Deduction) -> None:
+        """Require fitting dims. Raises DeduceError; undecided dims become run-time checks."""
+
+    @abstractmethod
+    def parts(
+        self, x: Tensor, indices: Tensor, updates: Tensor
+    ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
+        """Return the number of updates to search, and a function of them.
+
+        The function maps (indices of a result element, number of an update) to (condition that it hits the element, its value)."""
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, indices, updates = self.tensors(infos)
+        if indices.dtype not in (None, i32, i64):
+            raise DeduceError(f"{self.name}: wanted int32 or int64 indices, found {indices!r}; cast them first")
+        dtype = self.same_dtype((x, updates))
+        self.fit(x, indices, updates, ctx)
+        return TensorInfo(x.shape, dtype, x.ndim)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        names = ("x", "indices", "updates")
+        x, indices, updates = (
+            b.input(n, shape_of(i), dtype_of(i), is_const(consts, p)) for p, (n, i) in enumerate(zip(names, infos))
+        )
+        y = b.output("y", dims, dtype)
+        count, meant = self.parts(x, indices, updates)
+        if self.mode == "replace":
+            last = b.alloc("last", dims, i64)
+
+            def newest(old: Expr, *i: Expr) -> Expr:
+                return maximum(old, select(meant(i[:-1], i[-1])[0], i[-1], const(-1)))
+
+            b.reduce(last, (count,), const(-1), newest, "last")
+            b.compute(y, lambda *i: select(lt(last[i], 0), x[i], meant(i, maximum(last[i], 0))[1]), self.name)
+            return b.finish()
+        total = b.alloc("total", dims, dtype)
+        combine, neutral = _COMBINE[self.mode], _neutral(self.mode, dtype)
+
+        def step(old: Expr, *i: Expr) -> Expr:
+            here, value = meant(i[:-1], i[-1])
+            return combine(old, select(here, value, neutral))
+
+        b.reduce(total, (count,), neutral, step, "total")
+        b.compute(y, lambda *i: combine(x[i], total[i]), self.name)
+        return b.finish()
+
+    def written(self, x: Array, where: Any, updates: Array) -> Array:
+        result = np.array(x)
+        if self.mode == "replace":
+            result[where] = updates
+        else:
+            _NUMPY[self.mode].at(result, where, updates)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterND(Scatter):
+    """Scatter `y[indices[m, 0], ..., indices[m, k-1], j...] = updates[m, j...]`.
+
+    x: (d0 .. dk-1, rest); indices: (m, k), k a number; updates: (m, rest); each index in [0, its dim)"""
+
+    name: ClassVar[str] = "scatter_nd"
+
+    def fit(self, x: TensorInfo, indices: TensorInfo, updates: TensorInfo, ctx: Deduction) -> None:
+        if x.shape is None or indices.shape is None or updates.shape is None:
+            return
+        depth = as_int(indices.shape[-1]) if len(indices.shape) == 2 else None
+        if depth is None or not 1 <= depth <= len(x.shape):
+            raise DeduceError(f"scatter_nd: wanted indices (m, k) with k in 1..{len(x.shape)}, found {indices!r}")
+        wanted = (indices.shape[0], *x.shape[depth:])
+        if len(updates.shape) != len(wanted):
+            raise DeduceError(f"scatter_nd: wanted {len(wanted)} dims in updates, found {updates!r}")
+        for p, (a, b) in enumerate(zip(updates.shape, wanted, strict=True)):
+            ctx.require_equal(a, b, f"scatter_nd: dim {p} of updates")
+
+    def parts(
+        self, x: Tensor, indices: Tensor, updates: Tensor
+    ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
+        depth = as_int(indices.buffer.shape[1]) or 0
+
+        def meant(own: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
+            here: Expr = eq(cast(indices[m, 0], i64), own[0])
+            for p in range(1, depth):
+                here = and_(here, eq(cast(indices[m, p], i64), own[p]))
+            return here, updates[(m, *own[depth:])]
+
+        return indices.buffer.shape[0], meant
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices, updates = arrays
+        return self.written(x, tuple(indices.T), updates)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterElements(Scatter):
+    """Scatter `y[i..., indices[i..., m, j...], j...] = updates[i..., m, j...]`, with the index at `axis`.
+
+    All have one rank and equal dims, except along `axis`."""
+
+    axis: int = 0
+    name: ClassVar[str] = "scatter_elements"
+
+    def fit(self, x: TensorInfo, indices: TensorInfo, updates: TensorInfo, ctx: Deduction) -> None:
+        if x.shape is None or indices.shape is None or updates.shape is None:
+            return
+        if not len(x.shape) == len(indices.shape) == len(updates.shape):
+            raise DeduceError(f"scatter_elements: wanted one number of dims, found {x!r}, {indices!r}, {updates!r}")
+        axis = axis_index(self.name, self.axis, len(x.shape))
+        for p, (d, i, u) in enumerate(zip(x.shape, indices.shape, updates.shape, strict=True)):
+            ctx.require_equal(i, u, f"scatter_elements: dim {p} of indices and updates")
+            if p != axis:
+                ctx.require_equal(d, i, f"scatter_elements: dim {p} of the tensor and indices")
+
+    def parts(
+        self, x: Tensor, indices: Tensor, updates: Tensor
+    ) -> tuple[Expr, Callable[[Sequence[Expr], Expr], tuple[Expr, Expr]]]:
+        axis = axis_index(self.name, self.axis, len(x.buffer.shape))
+
+        def meant(own: Sequence[Expr], m: Expr) -> tuple[Expr, Expr]:
+            where = (*own[:axis], m, *own[axis + 1 :])
+            return eq(cast(indices[where], i64), own[axis]), updates[where]
+
+        return indices.buffer.shape[axis], meant
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, indices, updates = arrays
+        where: list[Array] = list(np.indices(indices.shape, sparse=True))
+        where[self.axis % x.ndim] = indices
+        return self.written(x, tuple(np.broadcast_arrays(*where)), updates)

@@ -1,0 +1,318 @@
+"""Scaled dot-product attention (Vaswani et al. 2017) as one operator: semantics, loops and decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.expr import (
+    Expr,
+    add,
+    and_,
+    as_int,
+    call,
+    cast,
+    ceildiv,
+    const,
+    div,
+    eq,
+    floordiv,
+    le,
+    lt,
+    maximum,
+    mul,
+    select,
+    sub,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.op.base import (
+    Array,
+    Decomposer,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
+from relax_tune.ir.op.indexing.movement import Reshape
+from relax_tune.ir.op.math.elementwise import Add, MaximumScalar, MulScalar, Tanh, broadcast_dims, broadcast_index
+from relax_tune.ir.op.math.logic import Equal, Where
+from relax_tune.ir.op.neural.decoder import CausalSoftmax
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax, lowest
+
+Dims = tuple[Expr, ...]
+_NOTHING_BEFORE = const(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(OperatorSpec):
+    """Attention `softmax(scale * q @ k.T + mask) @ v`, with grouped-query heads (Ainslie et al. 2023).
+
+    q: (..., h, r, d); k: (..., g, m, d); v: (..., g, m, e); result: (..., h, r, e). Leading dims broadcast; `h` is a multiple of
+    `g`, and query head `i` reads key head `i // (h / g)`. An optional mask broadcasts to (..., h, r, m): booleans, true
+    where a row sees a column, or floats that are added.
+
+    scale: factor of the scores
+    causal: row `i`, at position `offset + i // group`, sees no later column
+    offset: number of earlier positions, such as those of a cache; at least 0
+    group: number of neighbouring rows that share a position (rows of one key head: the query heads that share it)
+    window: number of columns that a row sees, up to its own position; None: all
+    softcap: scores `s` become `softcap * tanh(s / softcap)` before the mask
+    hides_rows: a row that sees no column gives 0; False: every row sees a column
+    stored: type that the weights are rounded to before the second product; None: the type of the arguments
+    """
+
+    scale: float
+    causal: bool = False
+    offset: Expr = _NOTHING_BEFORE
+    group: int = 1
+    window: int | None = None
+    softcap: float | None = None
+    hides_rows: bool = True
+    stored: DType | None = None
+    halves: ClassVar[Halves] = "wanted"
+    name: ClassVar[str] = "attention"
+
+    def reads(self, position: int) -> Halves:
+        return self.halves if position < 3 else "never"
+
+    def storing(self, dtype: DType) -> Attention:
+        return replace(self, stored=dtype)
+
+    def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
+        found = tuple(i for i in infos if isinstance(i, TensorInfo))
+        if not 3 <= len(infos) <= 4 or len(found) != len(infos):
+            raise DeduceError(f"attention: wanted queries, keys, values and perhaps a mask, found {list(infos)!r}")
+        for what, t in zip(("queries", "keys", "values"), found):
+            if t.dtype is not None and not t.dtype.is_float:
+                raise DeduceError(f"attention: wanted floating-point {what}, found {t!r}; cast them first")
+            if t.ndim is not None and t.ndim < 2:
+                raise DeduceError(f"attention: wanted at least 2 dims in {what}, found {t!r}")
+        mask = found[3] if len(found) == 4 else None
+        if mask is not None and mask.dtype not in (None, bool_, found[0].dtype):
+            raise DeduceError(f"attention: wanted a mask of truth values or of the queries' type, found {mask!r}")
+        return found
+
+    def _check(self) -> None:
+        if self.group < 1 or (self.window is not None and self.window < 1):
+            raise DeduceError(
+                f"attention: wanted a group and a window of at least 1, found {self.group} and {self.window}"
+            )
+        if self.softcap is not None and not self.softcap > 0:
+            raise DeduceError(f"attention: wanted a softcap above 0, found {self.softcap}")
+        if not self.causal and (self.group > 1 or self.window is not None or as_int(self.offset) != 0):
+            raise DeduceError("attention: wanted an offset, group or window only where it is causal")
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        self._check()
+        found = self._arguments(infos)
+        dtype = self.same_dtype(found[:3])
+        q, k, v = (t.shape for t in found[:3])
+        if q is None or k is None or v is None:
+            return TensorInfo(None, dtype, None)
+        if len({len(s) for s in (q, k, v)}) != 1:
+            raise DeduceError(f"attention: wanted one number of dims, found {list(found[:3])!r}")
+        ctx.require_equal(q[-1], k[-1], "attention: widths of queries and keys")
+        ctx.require_equal(k[-2], v[-2], "attention: positions of keys and values")
+        if len(q) > 2:
+            ctx.require_equal(k[-3], v[-3], "attention: heads of keys and values")
+            ctx.require_equal(
+                mul(_shared(q, k, ctx), k[-3]), q[-3], "attention: query heads, a multiple of the key heads"
+            )
+        lead = _lead(q, k, v, ctx)
+        if lead is None:
+            return TensorInfo(None, dtype, len(q))
+        if self.causal:
+            ctx.require_at_least(self.offset, 0, "attention: offset")
+        if len(found) == 4 and found[3].shape is not None:
+            whole = (*lead, *q[len(lead) : -1], k[-2])
+            if len(found[3].shape) > len(whole):
+                raise DeduceError(f"attention: wanted a mask of at most {len(whole)} dims, found {found[3]!r}")
+            for p, d in enumerate(reversed(found[3].shape), 1):
+                if as_int(d) != 1:
+                    ctx.require_equal(d, whole[-p], f"attention: dim {len(found[3].shape) - p} of the mask")
+        return TensorInfo((*lead, *q[len(lead) : -1], v[-1]), dtype)
+
+    def _needed(self, rows: Expr, columns: Expr, ctx: Deduction) -> Attention:
+        """Drop a window that covers all columns, and causality when the first row is at or after the last column."""
+        last = add(self.offset, ceildiv(rows, self.group))
+        window = self.window
+        if window is not None and ctx.proves(le(last, window)) is Proof.YES:
+            window = None
+        if window is None and ctx.proves(le(columns, add(self.offset, 1))) is Proof.YES:
+            return replace(self, causal=False, offset=_NOTHING_BEFORE, group=1, window=None)
+        return replace(self, window=window)
+
+    # lowering
+
+    def decompose(self, args: Sequence[Value], infos: Sequence[TensorInfo], g: Decomposer) -> Value:
+        """Decompose into two products with a softmax between; grouped heads have a dim of their own, without copies."""
+        q, k, v = args[:3]
+        dims, keys = shape_of(infos[0]), shape_of(infos[1])
+        lead = _lead(dims, keys, shape_of(infos[2]), g.deduction) or ()
+        n = len(lead)
+        rows = (*lead, *dims[n:-1])
+        apart = len(dims) > 2 and keys[-3] is not const(1) and not g.deduction.same(dims[-3], keys[-3])
+        heads: Dims = ()
+        if apart:
+            heads = (*lead, keys[-3], _shared(dims, keys, g.deduction))
+            q = g.call(Reshape((*dims[:n], *heads[n:], *dims[-2:])), q)
+            k, v = (
+                g.call(Reshape((*d[: n + 1], const(1), *d[-2:])), t) for t, d in ((k, keys), (v, shape_of(infos[2])))
+            )
+        scores = g.call(Matmul(transpose_b=True), q, k, hint="scores")
+        if apart:
+            scores = g.call(Reshape((*rows, keys[-2])), scores, hint="scores")
+        scores = g.call(MulScalar(self.scale), scores, hint="scores")
+        if self.softcap is not None:
+            scores = g.call(MulScalar(self.softcap), g.call(Tanh(), g.call(MulScalar(1 / self.softcap), scores)))
+        softmax: OperatorSpec = Softmax()
+        seen = self._needed(dims[-2], keys[-2], g.deduction)
+        if seen.causal:
+            softmax = CausalSoftmax(seen.offset, seen.group, seen.window)
+        if len(args) == 4:
+            weights = self._masked(scores, args[3], softmax, dtype_of(infos[0]), infos[3].dtype is bool_, g)
+        else:
+            weights = g.call(softmax, scores)
+        if apart:
+            weights = g.call(Reshape((*heads, dims[-2], keys[-2])), weights)
+        found = g.call(Matmul(), weights, v, hint="context")
+        return g.call(Reshape((*rows, shape_of(infos[2])[-1])), found, hint="context") if apart else found
+
+    def _masked(
+        self, scores: Value, mask: Value, softmax: OperatorSpec, dtype: DType, truth: bool, g: Decomposer
+    ) -> Value:
+        """Return the softmax of the masked scores."""
+        # the lowest finite number avoids inf - inf in rows that see nothing
+        low = dtype.lowest
+        if truth:
+            weights = g.call(softmax, g.call(Where(), mask, scores, g.literal(low, dtype)))
+            return g.call(Where(), mask, weights, g.literal(0.0, dtype)) if self.hides_rows else weights
+        shifted = g.call(Add(), scores, mask)
+        if not self.hides_rows:
+            return g.call(softmax, shifted)
+        hidden = g.call(Equal(), shifted, g.literal(-np.inf, dtype))
+        return g.call(Where(), hidden, g.literal(0.0, dtype), g.call(softmax, g.call(MaximumScalar(low), shifted)))
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        ctx = ctx or Deduction()
+        b = TensorBuilder(name)
+        (dims, keys, values), dtype = map(shape_of, infos[:3]), dtype_of(infos[0])
+        q, k, v = (
+            b.input(what, s, dtype, is_const(consts, p)) for p, (what, s) in enumerate(zip("qkv", (dims, keys, values)))
+        )
+        mask = None
+        if len(infos) == 4:
+            mask = b.input("mask", shape_of(infos[3]), dtype_of(infos[3]), is_const(consts, 3))
+        lead = _lead(dims, keys, values, ctx) or ()
+        shared, columns = _shared(dims, keys, ctx), keys[-2]
+        seen = self._needed(dims[-2], columns, ctx)
+        rows = (*lead, *dims[len(lead) : -1])
+        y = b.output("y", (*rows, values[-1]), dtype)
+        product, score = (b.alloc(what, (*rows, columns), dtype) for what in ("product", "score"))
+        stored = self.stored or dtype
+        power = b.alloc("power", (*rows, columns), stored)
+        top, total = b.alloc("top", rows, dtype), b.alloc("total", rows, dtype)
+        context = b.alloc("context", (*rows, values[-1]), dtype)
+        zero, hidden = const(0, dtype), lowest(dtype)
+
+        def at(t: Tensor, place: Sequence[Expr], *last: Expr, key: bool = False) -> Expr:
+            """Read an element at the heads of `place`, whose leading dims may be wider."""
+            own, n = t.buffer.shape, len(lead)
+            before = [const(0) if d is const(1) else i for i, d in zip(place[:n], own)]
+            head = [floordiv(i, shared) if key else i for i in place[n:]]
+            return t[(*before, *head, *last)]
+
+        def scored(*i: Expr) -> Expr:
+            shown = None if mask is None else broadcast_index(mask, i, (*rows, columns))  # type: ignore[arg-type]
+            return seen._score(product[i], shown, i[-2], i[-1], hidden)
+
+        b.reduce(
+            product, dims[-1:], zero,
+            lambda old, *i: add(old, mul(at(q, i[:-3], i[-3], i[-1]), at(k, i[:-3], i[-2], i[-1], key=True))), "scores",
+        )  # fmt: skip
+        b.compute(score, scored, "mask")
+        b.reduce(top, (columns,), hidden, lambda old, *i: maximum(old, score[i]), "softmax_max")
+        b.compute(
+            power,
+            lambda *i: cast(select(eq(score[i], hidden), zero, call("exp", sub(score[i], top[i[:-1]]))), stored),
+            "softmax_exp",
+        )
+        b.reduce(total, (columns,), zero, lambda old, *i: add(old, cast(power[i], dtype)), "softmax_sum")
+        b.reduce(
+            context, (columns,), zero,
+            lambda old, *i: add(old, mul(cast(power[(*i[:-2], i[-1])], dtype), at(v, i[:-3], i[-1], i[-2], key=True))), "context",
+        )  # fmt: skip
+        b.compute(y, lambda *i: select(eq(total[i[:-1]], zero), zero, div(context[i], total[i[:-1]])), "softmax_divide")
+        return b.finish()
+
+    def _score(self, product: Expr, mask: Expr | None, r: Expr, column: Expr, hidden: Expr) -> Expr:
+        """Return the score of row `r` and a column: scaled, capped and masked; `hidden` where the row does not see it."""
+        dtype = hidden.dtype
+        value: Expr = mul(product, const(self.scale, dtype))
+        if self.softcap is not None:
+            cap = const(self.softcap, dtype)
+            value = mul(call("tanh", div(value, cap)), cap)
+        row = add(self.offset, floordiv(r, const(self.group)))
+        if mask is not None:
+            value = select(mask, value, hidden) if mask.dtype is bool_ else add(value, mask)
+        if self.causal:
+            near = le(column, row)
+            near = near if self.window is None else and_(near, lt(sub(row, self.window), column))
+            value = select(near, value, hidden)
+        return value
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        q, k, v = map(wide, arrays[:3])
+        if q.ndim > 2 and k.shape[-3] not in (1, q.shape[-3]):
+            k, v = (np.repeat(t, q.shape[-3] // k.shape[-3], axis=-3) for t in (k, v))
+        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * self.scale
+        if self.softcap is not None:
+            scores = np.tanh(scores / self.softcap) * self.softcap
+        if len(arrays) == 4:
+            mask = arrays[3]
+            scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + wide(mask)
+        if self.causal:
+            offset = as_int(self.offset)
+            if offset is None:
+                raise DeduceError(
+                    f"attention: wanted a number to evaluate with, found {self.offset!r}; bind its symbols"
+                )
+            r, m = scores.shape[-2:]
+            row, column = offset + np.arange(r)[:, None] // self.group, np.arange(m)
+            seen = column <= row
+            seen = seen if self.window is None else seen & (row - self.window < column)
+            scores = np.where(seen, scores, -np.inf)
+        top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - np.where(np.isneginf(top), 0, top))
+        total = e.sum(axis=-1, keepdims=True)
+        weights = e / np.where(total == 0, 1, total)
+        return float_result(np.matmul(weights, v), arrays, arrays[0].dtype)
+
+
+def _lead(q: Sequence[Expr], k: Sequence[Expr], v: Sequence[Expr], ctx: Deduction) -> Dims | None:
+    """Broadcast the dims before the heads; None when only run time decides them."""
+    both, _ = broadcast_dims("attention", k[:-3], v[:-3], ctx)
+    return None if both is None else broadcast_dims("attention", q[:-3], both, ctx)[0]
+
+
+def _shared(q: Sequence[Expr], k: Sequence[Expr], ctx: Deduction) -> Expr:
+    """Return the number of query heads that read one key head."""
+    if len(q) < 3 or q[-3] is k[-3]:
+        return const(1)
+    return ctx.simplify(floordiv(q[-3], k[-3]))

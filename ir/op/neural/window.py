@@ -1,0 +1,179 @@
+"""Operators on sliding windows over the last dims: convolution and pooling of padded inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.expr import Expr, add, const, floordiv, ge, maximum, mul, sub
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    OperatorSpec,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
+from relax_tune.ir.op.reduction.reduce import lowest
+
+
+def window_count(size: Expr, kernel: Expr, stride: int, dilation: int) -> Expr:
+    """Return the number of windows that fit into a dim."""
+    reach = add(mul(sub(kernel, 1), dilation), 1)
+    return add(floordiv(sub(size, reach), const(stride)), 1)
+
+
+def _counts(
+    name: str,
+    sizes: Sequence[Expr],
+    kernels: Sequence[Expr],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    ctx: Deduction,
+) -> tuple[Expr, ...]:
+    if not len(sizes) == len(kernels) == len(strides) == len(dilations):
+        raise DeduceError(
+            f"{name}: wanted a kernel size, stride and dilation for each of {len(sizes)} dims, found {len(kernels)}, "
+            f"{len(strides)} and {len(dilations)}"
+        )
+    if any(n < 1 for n in (*strides, *dilations)):
+        raise DeduceError(f"{name}: wanted strides and dilations of at least 1, found {strides} and {dilations}")
+    found = []
+    for size, kernel, stride, dilation in zip(sizes, kernels, strides, dilations, strict=True):
+        reach = ctx.simplify(add(mul(sub(kernel, 1), dilation), 1))
+        fits = ctx.proves(ge(size, reach))
+        if fits is Proof.NO:
+            raise DeduceError(f"{name}: wanted a dim of at least the window's {reach!r}, found {size!r}")
+        if fits is Proof.UNKNOWN:
+            message = f"{name}: wanted a dim {size!r} of at least the window's {reach!r}, found {{0}} and {{1}}"
+            ctx.require(ge(size, reach), message, size, reach)
+        found.append(ctx.simplify(window_count(size, kernel, stride, dilation)))
+    return tuple(found)
+
+
+def _windows(x: Array, kernels: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
+    """View x (n, c, d...) as (n, c, windows..., kernel...)."""
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernels, dilations))
+    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, x.ndim)))
+    steps = tuple(slice(None, None, s) for s in strides) + tuple(slice(None, None, d) for d in dilations)
+    return view[(slice(None), slice(None), *steps)]
+
+
+@dataclass(frozen=True, slots=True)
+class Conv(OperatorSpec):
+    """Convolution `y[n, o, p...] = sum over c, q... of x[n, g(o) + c, p * stride + q * dilation ...] * w[o, c, q...]`.
+
+    x: (n, channels, dims...); w: (out channels, channels / groups, kernel dims...); `g(o)`: first channel of the group of `o`"""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    name: ClassVar[str] = "conv"
+    halves: ClassVar[Halves] = "wanted"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, w = self.tensors(infos)
+        dtype = self.same_dtype((x, w))
+        if x.shape is None or w.shape is None:
+            return TensorInfo(None, dtype, x.ndim)
+        if len(x.shape) < 3 or len(x.shape) != len(w.shape):
+            raise DeduceError(f"conv: wanted an equal number of at least 3 dims, found {x!r} and {w!r}")
+        ctx.require_equal(x.shape[1], mul(w.shape[1], self.groups), "conv: channels")
+        if self.groups > 1:
+            what = f"conv: out channels in {self.groups} equal groups, what is left over of {w.shape[0]!r}"
+            ctx.require_equal(w.shape[0] % self.groups, 0, what)
+        counts = _counts(self.name, x.shape[2:], w.shape[2:], self.strides, self.dilations, ctx)
+        return TensorInfo((x.shape[0], w.shape[0], *counts), dtype)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, kernel, dtype = shape_of(infos[0]), shape_of(infos[1]), dtype_of(infos[0])
+        x, w = b.input("x", dims, dtype, is_const(consts, 0)), b.input("w", kernel, dtype, is_const(consts, 1))
+        counts = _counts(self.name, dims[2:], kernel[2:], self.strides, self.dilations, ctx or Deduction())
+        y = b.output("y", (dims[0], kernel[0], *counts), dtype)
+        spatial = len(counts)
+
+        def step(old: Expr, *i: Expr) -> Expr:
+            (n, o), places, c, taps = i[:2], i[2 : 2 + spatial], i[2 + spatial], i[3 + spatial :]
+            channel: Expr = c
+            if self.groups > 1:
+                each = floordiv(kernel[0], const(self.groups))
+                channel = add(mul(floordiv(o, each), kernel[1]), c)
+            where = (add(mul(p, s), mul(q, d)) for p, q, s, d in zip(places, taps, self.strides, self.dilations))
+            return add(old, mul(x[(n, channel, *where)], w[(o, c, *taps)]))
+
+        b.reduce(y, kernel[1:], const(0, dtype), step, "conv")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, w = map(wide, arrays)
+        views = _windows(x, w.shape[2:], self.strides, self.dilations)
+        n, spatial = x.shape[0], w.ndim - 2
+        views = views.reshape(n, self.groups, -1, *views.shape[2:])
+        kernels = w.reshape(self.groups, -1, *w.shape[1:])
+        places, taps = "abc"[:spatial], "xyz"[:spatial]
+        y = np.einsum(f"ngi{places}{taps},goi{taps}->ngo{places}", views, kernels)
+        return float_result(y.reshape(n, -1, *y.shape[3:]), arrays, arrays[0].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool(OperatorSpec):
+    """Pooling of each window of x (n, c, dims...): maximum if `largest`, else sum."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    largest: bool = True
+    name: ClassVar[str] = "pool"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is None:
+            return x
+        if len(x.shape) < 3:
+            raise DeduceError(f"pool: wanted at least 3 dims, found {x!r}")
+        kernel = [const(k) for k in self.kernel]
+        return TensorInfo(
+            (*x.shape[:2], *_counts(self.name, x.shape[2:], kernel, self.strides, self.dilations, ctx)), x.dtype
+        )
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", dims, dtype, is_const(consts, 0))
+        kernel = [const(k) for k in self.kernel]
+        counts = _counts(self.name, dims[2:], kernel, self.strides, self.dilations, ctx or Deduction())
+        y = b.output("y", (*dims[:2], *counts), dtype)
+        spatial = len(counts)
+
+        def step(old: Expr, *i: Expr) -> Expr:
+            places, taps = i[2 : 2 + spatial], i[2 + spatial :]
+            where = (add(mul(p, s), mul(q, d)) for p, q, s, d in zip(places, taps, self.strides, self.dilations))
+            value = x[(*i[:2], *where)]
+            return maximum(old, value) if self.largest else add(old, value)
+
+        b.reduce(y, kernel, lowest(dtype) if self.largest else const(0, dtype), step, "pool")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        views = _windows(wide(x), self.kernel, self.strides, self.dilations)
+        axes = tuple(range(x.ndim, views.ndim))
+        return float_result(views.max(axis=axes) if self.largest else views.sum(axis=axes), arrays, x.dtype)

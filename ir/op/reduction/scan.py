@@ -1,0 +1,246 @@
+"""Products, prefix scans, and positions of extreme elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import DType, i64
+from relax_tune.ir.core.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, or_, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
+from relax_tune.ir.op.indexing.indices import require_elements
+from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Prod(Reduce):
+    """Product; 1 over no elements."""
+
+    name: ClassVar[str] = "prod"
+
+    def start(self, dtype: DType) -> Expr:
+        return const(1, dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return mul(old, x)
+
+    def array(self, x: Array, axes: tuple[int, ...]) -> Array:
+        return np.asarray(x.prod(axis=axes, keepdims=self.keepdims))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(OperatorSpec):
+    """Prefix scan along `axis`: each result reduces the elements up to its own.
+
+    Each result is a separate reduction, so the work grows with the square of the axis.
+
+    exclusive: without its own element
+    reverse: from the end
+    """
+
+    axis: int = 0
+    exclusive: bool = False
+    reverse: bool = False
+    arity: ClassVar[int] = 1
+
+    def neutral(self, dtype: DType) -> Expr:
+        raise NotImplementedError
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        raise NotImplementedError
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.ndim is not None:
+            axis_index(self.name, self.axis, x.ndim)
+        return x
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        axis = axis_index(self.name, self.axis, len(shape))
+        x, y = b.input("x", shape, dtype, is_const(consts, 0)), b.output("y", shape, dtype)
+        before = lt if self.exclusive else le
+
+        def step(old: Expr, *indices: Expr) -> Expr:
+            own, k = indices[:-1], indices[-1]
+            taken = before(own[axis], k) if self.reverse else before(k, own[axis])
+            return self.combine(old, select(taken, x[(*own[:axis], k, *own[axis + 1 :])], self.neutral(dtype)))
+
+        b.reduce(y, (shape[axis],), self.neutral(dtype), step, self.name)
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        axis = self.axis % x.ndim
+        values = np.moveaxis(wide(x), axis, 0)
+        values = values[::-1] if self.reverse else values
+        found = np.cumsum(values, axis=0) if isinstance(self, CumSum) else np.cumprod(values, axis=0)
+        if self.exclusive:
+            first = np.full_like(found[:1], 0 if isinstance(self, CumSum) else 1)
+            found = np.concatenate([first, found[:-1]])[: len(found)]
+        found = found[::-1] if self.reverse else found
+        return float_result(np.moveaxis(found, 0, axis), arrays, x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class CumSum(Scan):
+    name: ClassVar[str] = "cum_sum"
+
+    def neutral(self, dtype: DType) -> Expr:
+        return const(0, dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return add(old, x)
+
+
+@dataclass(frozen=True, slots=True)
+class CumProd(Scan):
+    name: ClassVar[str] = "cum_prod"
+
+    def neutral(self, dtype: DType) -> Expr:
+        return const(1, dtype)
+
+    def combine(self, old: Expr, x: Expr) -> Expr:
+        return mul(old, x)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgMax(OperatorSpec):
+    """Index of the largest element along `axis` (the smallest, if `least`), as int64; of equal ones the first, or the `last`."""
+
+    axis: int = 0
+    least: bool = False
+    last: bool = False
+    name: ClassVar[str] = "arg_max"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is None:
+            return TensorInfo(None, i64, None if x.ndim is None else x.ndim - 1)
+        axis = axis_index(self.name, self.axis, len(x.shape))
+        if ctx.equal(x.shape[axis], 0) is Proof.YES:
+            raise DeduceError(f"arg_max: wanted at least 1 element along axis {axis}, found {x!r}")
+        rest = (*x.shape[:axis], *x.shape[axis + 1 :])
+        require_elements(self.name, ctx, x.shape[axis], rest)
+        return TensorInfo(rest, i64)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        axis = axis_index(self.name, self.axis, len(shape))
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        x, y = b.input("x", shape, dtype, is_const(consts, 0)), b.output("y", rest, i64)
+        top = b.alloc("top", rest, dtype)
+        extreme: Reduce = Min((axis,)) if self.least else Max((axis,))
+        extreme.emit(b, x, top)
+
+        def step(old: Expr, *indices: Expr) -> Expr:
+            own, k = indices[:-1], indices[-1]
+            value, best = x[(*own[:axis], k, *own[axis:])], top[own]
+            loses = lt(best, value) if self.least else lt(value, best)
+            if self.last:
+                return maximum(old, select(loses, const(0), k))
+            return minimum(old, select(loses, shape[axis], k))
+
+        b.reduce(y, (shape[axis],), const(0) if self.last else const(2**62), step, "position")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        pick = np.argmin if self.least else np.argmax
+        if not self.last:
+            return np.asarray(pick(x, axis=self.axis), np.int64)
+        return np.asarray(x.shape[self.axis] - 1 - pick(np.flip(x, self.axis), axis=self.axis), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(OperatorSpec):
+    """Indices of the `k` largest elements along `axis` (the smallest, unless `largest`), best first, as int64.
+
+    Equal elements keep their order. The rank of each element is counted, so the work grows with the square of the axis."""
+
+    k: Expr
+    axis: int = -1
+    largest: bool = True
+    name: ClassVar[str] = "top_k"
+    arity: ClassVar[int] = 1
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is None:
+            return TensorInfo(None, i64, x.ndim)
+        axis = axis_index(self.name, self.axis, len(x.shape))
+        ctx.require_at_least(self.k, 0, "top_k: k")
+        enough = ctx.proves(le(self.k, x.shape[axis]))
+        if enough is Proof.NO:
+            raise DeduceError(
+                f"top_k: wanted at most the {x.shape[axis]!r} elements of axis {axis}, found k = {self.k!r}"
+            )
+        if enough is Proof.UNKNOWN:
+            message = f"top_k: wanted k = {self.k!r} to be at most {x.shape[axis]!r}, found {{0}} and {{1}}"
+            ctx.require(le(self.k, x.shape[axis]), message, self.k, x.shape[axis])
+        return TensorInfo((*x.shape[:axis], self.k, *x.shape[axis + 1 :]), i64)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        axis = axis_index(self.name, self.axis, len(shape))
+        x = b.input("x", shape, dtype, is_const(consts, 0))
+        y = b.output("y", (*shape[:axis], self.k, *shape[axis + 1 :]), i64)
+        rank = b.alloc("rank", shape, i64)
+
+        def at(own: Sequence[Expr], k: Expr) -> tuple[Expr, ...]:
+            return (*own[:axis], k, *own[axis + 1 :])
+
+        def count(old: Expr, *indices: Expr) -> Expr:
+            own, k = indices[:-1], indices[-1]
+            mine, other = x[tuple(own)], x[at(own, k)]
+            ahead = lt(mine, other) if self.largest else lt(other, mine)
+            tied = and_(eq(mine, other), lt(k, own[axis]))
+            return add(old, select(or_(ahead, tied), expr(1), expr(0)))
+
+        def find(old: Expr, *indices: Expr) -> Expr:
+            own, k = indices[:-1], indices[-1]
+            return add(old, select(eq(rank[at(own, k)], own[axis]), k, expr(0)))
+
+        b.reduce(rank, (shape[axis],), const(0), count, "rank")
+        b.reduce(y, (shape[axis],), const(0), find, "find")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        k = self.k.value
+        if not isinstance(k, int):
+            raise DeduceError(f"top_k: wanted a number to evaluate with, found {self.k!r}; bind its symbols first")
+        # from the end, so that equal elements keep their order when the best come first
+        order = np.argsort(x, axis=self.axis, kind="stable")
+        if self.largest:
+            flipped = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
+            order = np.flip(x.shape[self.axis] - 1 - flipped, self.axis)
+        return np.take(order, np.arange(k), axis=self.axis).astype(np.int64)

@@ -1,0 +1,115 @@
+"""All plans of a program as one C function without branches.
+
+Only what the choices depend on is computed, in the order of the scalar list. Selections and comparisons are masks, so the time does
+not depend on the shape. Where an operation divides by zero or leaves int64 the evaluator raises; here every operation stays defined,
+the function returns 1 and every choice is 0, a variant that every call has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.program.scalars import ARITY, INT64_MIN, WIDTH, Opcode
+
+_PRELUDE = """#include <stdint.h>
+
+static inline int64_t plan_pick(int64_t c, int64_t a, int64_t b) { return b ^ ((a ^ b) & -(int64_t)(c != 0)); }
+
+static inline int64_t plan_add(int64_t a, int64_t b, int32_t* bad) {
+  int64_t x;
+  *bad |= __builtin_add_overflow(a, b, &x);
+  return x;
+}
+
+static inline int64_t plan_sub(int64_t a, int64_t b, int32_t* bad) {
+  int64_t x;
+  *bad |= __builtin_sub_overflow(a, b, &x);
+  return x;
+}
+
+static inline int64_t plan_mul(int64_t a, int64_t b, int32_t* bad) {
+  int64_t x;
+  *bad |= __builtin_mul_overflow(a, b, &x);
+  return x;
+}
+
+/* Quotients are rounded down and remainders have the sign of the divisor. */
+static inline int64_t plan_div(int64_t a, int64_t b, int32_t* bad) {
+  int32_t over = (a == INT64_MIN) & (b == -1);
+  int64_t d = plan_pick((b == 0) | over, 1, b);
+  *bad |= (b == 0) | over;
+  return a / d - ((a % d != 0) & ((a ^ d) < 0));
+}
+
+static inline int64_t plan_mod(int64_t a, int64_t b, int32_t* bad) {
+  int64_t d = plan_pick((b == 0) | (b == -1), 1, b);
+  *bad |= b == 0;
+  int64_t r = a % d;
+  return r + (d & -(int64_t)((r != 0) & ((r ^ d) < 0)));
+}
+"""
+_TEXT: dict[Opcode, str] = {
+    Opcode.ADD: "plan_add({a}, {b}, &bad)",
+    Opcode.SUB: "plan_sub({a}, {b}, &bad)",
+    Opcode.MUL: "plan_mul({a}, {b}, &bad)",
+    Opcode.FLOORDIV: "plan_div({a}, {b}, &bad)",
+    Opcode.FLOORMOD: "plan_mod({a}, {b}, &bad)",
+    Opcode.MIN: "plan_pick({a} < {b}, {a}, {b})",
+    Opcode.MAX: "plan_pick({a} > {b}, {a}, {b})",
+    Opcode.LT: "{a} < {b}",
+    Opcode.LE: "{a} <= {b}",
+    Opcode.EQ: "{a} == {b}",
+    Opcode.NE: "{a} != {b}",
+    Opcode.AND: "({a} != 0) & ({b} != 0)",
+    Opcode.OR: "({a} != 0) | ({b} != 0)",
+    Opcode.NOT: "{a} == 0",
+    Opcode.SELECT: "plan_pick({a}, {b}, {c})",
+}
+
+
+def plans_in_c(programs: Sequence[Program]) -> str:
+    """A C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program: given the value of every symbol, in the
+    program's order and within its bounds, it writes the variant of every call and returns 0."""
+    texts = [_PRELUDE]
+    names: set[str] = set()
+    for program in programs:
+        plain = re.sub(r"\W", "_", program.name, flags=re.ASCII)
+        plain = plain if plain and not plain[0].isdigit() else f"f{plain}"
+        name = next(n for n in (plain, *(f"{plain}_{k}" for k in range(len(programs)))) if n not in names)
+        names.add(name)
+        texts.append(_function(f"{name}_plan", program))
+    return "\n".join(texts)
+
+
+def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
+    """The function alone: over a verified scalar list, the slots whose values are the choices."""
+    needed = set(choices)
+    for slot in range(len(code) // WIDTH - 1, -1, -1):
+        if slot in needed:
+            opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
+            needed.update(operands[: ARITY[Opcode(opcode)]])
+    lines = [f"int32_t {name}(const int64_t* symbols, int32_t* choices) {{", "  int32_t bad = 0;"]
+    for slot in sorted(needed):
+        opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
+        op = Opcode(opcode)
+        if op is Opcode.CONST:
+            value = "INT64_MIN" if operands[0] == INT64_MIN else f"INT64_C({operands[0]})"
+        elif op is Opcode.SYMBOL:
+            value = f"symbols[{operands[0]}]"
+        else:
+            value = _TEXT[op].format(**{letter: f"x{operand}" for letter, operand in zip("abc", operands)})
+        lines.append(f"  const int64_t x{slot} = {value};")
+    lines += [f"  choices[{call}] = (int32_t)x{slot} & (bad - 1);" for call, slot in enumerate(choices)]
+    return "\n".join([*lines, "  (void)symbols, (void)choices;", "  return bad;", "}", ""])
+
+
+def _function(name: str, program: Program) -> str:
+    symbols = ", ".join(s.name for s in program.symbols) or "none"
+    lines = [f"The variant of each call of {program.name}.", f"symbols: {symbols}", "choices:"]
+    for number, call in enumerate(program.calls):
+        variants = ", ".join(f"{place} {variant.label}" for place, variant in enumerate(call.variants))
+        lines.append(f"  {number} {call.name} (task {call.task}): {variants}")
+    comment = "\n   ".join(line.replace("*/", "* /") for line in lines)
+    return f"/* {comment} */\n{choices_in_c(name, program.scalars, [c.choice for c in program.calls])}"

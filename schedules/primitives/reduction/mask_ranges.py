@@ -1,0 +1,174 @@
+"""Ranges of keys that a mask does not exclude entirely for a tile of queries (e.g. the causal bound).
+
+They are derived from the comparisons of the mask's condition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env, opposite
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    add,
+    conjuncts,
+    const,
+    eq,
+    floordiv,
+    free_vars,
+    le,
+    maximum,
+    minimum,
+    mul,
+    op,
+    sub,
+    substitute,
+)
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import For
+from relax_tune.schedules.independence import writers
+from relax_tune.schedules.primitives.reduction.reductions import combiner
+
+# Bound on the blocks and conditions followed from a score to its mask.
+MAX_DEPTH = 16
+
+
+def unmasked_range(
+    func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
+) -> tuple[Expr, Expr]:
+    """Return (first, count) of the iterations of `loop` in which some score may be above minus infinity; count may be negative.
+
+    Each conjunct of the mask's condition bounds the iterations by itself, over all rows; the range is conservative.
+
+    ranges: extents of the variables over which a score counts (rows of the tile)
+    env: facts known at the loop, but not in its iterations, which may be none
+    from_first: whether leading masked iterations are skipped, too
+    Raises: ScheduleError if no condition bounds the iterations.
+    """
+    inner = dict(ranges)
+    first: Expr = const(0)
+    end = loop.extent
+    for part in _conditions(func, score, inner):
+        room = _slack(part)
+        most = None if room is None else bound_over(room, inner, True, env)
+        parts = None if most is None else linear(most, (loop.var,), env)
+        if parts is None or loop.var not in parts[0]:
+            continue
+        slope, rest = parts[0][loop.var], parts[1]
+        if prove(le(1, slope), env) is Proof.YES:  # slope * step + rest >= 0
+            if not from_first:
+                continue
+            least = sub(sub(slope, 1), rest)
+            # max(least, 0), written so that `least` stays whole: quotients of x - 8 and of x + 24 differ in form
+            first = maximum(first, floordiv(sub(least, minimum(least, 0)), slope))
+        elif prove(le(slope, -1), env) is Proof.YES:
+            fall = simplify(mul(slope, -1), env)
+            last = _in_proof_form(floordiv(maximum(add(rest, fall), 0), fall), env)
+            end = end if prove(le(end, last), env) is Proof.YES else minimum(end, last)
+    first = _in_proof_form(first, env)
+    if end is loop.extent and prove(eq(first, 0), env) is Proof.YES:
+        raise ScheduleError(
+            f"{func.name}: wanted scores under a condition on rows and keys by comparisons that are linear in {loop.var.name!r}, found "
+            f"{score!r}, of which every step may be seen"
+        )
+    return first, simplify(sub(end, first), env)
+
+
+def _in_proof_form(e: Expr, env: Env) -> Expr:
+    """Rewrite an expression in the form it has as a part of others: regions compare by form."""
+    parts = linear(e, (), env)
+    return simplify(e, env) if parts is None else parts[1]
+
+
+def _conditions(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> list[Expr]:
+    """Return conditions that all hold where a score is above minus infinity; iterators of maxima join `ranges`."""
+    found: list[Expr] = []
+    for _ in range(MAX_DEPTH):
+        if score.op == "select" and _is_masked(score.args[2]):
+            found += conjuncts(score.args[0])
+            score = score.args[1]
+            continue
+        made = _definition(func, score, ranges)
+        if made is None:
+            break
+        score = made
+    return found
+
+
+def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | None:
+    """Return the value of an element of an intermediate, or the term of its maximum; None for any other definition."""
+    if not isinstance(score, Load) or score.buffer not in func.allocs:
+        return None
+    blocks = writers(func, score.buffer)
+    starts = [b for b in blocks if not b.is_reduction and b.init is None and _is_masked(b.body.value)]
+    makers = [b for b in blocks if b not in starts]
+    if len(makers) != 1 or (starts and not makers[0].is_reduction):
+        return None
+    (node,) = makers
+    at = node.body.indices
+    if any(not isinstance(e, Var) for e in at) or len(set(at)) != len(at):
+        return None
+    steps = {i.var: Var(i.var.name) for i in node.iters if i.kind == "reduce"}
+    term = node.body.value
+    if steps:
+        operation, term = combiner(node)
+        if operation != "max" or not (starts if node.init is None else _is_masked(node.init.value)):
+            return None
+    ranges.update({steps[i.var]: i.extent for i in node.iters if i.var in steps})
+    own = {v: e for v, e in zip(at, score.indices, strict=True) if isinstance(v, Var)}
+    return substitute(term, own | steps)
+
+
+def _is_masked(e: Expr) -> bool:
+    return e.dtype.is_float and e.value == -math.inf
+
+
+def _slack(part: Expr) -> Expr | None:
+    """Return an expression that is at least 0 exactly where a comparison of integers holds; None for other conditions."""
+    other = opposite(part.args[0]) if part.op == "not" else None
+    part = part if other is None else other
+    if part.op not in ("le", "lt") or not part.args[0].dtype.is_int:
+        return None
+    a, b = part.args
+    return sub(b, a) if part.op == "le" else sub(sub(b, a), 1)
+
+
+def bound_over(e: Expr, ranges: Mapping[Var, Expr], largest: bool, env: Env) -> Expr | None:
+    """Bound an expression over all values of the variables of `ranges`, from above if `largest`, else from below.
+
+    None if it is not known to be monotonic in them.
+    """
+    if not any(v in ranges for v in free_vars(e)):
+        return e
+    if isinstance(e, Var):
+        return sub(ranges[e], 1) if largest else const(0)
+    parts = linear(e, [v for v in free_vars(e) if v in ranges], env)
+    if parts is not None:
+        total = parts[1]
+        for v, slope in parts[0].items():
+            rises = prove(le(0, slope), env) is Proof.YES
+            if not rises and prove(le(slope, 0), env) is not Proof.YES:
+                return None
+            if rises == largest:
+                total = add(total, mul(slope, sub(ranges[v], 1)))
+        return total
+    if len(e.args) != 2:
+        return None
+    a, b = e.args
+    if e.op == "sub":
+        ends = bound_over(a, ranges, largest, env), bound_over(b, ranges, not largest, env)
+    elif e.op in ("add", "min", "max"):
+        ends = bound_over(a, ranges, largest, env), bound_over(b, ranges, largest, env)
+    elif e.op == "floordiv" and isinstance(b, Const) and b.value > 0:
+        ends = bound_over(a, ranges, largest, env), b
+    else:
+        return None
+    return None if ends[0] is None or ends[1] is None else op(e.op, (ends[0], ends[1]), e.dtype)

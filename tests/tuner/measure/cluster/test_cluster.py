@@ -1,0 +1,209 @@
+"""What only the far runner promises: lost workers and schedulers, missing labels, and who may be talked to openly."""
+
+from __future__ import annotations
+
+import json
+import logging.handlers
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, program, request
+
+from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, is_loopback
+from relax_tune.tuner.measure.cluster.processes import ClusterProcess, serve_worker, start_scheduler, start_worker
+from relax_tune.tuner.measure.messages import MeasureRequest
+
+distributed = pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
+from relax_tune.tuner.measure.cluster.runner import DaskRunner  # noqa: E402
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+FILES = TlsFiles("ca.pem", "certificate.pem", "key.pem")
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[tuple[ClusterProcess, str]]:
+    process, address = start_scheduler()
+    with process:
+        yield process, address
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.ccompiler
+@pytest.mark.slow
+def test_a_lost_worker_costs_no_result(scheduler: tuple[ClusterProcess, str]) -> None:
+    _, address = scheduler
+    first = start_worker(address, ["c"])
+    with first, DaskRunner(address, "c") as runner:
+        future = runner.submit([request("hang", "c", deadline_secs=2.0), request("good", "c")])
+        queued = runner.submit([request("also-good", "c")])
+        with pytest.raises(TimeoutError):
+            future.result(1.0)  # the hang is under way
+        first.kill()
+        with start_worker(address, ["c"]):
+            assert [result.stage for result in future.result(LIMIT_SECS)] == ["timeout", None]
+            assert [result.stage for result in queued.result(LIMIT_SECS)] == [None]
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.ccompiler
+def test_request_losing_workers_is_given_up(scheduler: tuple[ClusterProcess, str]) -> None:
+    _, address = scheduler
+    first = start_worker(address, ["c"])
+    endless = MeasureRequest("endless", program("hang", "c").to_json(), (), ({"n": 1},), POLICY, deadline_secs=600.0)
+    with first, DaskRunner(address, "c", attempts=1) as runner:
+        future = runner.submit([endless])
+        with pytest.raises(TimeoutError):
+            future.result(1.5)
+        first.kill()
+        (result,) = future.result(LIMIT_SECS)
+    assert result.stage == "crash" and "1 workers lost" in result.message
+
+
+@pytest.mark.process
+def test_label_without_worker_raises_in_time(scheduler: tuple[ClusterProcess, str]) -> None:
+    with pytest.raises(MeasureError, match=r"'abacus'.* within 0\.5 s"):
+        DaskRunner(scheduler[1], "abacus", open_secs=0.5)
+
+
+@pytest.mark.process
+def test_label_with_missing_device_raises(scheduler: tuple[ClusterProcess, str]) -> None:
+    with start_worker(scheduler[1], ["abacus"]), pytest.raises(MeasureError, match=r"wanted a device .*found .abacus."):
+        DaskRunner(scheduler[1], "abacus")
+
+
+@pytest.mark.slow
+def test_no_scheduler_is_an_error_within_the_limit() -> None:
+    with pytest.raises(MeasureError, match="wanted a Dask scheduler"):
+        DaskRunner("tcp://127.0.0.1:9", "c", open_secs=0.5)
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.ccompiler
+def test_a_lost_scheduler_ends_futures_with_an_error() -> None:
+    process, address = start_scheduler()
+    with process, start_worker(address, ["c"]), DaskRunner(address, "c", open_secs=20.0) as runner:
+        future = runner.submit([request("hang", "c")])
+        with pytest.raises(TimeoutError):
+            future.result(1.0)
+        said = logging.handlers.BufferingHandler(1000)
+        logging.getLogger("distributed.client").addHandler(said)
+        process.kill()
+        with pytest.raises(MeasureError, match=r"scheduler at .* (lost|does not answer)|no worker"):
+            future.result(LIMIT_SECS)
+    logging.getLogger("distributed.client").removeHandler(said)
+    assert not said.buffer and not logging.getLogger("distributed.client").filters
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_served_worker_comes_back_and_stops_when_told(scheduler: tuple[ClusterProcess, str]) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=serve_worker, args=(scheduler[1], ["served"], stop))
+    thread.start()
+    try:
+        with distributed.Client(scheduler[1], set_as_default=False) as client:
+            seen: set[str] = set()
+            for _ in range(2):
+                client.wait_for_workers(1, timeout=60)
+                (address,) = set(client.scheduler_info()["workers"]) - seen
+                seen.add(address)
+                client.retire_workers([address], close_workers=True)
+        assert len(seen) == 2
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
+def test_loopback_needs_no_certificates(address: str) -> None:
+    check_address(address, None)
+    with pytest.raises(MeasureError, match="tls://"):
+        check_address(address, FILES)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "tcp://example.org:8786", "tls://10.0.0.1:8786"])
+def test_beyond_loopback_certificates_are_needed(address: str) -> None:
+    with pytest.raises(MeasureError, match=r"certificates|TLS"):
+        check_address(address, None)
+    with pytest.raises(MeasureError, match="TLS"):
+        start_scheduler("0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "8786", "http://127.0.0.1:1", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://127.0.0.1:many", "tcp://[::1:8",
+     "tcp://127.0.0.1:99999", "tls://me@127.0.0.1:1", "tls://127.0.0.1:1/x"],
+)  # fmt: skip
+def test_wrong_scheduler_address_is_refused(address: str) -> None:
+    with pytest.raises(MeasureError, match="address"):
+        check_address(address, None)
+
+
+@pytest.mark.process
+def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[ClusterProcess, str]) -> None:
+    psutil = pytest.importorskip("psutil")  # a dependency of Dask
+    process, address = scheduler
+    with start_worker(address, ["here"]) as worker:
+        give_up = time.monotonic() + LIMIT_SECS
+        while "Registered" not in worker.log() and time.monotonic() < give_up:
+            assert worker.wait(0.1) is None, worker.log()
+        for pid in (process.pid, worker.pid):
+            places = {c.laddr.ip for c in psutil.Process(pid).net_connections("inet") if c.status == "LISTEN"}
+            assert places and all(is_loopback(place) for place in places)
+    with pytest.raises(MeasureError, match=r"listens on 0\.0\.0\.0 beyond loopback"):
+        start_worker(address, ["here"], host="0.0.0.0")
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.ccompiler
+def test_nonsense_answer_of_worker_is_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
+    good = json.dumps(
+        {"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]], "libraries": [["e", "f"]]}
+    )
+    with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c") as runner:
+        tasks = runner._tasks
+        for answer in (
+            None,
+            7,
+            "",
+            "[]",
+            "{}",
+            "[" * 5000,
+            "9" * 5000,
+            good.replace("1", "true"),
+            good.replace('"c"', "3"),
+            good.replace('"f"', "3"),
+            good.replace("libraries", "others"),
+        ):
+            runner._tasks = SimpleNamespace(measure_batch=told(answer), describe_device=told(answer))
+            with pytest.raises(MeasureError):
+                runner.submit([request("good", "c")]).result(LIMIT_SECS)
+            with pytest.raises(MeasureError):
+                runner._describe(time.monotonic() + LIMIT_SECS)
+        runner._tasks = SimpleNamespace(describe_device=told(good))
+        told_now = runner._describe(time.monotonic() + LIMIT_SECS)
+        assert told_now.limits == (("d", 1),) and told_now.libraries == (("e", "f"),)
+        runner._tasks = tasks
+        assert runner.submit([request("good", "c")]).result(LIMIT_SECS)[0].status == "ok"
+
+
+def told(answer: object) -> Any:
+    """A function that travels by value, because no worker can import this module."""
+    return eval(f"lambda *_: {answer!r}", {"__name__": "__main__"})
+
+
+def test_labels_are_plain_words() -> None:
+    with pytest.raises(MeasureError, match="plain words"):
+        start_worker("tcp://127.0.0.1:1", ["c=1 d"])

@@ -1,0 +1,178 @@
+"""Starting Dask's scheduler and workers as processes of our own: for `relax-tune worker`, and on loopback for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
+
+# A lost worker must not pass its task on by itself: we send it again, and know how often.
+_SCHEDULER_SETTINGS = {
+    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
+}
+_WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
+_TLS_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+# Dask always opens a page of statistics, in plain HTTP and by default to everyone.
+_PAGE = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+
+
+class ClusterProcess:
+    """A scheduler or worker process in its own group, with its log and scratch in a folder of its own."""
+
+    def __init__(self, arguments: Sequence[str], settings: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="relax-tune-cluster-", ignore_cleanup_errors=True)
+        self.folder = Path(self._folder.name)
+        self._lock = threading.Lock()
+        with open(self.folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *(argument.replace("{folder}", self._folder.name) for argument in arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder.name,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its group's."""
+        return self._process.pid
+
+    def wait(self, within_secs: float) -> int | None:
+        """The exit status, or None when it still runs after `within_secs`."""
+        try:
+            return self._process.wait(within_secs)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def log(self) -> str:
+        """The end of what it printed."""
+        return (self.folder / "log").read_bytes()[-2000:].decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """SIGKILL, as if the machine were lost; device processes notice by themselves."""
+        with self._lock:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+    def close(self) -> None:
+        """Ask it to end, kill it after three seconds, remove its folder. May be called twice."""
+        with self._lock:
+            if self._process.returncode is None:
+                self._process.terminate()
+        self.wait(3.0)
+        self.kill()
+        self._folder.cleanup()
+
+    def __enter__(self) -> ClusterProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _tls_arguments(tls: TlsFiles | None) -> list[str]:
+    if tls is None:
+        return []
+    return ["--protocol", "tls", "--tls-ca-file", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key]
+
+
+def _bracketed(host: str) -> str:
+    """As Dask wants IPv6 addresses."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _settings(own: Mapping[str, str], tls: TlsFiles | None) -> dict[str, str]:
+    return dict(own) if tls is None else {**own, **_TLS_SETTINGS}
+
+
+def start_scheduler(
+    host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None, within_secs: float = 30.0
+) -> tuple[ClusterProcess, str]:
+    """A scheduler process and its address. port 0 takes a free one.
+
+    Raises MeasureError when it does not come up within `within_secs`, or is asked beyond loopback without TLS.
+    """
+    if tls is None and not is_loopback(host):
+        raise MeasureError(
+            f"wanted mutual TLS for a scheduler on {host} beyond loopback, found no certificates; give them"
+        )
+    arguments = ["distributed.cli.dask_scheduler", "--host", _bracketed(host), "--port", str(port), *_PAGE]
+    arguments += ["--scheduler-file", "{folder}/scheduler.json", *_tls_arguments(tls)]
+    process = ClusterProcess(arguments, _settings(_SCHEDULER_SETTINGS, tls))
+    give_up = time.monotonic() + within_secs
+    while time.monotonic() < give_up and process.wait(0.05) is None:
+        with contextlib.suppress(OSError, json.JSONDecodeError):  # not written, or not wholly written, yet
+            return process, str(json.loads((process.folder / "scheduler.json").read_text())["address"])
+    log = process.log()
+    process.close()
+    raise MeasureError(f"wanted a Dask scheduler within {within_secs:g} s, found none; it printed: {log}")
+
+
+def start_worker(
+    scheduler_address: str, labels: Sequence[str], *, tls: TlsFiles | None = None, host: str | None = None
+) -> ClusterProcess:
+    """A worker process that carries each device label as a resource of one; it ends when it has no scheduler for 60 s.
+
+    host: where the worker listens. Without TLS that is loopback, because a worker runs what is sent to it.
+
+    Raises MeasureError when an address is beyond loopback without TLS, or a label is not a plain word.
+    """
+    check_address(scheduler_address, tls)
+    if tls is None and host is not None and not is_loopback(host):
+        raise MeasureError(
+            f"wanted mutual TLS for a worker that listens on {host} beyond loopback, found no certificates; give them"
+        )
+    if tls is None and host is None:
+        host = host_and_port(scheduler_address)[0]
+    for label in labels:
+        if not label or any(character in label for character in " =,;"):
+            raise MeasureError(f"wanted device labels that are plain words, found {label!r}; rename it")
+    arguments = ["distributed.cli.dask_worker", scheduler_address, "--no-nanny", *_PAGE, "--nworkers", "1"]
+    arguments += ["--nthreads", str(max(1, len(labels))), "--memory-limit", "0", "--death-timeout", "60"]
+    arguments += ["--resources", " ".join(f"{label}=1" for label in labels), "--local-directory", "{folder}"]
+    if host is not None:
+        arguments += ["--host", _bracketed(host)]
+    return ClusterProcess([*arguments, *_tls_arguments(tls)], _settings(_WORKER_SETTINGS, tls))
+
+
+def serve_worker(
+    scheduler_address: str,
+    labels: Sequence[str],
+    stop: threading.Event,
+    *,
+    tls: TlsFiles | None = None,
+    host: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Keep one worker up until `stop` is set: whenever it ends, start it again, after a pause that doubles up to 30 s
+    while it keeps ending within a minute. report: told in a sentence each time. Raises MeasureError as `start_worker`."""
+    pause = 1.0
+    while not stop.is_set():
+        began = time.monotonic()
+        with start_worker(scheduler_address, labels, tls=tls, host=host) as worker:
+            while not stop.is_set() and worker.wait(0.2) is None:
+                pass
+            last = (worker.log().splitlines() or ["nothing"])[-1]
+        pause = 1.0 if time.monotonic() - began > 60 else min(pause * 2, 30.0)
+        if not stop.is_set():
+            report(f"the worker process has ended and is started again in {pause:g} s; it last printed: {last:.300}")
+        stop.wait(pause)

@@ -1,0 +1,303 @@
+"""One batch on an open device: compile all, check each, time the survivors in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, cast
+
+import numpy as np
+
+from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.executor import BoundProgram, Executor
+from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.program.program import Program, program_from_json
+from relax_tune.tuner.measure.device_process.compare import difference
+from relax_tune.tuner.measure.device_process.compiling import CompiledKernels, Handles, compile_programs
+from relax_tune.tuner.measure.device_process.flush import CacheFlush
+from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
+from relax_tune.tuner.measure.device_process.pool import SharedBuffers, buffer_bytes
+from relax_tune.tuner.measure.device_process.timing import Contestant, time_interleaved
+from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, Stage, Symbols, failed
+from relax_tune.tuner.measure.protocol import ProgressFile
+
+_WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
+_TIMING_SEED = 0
+_Clock = Literal["build_secs", "run_secs"]
+
+
+class DeviceLostError(MeasureError):
+    """The device failed a candidate and then its probe: this process cannot go on."""
+
+
+class _Refused(Exception):
+    """A candidate's failure: its stage and message."""
+
+    def __init__(self, stage: Stage, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+@dataclass(slots=True)
+class _Candidate:
+    index: int
+    request: MeasureRequest
+    program: Program
+    own_bytes: int
+    handles: Handles = field(default_factory=dict)
+    executor: Executor | None = None
+    build_secs: float = 0.0
+    run_secs: float = 0.0
+
+
+class BatchMeasurement:
+    """Measures batches on one device. `answer` is given results as soon as they are final; `probe` raises MeasureError
+    when the device is beyond use. Used from one thread."""
+
+    def __init__(
+        self,
+        device: Device,
+        libraries: Mapping[str, Library],
+        progress: ProgressFile,
+        answer: Callable[..., None],
+        probe: Callable[[], None],
+    ) -> None:
+        self._device, self._libraries, self._progress = device, libraries, progress
+        self._answer, self._probe = answer, probe
+        self._shared = SharedBuffers(device)
+        self._flush: CacheFlush | None = None
+
+    def run(self, requests: Sequence[MeasureRequest], alone: frozenset[int]) -> None:
+        """Answer every request once. alone: indices to compile by themselves.
+
+        Raises DeviceLostError, after answering the request that met it; the rest stays unanswered.
+        """
+        candidates = self._read(requests)
+        candidates = self._compile(candidates, alone)
+        for wave in _waves(candidates):
+            survivors = [candidate for candidate in wave if self._did(candidate, self._open, "build_secs")]
+            # one case after the other: all candidates see the same inputs, which are made and loaded once
+            for number in range(max((len(c.request.checks) for c in wave), default=0)):
+                check = partial(self._check, number)
+                survivors = [candidate for candidate in survivors if self._did(candidate, check, "run_secs")]
+            self._time(survivors)
+            for candidate in wave:
+                self._release(candidate)
+
+    def _read(self, requests: Sequence[MeasureRequest]) -> list[_Candidate]:
+        """Parse programs and lay out the memory they share."""
+        candidates = []
+        needs: list[tuple[Program, list[Symbols], int]] = []
+        for index, request in enumerate(requests):
+            self._progress.tell(index, 1, "prepare")
+            bindings = [*(case.symbols for case in request.checks), *request.timings]
+            try:
+                program = program_from_json(request.program_json)
+                own = max((_own_bytes(program, symbols) for symbols in bindings), default=0)
+            except ArtifactError as error:
+                self._answer(failed(request.id, "compile", str(error)))
+            except UserError as error:
+                self._answer(failed(request.id, "constraint", str(error)))
+            else:
+                candidates.append(_Candidate(index, request, program, own))
+                needs.append((program, bindings, request.constant_seed))
+        self._progress.tell(0, 0, "prepare")
+        self._shared.reserve(needs)
+        return candidates
+
+    def _compile(self, candidates: Sequence[_Candidate], alone: frozenset[int]) -> list[_Candidate]:
+        def tell(unit: range) -> None:
+            first, last = candidates[unit.start].index, candidates[unit[-1]].index
+            self._progress.tell(first, last - first + 1, "compile")
+
+        positions = frozenset(at for at, candidate in enumerate(candidates) if candidate.index in alone)
+        built = []
+        programs = [candidate.program for candidate in candidates]
+        for candidate, found in zip(candidates, compile_programs(self._device, programs, positions, tell)):
+            if isinstance(found, BuildError):
+                self._answer(failed(candidate.request.id, "compile", str(found)))
+            else:
+                candidate.handles, candidate.build_secs = found
+                built.append(candidate)
+        return built
+
+    def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
+        """Say whether a candidate passed a step; False when a failed result was answered.
+
+        clock: field of the result that takes the step's time
+        """
+        began = time.perf_counter()
+        refused: _Refused | None = None
+        try:
+            step(candidate)
+        except _Refused as refusal:
+            refused = refusal
+        setattr(candidate, clock, getattr(candidate, clock) + time.perf_counter() - began)
+        if refused is not None:
+            self._refuse(candidate, refused)
+        return refused is None
+
+    def _open(self, candidate: _Candidate) -> None:
+        self._progress.tell(candidate.index, 1, "prepare")
+        device = cast(Device, CompiledKernels(self._device, candidate.handles))
+        try:
+            shared = self._shared.of(candidate.program, candidate.request.constant_seed)
+            candidate.executor = Executor(candidate.program, device, {}, libraries=self._libraries, shared=shared)
+        except UserError as error:
+            raise _Refused("constraint", str(error)) from error
+        except (ArtifactError, BuildError, MeasureError) as error:
+            raise _Refused("launch", str(error)) from error
+
+    def _bind(self, candidate: _Candidate, symbols: Symbols) -> BoundProgram:
+        assert candidate.executor is not None
+        try:
+            bound = candidate.executor.bind(symbols)
+            bound.prepare()
+        except UserError as error:
+            raise _Refused("constraint", str(error)) from error
+        except RelaxTuneError as error:
+            raise _Refused("launch", f"at {symbols}: {error}") from error
+        return bound
+
+    def _check(self, number: int, candidate: _Candidate) -> None:
+        if number >= len(candidate.request.checks):
+            return
+        case = candidate.request.checks[number]
+        self._progress.tell(candidate.index, 1, "prepare")  # a library may compile here
+        bound = self._bind(candidate, case.symbols)
+        self._progress.tell(candidate.index, 1, "check")
+        wrong = self._wrong(candidate, bound, case)
+        if wrong is None:
+            return
+        # An earlier neighbour may have written over what all share: only a second failure is this candidate's own.
+        self._progress.tell(candidate.index, 1, "check")
+        self._shared.refresh()
+        wrong = self._wrong(candidate, bound, case)
+        if wrong is not None:
+            self._shared.refresh()
+            raise _Refused("wrong-result", f"at {case.symbols}, seed {case.seed}: {wrong}")
+
+    def _wrong(self, candidate: _Candidate, bound: BoundProgram, case: CheckCase) -> str | None:
+        executor, program = candidate.executor, candidate.program
+        assert executor is not None
+        if len(case.expected) != len(program.outputs):
+            return f"wanted the reference's {len(case.expected)} outputs, found a program of {len(program.outputs)}"
+        self._shared.load_inputs(program, bound, case.seed)
+        self._shared.poison(program, executor)
+        try:
+            bound.launch()
+        except RelaxTuneError as error:
+            raise _Refused("launch", f"at {case.symbols}: {error}") from error
+        try:
+            self._device.synchronize()
+        except MeasureError as error:
+            raise _Refused("runtime", f"at {case.symbols}: {error}") from error
+        for position, index in enumerate(program.outputs):
+            spec = program.buffers[index]
+            dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+            found = self._device.download(executor.buffer(spec.name), dtype, shape)
+            text = difference(spec.name, found, case.expected[position], case.rtol[position], case.atol[position])
+            if text is not None:
+                return text
+        return self._shared.overrun(program, bound)
+
+    def _time(self, candidates: Sequence[_Candidate]) -> None:
+        """Every shape of the survivors, all that share a shape against each other; answers every one."""
+        contests: dict[tuple[tuple[str, int], ...], list[tuple[_Candidate, int]]] = {}
+        for candidate in candidates:
+            for position, symbols in enumerate(candidate.request.timings):
+                contests.setdefault(tuple(sorted(symbols.items())), []).append((candidate, position))
+        timings: dict[tuple[str, int], Contestant] = {}
+        refused: set[str] = set()
+        for members in contests.values():
+            contestants: list[tuple[_Candidate, Contestant]] = []
+            for candidate, position in members:
+                if candidate.request.id in refused:
+                    continue
+                try:
+                    contestant = self._contestant(candidate, position)
+                except _Refused as refusal:
+                    refused.add(candidate.request.id)
+                    self._refuse(candidate, refusal)
+                    continue
+                contestants.append((candidate, contestant))
+                timings[candidate.request.id, position] = contestant
+            time_interleaved(self._device, [contestant for _, contestant in contestants], (RelaxTuneError,))
+            for candidate, contestant in contestants:
+                candidate.run_secs += contestant.wall_secs
+                if contestant.error is not None and candidate.request.id not in refused:
+                    refused.add(candidate.request.id)
+                    self._refuse(candidate, _Refused("runtime", f"at {contestant.symbols}: {contestant.error}"))
+        for candidate in candidates:
+            request = candidate.request
+            if request.id not in refused:
+                self._answer(
+                    MeasureResult(
+                        request.id,
+                        "ok",
+                        timings=tuple(timings[request.id, at].timing() for at in range(len(request.timings))),
+                        checked=bool(request.checks),
+                        build_secs=candidate.build_secs,
+                        run_secs=candidate.run_secs,
+                    )
+                )
+
+    def _contestant(self, candidate: _Candidate, position: int) -> Contestant:
+        request = candidate.request
+        symbols = request.timings[position]
+        self._progress.tell(candidate.index, 1, "time")
+        bound = self._bind(candidate, symbols)
+
+        def enter() -> None:
+            self._progress.tell(candidate.index, 1, "time")
+            self._shared.load_inputs(candidate.program, bound, _TIMING_SEED)
+
+        flush = None
+        if request.policy.regime == "flushed":
+            self._flush = self._flush or CacheFlush(self._device)
+            flush = self._flush.run
+        stops = request.policy.stop_above
+        return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter, flush)
+
+    def _refuse(self, candidate: _Candidate, refusal: _Refused) -> None:
+        """Answer a failure; when the device itself is gone, say that instead and stop."""
+        request = candidate.request
+        stage, message, lost = refusal.stage, str(refusal), False
+        if stage in ("launch", "runtime"):
+            try:
+                self._probe()
+            except MeasureError as error:
+                stage, message, lost = "device-lost", f"{message} Then its probe failed: {error}", True
+        self._answer(failed(request.id, stage, message, candidate.build_secs, candidate.run_secs))
+        if lost:
+            raise DeviceLostError(message)  # nothing of a lost device can be released
+        self._release(candidate)
+
+    def _release(self, candidate: _Candidate) -> None:
+        executor, candidate.executor = candidate.executor, None
+        if executor is not None:
+            executor.close()
+
+
+def _own_bytes(program: Program, symbols: Symbols) -> int:
+    """Device memory only this candidate uses at this binding: packed constants and temporaries."""
+    shapes = buffer_shapes(program, symbols)
+    return sum(
+        buffer_bytes(spec, shape) for spec, shape in zip(program.buffers, shapes) if spec.role in ("packed", "temp")
+    )
+
+
+def _waves(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
+    """Candidates in order, cut where their own memory would pass the limit."""
+    waves: list[list[_Candidate]] = []
+    room = 0
+    for candidate in candidates:
+        if not waves or candidate.own_bytes > room:
+            waves.append([])
+            room = _WAVE_BYTES
+        waves[-1].append(candidate)
+        room -= candidate.own_bytes
+    return waves

@@ -1,0 +1,113 @@
+"""The device process: `python -m relax_tune.tuner.measure.device_process.child SPEC READ_FD WRITE_FD PROGRESS_FILE`.
+
+It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
+no compiler, no search, no database, so it starts fast and has nothing to lose when a candidate takes it down.
+
+Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile alone). Messages
+out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
+`unable` when nothing can be measured here (a full disk); after the last two the process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_tune.errors import MeasureError, RelaxTuneError
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.library.registry import library_facts, open_libraries
+from relax_tune.tuner.measure.codec import decode_batch, encode_results
+from relax_tune.tuner.measure.device_process.batch import BatchMeasurement, DeviceLostError
+from relax_tune.tuner.measure.messages import MeasureResult
+from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_the_supervisor() -> None:
+    """On Linux, ask the kernel for SIGKILL when the supervising thread ends: a candidate may hang holding the
+    interpreter lock, and then `_listen` cannot notice."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Pass messages on; when the supervisor is gone, take the whole process group (compilers too) down."""
+    reader = FrameReader(descriptor)
+    while (text := reader.next(None)) is not None:
+        inbox.put(json.loads(text))
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def probe(device: Device) -> None:
+    """A round trip through device memory. Raises MeasureError when the device does not give back what it was given."""
+    sent = np.arange(64, dtype=np.int32)
+    buffer = device.alloc(sent.nbytes)
+    device.upload(buffer, sent)
+    found = device.download(buffer, sent.dtype, sent.shape)
+    device.free(buffer)
+    if not np.array_equal(sent, found):
+        raise MeasureError(
+            f"wanted device {device.info.name!r} to give back the 64 integers it was given, found others; "
+            "its memory or driver is broken"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Serve batches; the exit status is 0 when the supervisor left, 3 when the device was lost or could not be
+    opened."""
+    faulthandler.enable()
+    _die_with_the_supervisor()
+    spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
+    progress = ProgressFile(Path(arguments[3]), create=False)
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(read_from, inbox), daemon=True).start()
+
+    def tell(**message: Any) -> None:
+        write_frame(write_to, json.dumps(message, separators=(",", ":")))
+
+    def answer(*results: MeasureResult) -> None:
+        tell(kind="results", results=encode_results(results))
+
+    try:
+        device = open_device(spec)
+        probe(device)
+        libraries = open_libraries()
+    except (RelaxTuneError, ImportError, OSError) as error:
+        tell(kind="refused", message=str(error) or type(error).__name__)
+        return 3
+    measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device))
+    tell(kind="ready", info=asdict(replace(device.info, libraries=library_facts(libraries))))
+    while True:
+        message = inbox.get()
+        requests = decode_batch(message["batch"], Path(message["arrays"]))
+        try:
+            measurement.run(requests, alone=frozenset(message["alone"]))
+        except DeviceLostError:
+            tell(kind="lost")
+            os._exit(3)  # what a driver gives back at the end of a process fails, or hangs, on a device that is lost
+        except (MeasureError, OSError) as error:  # this machine's trouble (a full disk), and no candidate's
+            tell(kind="unable", message=str(error))
+            return 3
+        progress.tell(0, 0, "idle")
+        tell(kind="done")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Compiling candidates together: several share a translation unit, and one bad kernel does not fail its neighbours."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from relax_tune.errors import BuildError, MeasureError
+from relax_tune.runtime.device import host
+from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.program.program import KernelSource, Program
+
+# Candidates of a translation unit: what a compiler does once a unit (PoCL: link its library of builtins) costs as much as two.
+_UNIT_CANDIDATES = 4
+# Devices that several threads may have compile at once: the compiler is a process of its own, or lets others run meanwhile.
+_TOGETHER = ("c", "cuda")
+# A compiler that fails with less than this left on the disk may have failed for that.
+_ROOM_BYTES = 2**20
+
+Handles = dict[str, Any]
+Compiled = tuple[Handles, float] | BuildError
+
+
+class CompiledKernels:
+    """A device whose `compile` gives handles that were made before; everything else is the device's own."""
+
+    def __init__(self, device: Device, handles: Handles) -> None:
+        self._device, self._handles = device, handles
+
+    def compile(self, kernels: Sequence[KernelSource]) -> Handles:
+        """See `Device.compile`."""
+        missing = [kernel for kernel in kernels if kernel.name not in self._handles]
+        if missing:  # a library's own helper, compiled when it is first bound
+            self._handles = {**self._handles, **self._device.compile(missing)}
+        return {kernel.name: self._handles[kernel.name] for kernel in kernels}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 1) -> list[range]:
+    """Runs of consecutive programs to compile together: of one language, none of `alone`, and no kernel name with two
+    texts. width: how many units are compiled at a time, among which the programs are shared out."""
+    most = max(1, min(_UNIT_CANDIDATES, -(-len(programs) // width)))
+    units: list[range] = []
+    names: dict[str, KernelSource] = {}
+    for index, program in enumerate(programs):
+        clash = any(names.get(kernel.name, kernel) != kernel for kernel in program.kernels)
+        languages = {kernel.language for kernel in (*names.values(), *program.kernels)}
+        last = units[-1] if units else range(0)
+        fits = not clash and len(languages) <= 1 and len(last) < most
+        if units and fits and not alone & {index, last.start}:
+            units[-1] = range(last.start, index + 1)
+        else:
+            units.append(range(index, index + 1))
+            names = {}
+        names.update((kernel.name, kernel) for kernel in program.kernels)
+    return units
+
+
+def compile_programs(
+    device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
+) -> list[Compiled]:
+    """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
+    called with the programs that are about to be compiled: as many units at a time as there are processors where several can
+    be, else one.
+
+    Raises MeasureError when there is no room to compile in: that is no program's failure.
+    """
+    compiled: list[Compiled | None] = [None] * len(programs)
+
+    def attempt(unit: range) -> Compiled:
+        kernels = {kernel.name: kernel for index in unit for kernel in programs[index].kernels}
+        began = time.perf_counter()
+        try:
+            handles = device.compile(list(kernels.values())) if kernels else {}
+        except BuildError as error:
+            free = shutil.disk_usage(tempfile.gettempdir()).free
+            if free < _ROOM_BYTES:
+                raise MeasureError(
+                    f"wanted room to compile in {tempfile.gettempdir()}, found {free} bytes free and the compiler failing "
+                    f"({str(error).splitlines()[0][:200]}); free some space, or point TMPDIR at a folder with more"
+                ) from None
+            return error
+        return handles, (time.perf_counter() - began) / len(unit)
+
+    width = host.usable_cpus() if device.info.kind in _TOGETHER else 1
+    units = plan_units(programs, alone, width)
+    with ThreadPoolExecutor(max_workers=width) as pool:
+        while units:
+            # whoever is to be alone is so in time, too: what hangs then has one name
+            apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
+            together, units = units[: (count := min(max(apart, 1), width))], units[count:]
+            tell(range(together[0].start, together[-1].stop))
+            for unit, found in zip(together, pool.map(attempt, together), strict=True):
+                for index in unit:
+                    compiled[index] = found
+                if isinstance(found, BuildError) and len(unit) > 1:
+                    for index in unit:
+                        tell(range(index, index + 1))
+                        compiled[index] = attempt(range(index, index + 1))
+    return [entry for entry in compiled if entry is not None]
