@@ -14,7 +14,6 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, substit
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function, all_uses
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.interp.interp import run_prim
 
 # Values of the first symbol, the second and so on in each trial; distinct values tell dims apart.
@@ -46,7 +45,7 @@ def _call(
     bounds: Mapping[Var, tuple[int, int | None]],
     tried: set[tuple[object, ...]],
 ) -> None:
-    infos = [*map(info_of, call.args), *call.out]
+    infos = [*(a.info for a in call.args), *call.out]
     if not all(isinstance(i, TensorInfo) and i.shape is not None for i in infos):
         return
     shapes = [i.shape or () for i in infos if isinstance(i, TensorInfo)]

@@ -24,7 +24,7 @@ from relax_tune.ir.core.struct_info import (
     info_dims,
     info_symbols,
 )
-from relax_tune.ir.deduce.deduce import check_condition, infer_value, info_of, side_env, signature
+from relax_tune.ir.deduce.deduce import check_condition, infer_value, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.text.printer import excerpt
@@ -60,7 +60,7 @@ class _Graph:
         for wrong in inplace_conflicts(self.f, self.module):
             self.fail(f"call_tir_inplace: {wrong.why}", wrong.at)
         self.known(info_symbols(self.f.ret_info), ret)
-        problem = conflict(self.f.ret_info, info_of(ret), self.ctx.env)
+        problem = conflict(self.f.ret_info, ret.info, self.ctx.env)
         if problem:
             self.fail(f"the result does not fit the declared {self.f.ret_info!r}: {problem}", ret)
 
@@ -165,11 +165,11 @@ class _Graph:
         if isinstance(value, g.If):
             self.branch(value, b)
         else:
-            self.atoms((value,) if isinstance(value, g.ATOMS) else value.operands, b)
+            self.atoms((value,) if value.is_atom else value.operands, b)
         if isinstance(b, g.MatchCast):
             self.symbols.update(info_symbols(b.info))
             self.known(info_symbols(b.var.info), b)
-            problem = conflict(b.info, info_of(value), self.ctx.env) or conflict(b.var.info, b.info, self.ctx.env)
+            problem = conflict(b.info, value.info, self.ctx.env) or conflict(b.var.info, b.info, self.ctx.env)
             if problem:
                 self.fail(f"this match_cast can never hold: {problem}", b)
             self.define(b.var, b)
@@ -193,7 +193,7 @@ class _Graph:
         if not isinstance(callee, PrimFunc):
             known = ", ".join(self.module.prims) or "none"
             self.fail(f"wanted a tensor function called {call.callee!r}; the module has {known}", b)
-        infos = [*map(info_of, call.args), *call.out]
+        infos = [*(a.info for a in call.args), *call.out]
         if len(call.out) != callee.outputs or len(infos) != len(callee.buffers):
             wanted = f"{len(callee.input_buffers)} arguments and {callee.outputs} outputs"
             self.fail(f"{call.callee} takes {wanted}, found {len(call.args)} and {len(call.out)}", b)

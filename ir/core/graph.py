@@ -10,12 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeVar, Union
 
+from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.core.names import same_objects
-from relax_tune.ir.core.struct_info import INFOS, CallableInfo, StructInfo, TensorInfo, info_symbols
+from relax_tune.ir.core.struct_info import (
+    INFOS,
+    CallableInfo,
+    ObjectInfo,
+    PrimInfo,
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+    info_symbols,
+)
 
 MapInfo = Callable[[StructInfo], StructInfo]
 T = TypeVar("T")
+O = TypeVar("O", bound="Operator")  # noqa: E741
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,12 @@ class _Atom:
     """A value without operands, which may be an operand itself."""
 
     __slots__ = ()
+    is_atom: ClassVar[bool] = True
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """The sides of a branch."""
+        return ()
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -93,6 +111,16 @@ class _Computation:
     """A value computed from operands. See `_Atom` for the meaning of the methods."""
 
     __slots__ = ()
+    is_atom: ClassVar[bool] = False
+
+    @property
+    def info(self) -> StructInfo:
+        """The annotation that the value itself states; an object where deduction has to find it."""
+        return ObjectInfo()
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return ()
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -194,6 +222,10 @@ class CallTIR(_Computation):
     inplace: tuple[int | None, ...] = ()
 
     @property
+    def info(self) -> StructInfo:
+        return self.out[0] if len(self.out) == 1 else TupleInfo(self.out)
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         return self.args
 
@@ -221,6 +253,10 @@ class CallDPSLibrary(_Computation):
     scalars: tuple[Expr, ...] = ()
 
     @property
+    def info(self) -> StructInfo:
+        return self.out[0] if len(self.out) == 1 else TupleInfo(self.out)
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         return self.args
 
@@ -245,6 +281,10 @@ class TupleValue(_Computation):
     fields: tuple[Value, ...]
 
     @property
+    def info(self) -> TupleInfo:
+        return TupleInfo(tuple(f.info for f in self.fields))
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         return self.fields
 
@@ -256,6 +296,18 @@ class TupleValue(_Computation):
 class TupleItem(_Computation):
     value: Value
     index: int
+
+    @property
+    def info(self) -> StructInfo:
+        """The annotation of the field. Raises DeduceError for a value that is no tuple, or has no such field."""
+        owner = self.value.info
+        if isinstance(owner, ObjectInfo):
+            return owner
+        if not isinstance(owner, TupleInfo):
+            raise DeduceError(f"wanted a tuple to take item {self.index} of, found {owner!r}")
+        if not 0 <= self.index < len(owner.fields):
+            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {self.index}")
+        return owner.fields[self.index]
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -276,6 +328,10 @@ class ShapeValue(_Atom):
     values: tuple[Expr, ...]
 
     @property
+    def info(self) -> ShapeInfo:
+        return ShapeInfo(self.values)
+
+    @property
     def attributes(self) -> tuple[object, ...]:
         return (self.values,)
 
@@ -292,6 +348,10 @@ class PrimValue(_Atom):
     """A scalar over the shape symbols: a number, or a condition such as `n < 8`."""
 
     value: Expr
+
+    @property
+    def info(self) -> PrimInfo:
+        return PrimInfo(self.value.dtype, self.value)
 
     @property
     def attributes(self) -> tuple[object, ...]:
@@ -339,6 +399,10 @@ class CallHost(_Computation):
     pure: bool = False
 
     @property
+    def info(self) -> StructInfo:
+        return self.out
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         return self.args
 
@@ -381,6 +445,15 @@ class If(_Computation):
     orelse: Body
 
     @property
+    def bodies(self) -> tuple[Body, ...]:
+        return (self.then, self.orelse)
+
+    def with_bodies(self, bodies: Sequence[Body], cond: Value | None = None) -> If:
+        """This branch with other sides, and another condition if given; the same object when nothing changes."""
+        cond = cond or self.cond
+        return self if same_objects((cond, *bodies), (self.cond, *self.bodies)) else If(cond, *bodies)
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         """The condition and what the sides read from outside."""
         return (self.cond, *captured(self))
@@ -391,7 +464,7 @@ class If(_Computation):
 
     def symbols(self) -> Iterator[Var]:
         yield from self.cond.symbols()
-        for side in (self.then, self.orelse):
+        for side in self.bodies:
             yield from (v for b in side.bindings for v in b.symbols())
             yield from side.ret.symbols()
 
@@ -424,6 +497,11 @@ class MatchCast:
     var: GVar
     value: Value
     info: StructInfo
+
+    @property
+    def subject(self) -> str:
+        """The name in messages: that of the variable or weight whose annotation is asserted, or else of the result."""
+        return self.value.name if isinstance(self.value, (GVar, Constant)) else self.var.name
 
     def symbols(self) -> Iterator[Var]:
         """The symbols that the value and both annotations mention."""
@@ -485,7 +563,7 @@ class Function:
 
 def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
     """`value` with variables, weights and functions replaced, inside branches too; the same object when none occurs."""
-    if isinstance(value, ATOMS):
+    if value.is_atom:
         return mapping.get(value, value)
     return value.with_operands([replace_operands(v, mapping) for v in value.operands])
 
@@ -493,7 +571,7 @@ def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
 def captured(value: If) -> tuple[Value, ...]:
     """Return the distinct variables, weights and functions that the sides of an `if` read from outside, in order."""
     found: dict[Value, None] = {}
-    for body in (value.then, value.orelse):
+    for body in value.bodies:
         own = {b.var for b in body.bindings}
         for top in (*(b.value for b in body.bindings), body.ret):
             stack = [top]
@@ -509,18 +587,16 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
     """Iterate over every block in `f`; the sides of an `if` come before the block that branches."""
     for block in f.blocks:
         for b in block.bindings:
-            if isinstance(b.value, If):
-                yield from all_blocks(b.value.then)
-                yield from all_blocks(b.value.orelse)
+            for side in b.value.bodies:
+                yield from all_blocks(side)
         yield block
 
 
 def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
     """Iterate over every binding in `f`, each after all that it reads: the sides of an `if` come before the `if`."""
     for b in f.bindings:
-        if isinstance(b.value, If):
-            yield from all_bindings(b.value.then)
-            yield from all_bindings(b.value.orelse)
+        for side in b.value.bodies:
+            yield from all_bindings(side)
         yield b
 
 
@@ -564,9 +640,9 @@ def is_impure(value: Value) -> bool:
     if isinstance(value, CallHost):
         return not value.pure
     if isinstance(value, CallFunction):
-        info = value.callee.info if isinstance(value.callee, (GVar, FunctionRef)) else None
+        info = value.callee.info
         return isinstance(info, CallableInfo) and not info.pure
-    return isinstance(value, If) and any(is_impure(b.value) for s in (value.then, value.orelse) for b in s.bindings)
+    return any(is_impure(b.value) for side in value.bodies for b in side.bindings)
 
 
 def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, ...]], ...]:
@@ -586,7 +662,7 @@ def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
     blocks: list[AnyBlock] = []
     plain: list[AnyBinding] = []
     for b in bindings:
-        if isinstance(b.value, If) or is_impure(b.value):
+        if b.value.bodies or is_impure(b.value):
             if plain:
                 blocks.append(DataflowBlock(tuple(plain)))
                 plain = []
@@ -603,3 +679,8 @@ def used_vars(value: Value) -> tuple[GVar, ...]:
     if isinstance(value, GVar):
         return (value,)
     return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))
+
+
+def operator_of(value: object, *kinds: type[O]) -> O | None:
+    """Return the operator of a call whose operator is of one of the classes; None for any other value."""
+    return value.op if isinstance(value, Call) and isinstance(value.op, kinds) else None

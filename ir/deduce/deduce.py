@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import singledispatch
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env, interval
@@ -18,6 +19,7 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    info_dims,
     info_parts,
     info_symbols,
     own_symbols,
@@ -26,52 +28,33 @@ from relax_tune.ir.deduce.relations import differences, join, require_all, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 
 
-def info_of(value: g.Value) -> StructInfo:
-    """Return the annotation stored in a value: an atom, a tuple of atoms or a destination-passing call."""
-    if isinstance(value, (g.GVar, g.Constant, g.FunctionRef)):
-        return value.info
-    if isinstance(value, g.ShapeValue):
-        return ShapeInfo(value.values)
-    if isinstance(value, g.PrimValue):
-        return PrimInfo(value.value.dtype, value.value)
-    if isinstance(value, g.TupleValue):
-        return TupleInfo(tuple(info_of(f) for f in value.fields))
-    if isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
-        return value.out[0] if len(value.out) == 1 else TupleInfo(value.out)
-    if isinstance(value, g.CallHost):
-        return value.out
-    if isinstance(value, g.TupleItem):
-        owner = info_of(value.value)
-        if isinstance(owner, ObjectInfo):
-            return owner
-        if not isinstance(owner, TupleInfo):
-            raise DeduceError(f"wanted a tuple to take item {value.index} of, found {owner!r}")
-        if not 0 <= value.index < len(owner.fields):
-            raise DeduceError(f"wanted an item in 0..{len(owner.fields) - 1}, found {value.index}")
-        return owner.fields[value.index]
-    return ObjectInfo()
-
-
+@singledispatch
 def infer_value(value: g.Value, ctx: Deduction) -> StructInfo:
     """Deduce the annotation of a value. Bindings inside an `if` keep their annotations. Raises DeduceError."""
-    if isinstance(value, g.CallFunction):
-        return infer_call(value, ctx)
-    if isinstance(value, g.If):
-        return infer_if(value, ctx)
-    if isinstance(value, g.CallTIR):
-        require_inplace_infos(value, ctx)
-    if isinstance(value, g.Call):
-        if not isinstance(value.op, OperatorSpec):
-            raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
-        args = [info_of(a) for a in value.args]
-        info = value.op.infer(args, ctx)
-        require_dims(value.op.name, args, info, ctx)
-        return info
-    info = info_of(value)
-    if isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
-        name = value.callee if isinstance(value, g.CallTIR) else value.routine
-        require_dims(name, [info_of(a) for a in value.args], info, ctx)
+    return value.info
+
+
+@infer_value.register
+def _(value: g.Call, ctx: Deduction) -> StructInfo:
+    if not isinstance(value.op, OperatorSpec):
+        raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
+    args = [a.info for a in value.args]
+    info = value.op.infer(args, ctx)
+    require_dims(value.op.name, args, info, ctx)
     return info
+
+
+@infer_value.register
+def _(value: g.CallTIR, ctx: Deduction) -> StructInfo:
+    require_inplace_infos(value, ctx)
+    require_dims(value.callee, [a.info for a in value.args], value.info, ctx)
+    return value.info
+
+
+@infer_value.register
+def _(value: g.CallDPSLibrary, ctx: Deduction) -> StructInfo:
+    require_dims(value.routine, [a.info for a in value.args], value.info, ctx)
+    return value.info
 
 
 def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:
@@ -119,7 +102,7 @@ def require_inplace_infos(call: g.CallTIR, ctx: Deduction) -> None:
         where = f"{call.callee}: output {number} in place of argument {at}"
         if not 0 <= at < len(call.args):
             raise DeduceError(f"{where}: wanted an argument in 0..{len(call.args) - 1}, found {at}")
-        info = info_of(call.args[at])
+        info = call.args[at].info
         if not isinstance(info, TensorInfo) or info.shape is None or out.shape is None or info.dtype is not out.dtype:
             raise DeduceError(
                 f"{where}: wanted {out!r}, found {info!r}; an output takes the memory of a tensor like it"
@@ -136,16 +119,17 @@ def signature(f: g.Function) -> CallableInfo:
     return CallableInfo(whole.params, without_symbols(f.ret_info, own_symbols(whole)), f.pure, whole.names)
 
 
+@infer_value.register
 def infer_call(value: g.CallFunction, ctx: Deduction) -> StructInfo:
     """Deduce the result of calling a graph function: bind its symbols to the arguments, substitute them in its result.
 
     Raises DeduceError naming the function, the parameter, the dim and both sizes when an argument never fits."""
     callee = value.callee
     name = callee.name if isinstance(callee, (g.GVar, g.FunctionRef)) else "the callee"
-    info = info_of(callee)
+    info = callee.info
     if not isinstance(info, CallableInfo):
         raise DeduceError(f"{name}: wanted a function to call, found {info!r}")
-    return apply_signature(name, info, [info_of(a) for a in value.args], ctx)
+    return apply_signature(name, info, [a.info for a in value.args], ctx)
 
 
 def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
@@ -167,17 +151,13 @@ def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo],
 
 def _bare(callee: CallableInfo) -> frozenset[Expr]:
     """Return the symbols that are dims of parameters by themselves: never negative."""
-    found: list[Expr] = []
-    stack = list(callee.params or ())
-    while stack:
-        info = stack.pop()
-        if isinstance(info, TupleInfo):
-            stack.extend(info.fields)
-        elif isinstance(info, TensorInfo):
-            found += info.shape or ()
-        elif isinstance(info, ShapeInfo):
-            found += info.values or ()
-    return frozenset(found)
+    return frozenset(d for info in callee.params or () for d in _bare_dims(info))
+
+
+def _bare_dims(info: StructInfo) -> Iterable[Expr]:
+    if isinstance(info, TupleInfo):
+        return (d for f in info.fields for d in _bare_dims(f))
+    return info_dims(info) or () if isinstance(info, (TensorInfo, ShapeInfo)) else ()
 
 
 def require_bounds(
@@ -201,21 +181,22 @@ def require_bounds(
                 ctx.require(cond, f"{name}: wanted {limits}, found {symbol.name} = {{0}}", found)
 
 
+@infer_value.register
 def infer_if(value: g.If, ctx: Deduction) -> StructInfo:
     """Join the annotations of both sides, without symbols that one side binds. Raises DeduceError."""
     check_condition(value.cond)
-    outer = {v for o in value.operands for v in info_symbols(info_of(o))}
+    outer = {v for o in value.operands for v in info_symbols(o.info)}
     sides = []
-    for body in (value.then, value.orelse):
+    for body in value.bodies:
         inside = {v for b in body.bindings if isinstance(b, g.MatchCast) for v in info_symbols(b.info)} - outer
-        info = info_of(body.ret)
+        info = body.ret.info
         sides.append(without_symbols(info, set(info_symbols(info)) - inside))
     return join(sides[0], sides[1], ctx.env)
 
 
 def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
     """Return the facts on one side of an `if`: `env` and the condition or its negation, if it is over symbols."""
-    info = info_of(cond)
+    info = cond.info
     if not isinstance(info, PrimInfo) or info.value is None or isinstance(info.value, Const):
         return env
     return env.with_fact(info.value if taken else not_(info.value))
@@ -223,7 +204,7 @@ def side_env(env: Env, cond: g.Value, taken: bool) -> Env:
 
 def check_condition(cond: g.Value) -> None:
     """Require a condition that can be a scalar of bool. Raises DeduceError."""
-    info = info_of(cond)
+    info = cond.info
     if isinstance(info, PrimInfo) and info.dtype is bool_:
         return
     if isinstance(info, ObjectInfo):

@@ -13,12 +13,12 @@ from relax_tune.ir.core.dtype import DType, dtype, f32
 from relax_tune.ir.core.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, info_symbols
-from relax_tune.ir.deduce.deduce import infer_value, info_of, require_bounds, side_env, signature
+from relax_tune.ir.deduce.deduce import infer_value, require_bounds, side_env, signature
 from relax_tune.ir.deduce.relations import check_annotation, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.text.printer import excerpt
 
-__all__ = ["GraphBuilder", "check_annotation", "infer_value", "info_of"]
+__all__ = ["GraphBuilder", "check_annotation", "infer_value"]
 
 
 class GraphBuilder:
@@ -198,7 +198,7 @@ class GraphBuilder:
 
         Raises DeduceError when the value can never have that annotation."""
         name = value.name if isinstance(value, (g.GVar, g.Constant)) else hint
-        found = info_of(value)
+        found = value.info
         try:
             meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)
             new = {v: e for v, e in meaning.items() if v not in self._seen}
@@ -220,7 +220,7 @@ class GraphBuilder:
 
         Raises DeduceError when the two can never agree."""
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
-        found = info_of(ret)
+        found = ret.info
         pure = not any(g.is_impure(b.value) for b in self._bindings)
         function = g.Function(
             self.name, tuple(self._params), g.into_blocks(self._bindings), ret, declared or found, pure

@@ -28,7 +28,7 @@ from relax_tune.ir.core.struct_info import (
     TupleInfo,
     info_dims,
 )
-from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
+from relax_tune.ir.deduce.deduce import infer_value, signature
 from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_expr import Env, Fault, Tape
@@ -110,7 +110,7 @@ class _Run:
         for binding in self.f.bindings:
             self.values[binding.var] = self.binding(binding)
         result = self.value(self.f.ret)
-        undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, info_of(self.f.ret)))
+        undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, self.f.ret.info))
         self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
         return result
 
@@ -204,7 +204,7 @@ class _Run:
     def binding(self, b: g.AnyBinding) -> Result:
         value = self.value(b.value, b)
         if isinstance(b, g.MatchCast):
-            name = b.value.name if isinstance(b.value, (g.GVar, g.Constant)) else b.var.name
+            name = b.subject
             try:
                 self.bind([b.info], [value])
                 self.match(b.info, value, f"{self.f.name}: match_cast of {name}")

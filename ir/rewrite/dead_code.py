@@ -40,9 +40,8 @@ def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBloc
         for b in reversed(block.bindings):
             if live.needs(b):
                 if isinstance(b.value, If):
-                    sides = [_side(side) for side in (b.value.then, b.value.orelse)]
-                    if not same_objects(sides, (b.value.then, b.value.orelse)):
-                        b = replace(b, value=If(b.value.cond, *sides))
+                    value = b.value.with_bodies([_side(side) for side in b.value.bodies])
+                    b = b if value is b.value else replace(b, value=value)
                 kept.append(b)
                 live.reads(b.value)
         kept.reverse()

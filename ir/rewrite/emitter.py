@@ -13,13 +13,13 @@ from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
 from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.deduce.deduce import info_of, side_env
+from relax_tune.ir.deduce.deduce import side_env
 from relax_tune.ir.op.indexing.movement import Reshape
 
 
 def tensor_info(value: g.Value) -> TensorInfo:
     """The annotation of a tensor."""
-    info = info_of(value)
+    info = value.info
     assert isinstance(info, TensorInfo), info
     return info
 
@@ -155,7 +155,7 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
     cond = out.value(value.cond)
     outer = (out.mapping, out.bindings, out.known, out.env)
     sides: list[g.Body] = []
-    for body in (value.then, value.orelse):
+    for body in value.bodies:
         out.mapping, out.bindings, out.known = dict(outer[0]), [], dict(outer[2])
         out.env = side_env(outer[3], cond, body is value.then)
         out.depth += 1
@@ -164,7 +164,7 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
         out.depth -= 1
         sides.append(body if blocks is body.blocks and ret is body.ret else g.Body(blocks, ret))
         out.mapping, out.bindings, out.known, out.env = outer
-    return value if same_objects((cond, *sides), (value.cond, value.then, value.orelse)) else g.If(cond, *sides)
+    return value.with_bodies(sides, cond)
 
 
 def map_graphs(module: IRModule, fn: Callable[[g.Function, FunctionTable], g.Function]) -> IRModule:

@@ -91,7 +91,7 @@ class RuleTable:
             if found is None:
                 return value
             new = self._over_atoms(found, definitions, module, out)
-            if isinstance(new, g.ATOMS):
+            if new.is_atom:
                 return value if keep(new) else new
             value = new
         raise AssertionError(f"the rules {[r.title for r in self.at(value)]} undo each other at {value!r:.200}")
@@ -102,11 +102,11 @@ class RuleTable:
         """`value` over atoms: each nested part is rewritten and bound."""
         args: list[g.Value] = []
         for a in value.operands:
-            if not isinstance(a, g.ATOMS):
+            if not a.is_atom:
                 part = self._over_atoms(a, definitions, module, out)
                 var = g.GVar("part", infer_value(part, Deduction(out.env)))
                 part = self.rewritten(part, var, definitions, module, out)
-                if not isinstance(part, g.ATOMS):
+                if not part.is_atom:
                     bound = out.bind(part, infer_value(part, Deduction(out.env)), _hint(part))
                     definitions[bound] = part
                     part = bound
@@ -150,7 +150,7 @@ class RewriteToFixpoint:
                 value = table.rewritten(
                     old, binding.var, definitions, module, out, keep=lambda _: binding.var in results
                 )
-                if isinstance(value, g.ATOMS) and not isinstance(old, g.ATOMS):
+                if value.is_atom and not old.is_atom:
                     out.mapping[binding.var] = value
                     return
                 definitions[binding.var] = value

@@ -33,7 +33,6 @@ from relax_tune.ir.core.graph import (
     used_vars,
 )
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.rewrite.pattern import (
     Annotated,
@@ -134,7 +133,7 @@ class Match:
 
     def info(self, name: str) -> StructInfo:
         """The annotation of a capture."""
-        return info_of(self[name])
+        return self[name].info
 
     def shape(self, name: str) -> tuple[Expr, ...]:
         """The dims of a capture; () for one that is no tensor of known dims."""
@@ -193,7 +192,7 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
             yield from _match(p.inner, v, m)
     elif isinstance(p, Annotated):
         for found in _match(p.inner, v, m):
-            yield from _annotated(p, info_of(v), found)
+            yield from _annotated(p, v.info, found)
     elif isinstance(p, Conditional):
         for found in _match(p.inner, v, m):
             yield from _condition(p.condition(found), found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Concat, Permute, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import Cast
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -45,7 +45,7 @@ def _same_dtype(site: Site) -> Value | None:
 
 def _same_dims(site: Site) -> Value | None:
     value, ctx = site.root, site.deduction
-    found = info_of(value.args[0])
+    found = value.args[0].info
     if isinstance(value.op, Slice) and value.op.step < 0:
         return None
     new = infer_value(value, ctx)

@@ -18,7 +18,7 @@ from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, info_parts
-from relax_tune.ir.deduce.deduce import infer_value, info_of, side_env, signature
+from relax_tune.ir.deduce.deduce import infer_value, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.dead_code import Liveness
@@ -344,7 +344,7 @@ class _Rewriter:
 
     def choose(self, b: g.Binding, scope: Scope) -> _Chosen | None:
         """Return the replacement by the first rule that fits."""
-        if isinstance(b.value, g.ATOMS):
+        if b.value.is_atom:
             return None  # another name for a value
         for rule in self.rules:
             for match in find_matches(rule.pattern, b.var, scope):
@@ -391,7 +391,7 @@ class _Rewriter:
         args: list[g.Value] = []
         for a in value.operands:
             inner = self.flat(a, bindings, ctx, rule)
-            if not isinstance(inner, g.ATOMS):
+            if not inner.is_atom:
                 var = g.GVar(self.out.fresh(_hint(inner)), self.infer(inner, ctx))
                 bindings.append(g.Binding(var, inner))
                 inner = var
@@ -404,7 +404,7 @@ class _Rewriter:
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
                 raise DeduceError(f"wanted a tensor function called {value.callee!r}, found none in the module")
-            infos = [*map(info_of, value.args), *value.out]
+            infos = [*(a.info for a in value.args), *value.out]
             for buffer, found in call_differences(callee, infos, value.scalars, self.env):
                 for d in found:
                     if d.proof is Proof.NO or d.dims is None:
@@ -419,7 +419,7 @@ class _Rewriter:
         if not found.unknown:
             for new in found.bindings:
                 out.keep(new)
-            if isinstance(found.value, g.ATOMS):
+            if found.value.is_atom:
                 out.mapping[b.var] = out.value(found.value)
             else:
                 out.bindings.append(g.Binding(b.var, out.value(found.value)))
@@ -439,9 +439,9 @@ class _Rewriter:
             made = out.bind(out.value(x.value), x.var.info, x.var.name)
             out.mapping[x.var] = made
         result = out.value(value)
-        if not isinstance(result, g.ATOMS):
+        if not result.is_atom:
             result = out.bind(result, self.infer(result, Deduction(self.env)), b.var.name)
-        if any(True for _ in differences(b.var.info, info_of(result), self.env)):
+        if any(True for _ in differences(b.var.info, result.info, self.env)):
             cast = g.GVar(out.fresh(b.var.name), b.var.info)
             out.bindings.append(g.MatchCast(cast, result, b.var.info))
             result = cast

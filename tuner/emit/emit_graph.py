@@ -25,7 +25,6 @@ from relax_tune.ir.core.graph import (
 )
 from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
@@ -180,7 +179,7 @@ class GraphEmitter:
 
     def _output(self, value: Value, name: str) -> int:
         """The array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
-        source, wanted = self._source(value), _buffer(name, _known(name, info_of(value)))
+        source, wanted = self._source(value), _buffer(name, _known(name, value.info))
         if isinstance(source, tuple) and source not in self.arrays:
             self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
             return self.arrays[source]
@@ -294,7 +293,7 @@ def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
         for field in ret.fields:
             yield from results(field, name)
         return
-    info = info_of(ret)
+    info = ret.info
     name = ret.name if isinstance(ret, (GVar, Constant)) else name
     if isinstance(info, TupleInfo):
         for i in range(len(info.fields)):

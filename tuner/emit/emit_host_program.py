@@ -23,7 +23,7 @@ from relax_tune.ir.core.struct_info import (
     info_dims,
     own_symbols,
 )
-from relax_tune.ir.deduce.deduce import infer_value, info_of, signature
+from relax_tune.ir.deduce.deduce import infer_value, signature
 from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.indexing.movement import VIEWS
@@ -100,7 +100,7 @@ class _Emitter:
         for b in f.bindings:
             self.binding(b)
         result = self.value(f.ret, f.ret)
-        self.agree(result, f.ret_info, info_of(f.ret), "the result", f.ret)
+        self.agree(result, f.ret_info, f.ret.info, "the result", f.ret)
         params = tuple(described(p.name, p.info) for p in f.params)
         results = tuple(_results(f.ret, f.ret_info))
         blocks = tuple(map(tuple, self.blocks))

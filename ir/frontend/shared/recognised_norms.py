@@ -10,7 +10,6 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
 from relax_tune.ir.core.graph import Call, Constant, Operator, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
 from relax_tune.ir.op.math.numeric import Cos, Sin
@@ -98,7 +97,7 @@ def _paired(scope: Scope, rows: Value, half: int) -> bool:
         made = scope.made(rows)
         if not isinstance(made, Call) or not made.args:
             return False
-        dims, before = _dims(info_of(rows)), _dims(info_of(made.args[0]))
+        dims, before = _dims(rows.info), _dims(made.args[0].info)
         if isinstance(made.op, Concat) and made.op.axis % len(dims) == len(dims) - 1:
             return len(made.args) == 2 and scope.source(made.args[0]) is scope.source(made.args[1])
         along = isinstance(made.op, Slice) and made.op.axis % len(dims) < len(dims) - 1

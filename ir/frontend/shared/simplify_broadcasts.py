@@ -12,7 +12,6 @@ from relax_tune.ir.core.expr import Expr, as_int, const, le
 from relax_tune.ir.core.graph import Call, Value
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Reshape, Slice, Take
@@ -26,7 +25,7 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 def shape_of(v: Value) -> tuple[Expr, ...]:
     """The dims of a tensor; () where they are not known."""
-    info = info_of(v)
+    info = v.info
     return (info.shape or ()) if isinstance(info, TensorInfo) else ()
 
 
@@ -55,7 +54,7 @@ def _before_broadcast(site: Site) -> Value | None:
         sources = [_without_leading_ones(s, scope, longest) for s in sources]
     if same_objects(args, sources):
         return None
-    wanted, found = (operator.infer([info_of(a) for a in values], ctx) for values in (args, sources))
+    wanted, found = (operator.infer([a.info for a in values], ctx) for values in (args, sources))
     if not isinstance(wanted, TensorInfo) or not isinstance(found, TensorInfo):
         return None
     if wanted.shape is None or found.shape is None:
@@ -142,7 +141,7 @@ def counting(v: Value, scope: Scope) -> tuple[int, Expr] | None:
 def _shorter_counter(site: Site) -> Value | None:
     cut, counter = site.operator("cut", Slice), site["counter"]
     found, dims = counting(counter, site.match.scope), shape_of(counter)
-    info = cut.infer([info_of(counter)], site.deduction)
+    info = cut.infer([counter.info], site.deduction)
     if found is None or as_int(cut.begin) != 0 or cut.step != 1 or not isinstance(info, TensorInfo):
         return None
     axis = axis_index("slice", cut.axis, len(dims))

@@ -16,7 +16,7 @@ from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
-from relax_tune.ir.frontend.graph_builder import GraphBuilder, info_of
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
@@ -66,7 +66,7 @@ class ImportedValue:
 
 def tensor_dims(value: Value) -> tuple[Expr, ...]:
     """The dims of a tensor, which the importer always knows."""
-    info = info_of(value)
+    info = value.info
     assert isinstance(info, TensorInfo) and info.shape is not None
     return info.shape
 
@@ -94,7 +94,7 @@ class Writer:
 
     def of(self, value: Value, natural: bool = False) -> ImportedValue:
         """A tensor of the graph."""
-        info = info_of(value)
+        info = value.info
         assert isinstance(info, TensorInfo)
         return ImportedValue(
             value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural
@@ -176,7 +176,7 @@ class Writer:
         info = value.info
         if isinstance(info, TensorInfo) and (info.shape is None or info.dtype is None):
             raise ParseError(
-                f"{op.name}: wanted dims that can be told without running, found {[info_of(a) for a in args]!r}; "
+                f"{op.name}: wanted dims that can be told without running, found {[a.info for a in args]!r}; "
                 "export the model with more precise dims"
             )
         return value

@@ -23,7 +23,7 @@ from relax_tune.ir.core.struct_info import (
     info_symbols,
     own_symbols,
 )
-from relax_tune.ir.deduce.deduce import apply_signature, infer_value, info_of, require_bounds, side_env, signature
+from relax_tune.ir.deduce.deduce import apply_signature, infer_value, require_bounds, side_env, signature
 from relax_tune.ir.deduce.relations import (
     call_differences,
     check_annotation,
@@ -91,10 +91,10 @@ class Walk:
         ret = self.value(f.ret, frame)
         ctx = Deduction(self.env, choices=True)
         declared = self.info(f.ret_info, frame)
-        self.guarded(lambda: check_annotation("the result", info_of(ret), declared, ctx), ctx, frame, f.ret)
+        self.guarded(lambda: check_annotation("the result", ret.info, declared, ctx), ctx, frame, f.ret)
         if same_objects(self.out, f.bindings) and ret is f.ret and same_objects(f.params, params):
             return f
-        info = self.sharper(declared, info_of(ret))
+        info = self.sharper(declared, ret.info)
         return replace(f, params=params, blocks=g.into_blocks(self.out), ret=ret, ret_info=info)
 
     def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
@@ -208,7 +208,7 @@ class Walk:
             self.branch(b, b.value, frame)
             return
         value = self.value(b.value, frame)
-        if isinstance(value, g.ATOMS):
+        if value.is_atom:
             frame.values[b.var] = value
             return
         if isinstance(value, g.TupleItem):
@@ -241,7 +241,7 @@ class Walk:
             frame.values[b.var] = g.ShapeValue(found.values)
             return
         if isinstance(value, g.Call) and isinstance(value.op, ReshapeTo):
-            to = info_of(value.args[1])
+            to = value.args[1].info
             if isinstance(to, ShapeInfo) and to.values is not None:
                 value = g.Call(Reshape(to.values), (value.args[0],))
         self.emit(b, value, self.sharper(declared, found), frame)
@@ -249,7 +249,7 @@ class Walk:
     def fits(self, call: g.CallTIR, b: g.Binding, frame: Frame) -> None:
         """Check that arguments and outputs of a tensor function have the dims of its parameters."""
         ctx = Deduction(self.env, choices=True)
-        infos = [*map(info_of, call.args), *call.out]
+        infos = [*(a.info for a in call.args), *call.out]
 
         def ask() -> None:
             callee = self.module.functions.get(call.callee)
@@ -287,8 +287,8 @@ class Walk:
 
     def match_cast(self, b: g.MatchCast, frame: Frame) -> None:
         value = self.value(b.value, frame)
-        name = b.value.name if isinstance(b.value, (g.GVar, g.Constant)) else b.var.name
-        found = info_of(value)
+        name = b.subject
+        found = value.info
         ctx = Deduction(self.env, choices=True)
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
         solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
@@ -318,7 +318,7 @@ class Walk:
         f = self.module.functions[callee.name]
         assert isinstance(f, g.Function)
         ctx = Deduction(self.env, choices=True)
-        infos = [info_of(a) for a in args]
+        infos = [a.info for a in args]
         seen = signature(f)
         found = self.guarded(lambda: apply_signature(f.name, seen, infos, ctx), ctx, frame, b)
         if self.stays(f, infos, b, frame):
@@ -338,7 +338,7 @@ class Walk:
 
     def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:
         """The bindings of `f` called with `args`, and its result."""
-        seen, infos = signature(f), [info_of(a) for a in args]
+        seen, infos = signature(f), [a.info for a in args]
         solved = solve(seen, infos, self.env)
         inner = Frame(f, f"{frame.where}{f.name}: ")
         for v in own_symbols(seen):
@@ -346,7 +346,7 @@ class Walk:
             inner.meaning[v] = self.own(v, True) if size is None else size
         for p, a in zip(f.params, args, strict=True):
             info = self.info(p.info, inner)
-            if any(True for _ in differences(info, info_of(a), self.env)):
+            if any(True for _ in differences(info, a.info, self.env)):
                 var = g.GVar(self.fresh(p.name), info)
                 self.out.append(g.MatchCast(var, a, info))
                 inner.values[p] = var
@@ -360,8 +360,8 @@ class Walk:
         ret = self.value(f.ret, inner)
         info = self.info(f.ret_info, inner)
         asked = Deduction(self.env, choices=True)
-        self.guarded(lambda: check_annotation("the result", info_of(ret), info, asked), asked, inner, f.ret)
-        if any(True for _ in differences(info, info_of(ret), self.env)):
+        self.guarded(lambda: check_annotation("the result", ret.info, info, asked), asked, inner, f.ret)
+        if any(True for _ in differences(info, ret.info, self.env)):
             var = g.GVar(self.name(b), info)
             self.out.append(g.MatchCast(var, ret, info))
             ret = var
@@ -372,7 +372,7 @@ class Walk:
     def branch(self, b: g.Binding, value: g.If, frame: Frame) -> None:
         """The side that is decided, or both, each by itself."""
         cond = self.value(value.cond, frame)
-        known = info_of(cond)
+        known = cond.info
         ctx = Deduction(self.env, choices=True)
         answer = ctx.proves(known.value) if isinstance(known, PrimInfo) and known.value is not None else Proof.UNKNOWN
         if answer is not Proof.UNKNOWN:
@@ -402,9 +402,9 @@ class Walk:
 
     def atom(self, value: g.Value, b: g.Binding) -> g.Value:
         """A value that may stand where a variable may."""
-        if isinstance(value, g.ATOMS):
+        if value.is_atom:
             return value
-        var = g.GVar(self.fresh(b.var.name), info_of(value))
+        var = g.GVar(self.fresh(b.var.name), value.info)
         self.out.append(g.Binding(var, value))
         if isinstance(value, g.TupleValue):
             self.tuples[var] = value

@@ -16,7 +16,7 @@ from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
 from relax_tune.ir.core.graph import used_vars
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_parts, info_symbols
-from relax_tune.ir.deduce.deduce import info_of, signature
+from relax_tune.ir.deduce.deduce import signature
 from relax_tune.ir.deduce.relations import is_known, tensor_dims
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import VIEWS
@@ -94,14 +94,14 @@ def _recursive(module: IRModule) -> frozenset[str]:
 
 def is_straight_line(f: g.Function) -> bool:
     """Return whether a function is a sequence of operators on tensors of known dims."""
-    if not all(is_known(p.info) for p in f.params) or not _tensors(info_of(f.ret)):
+    if not all(is_known(p.info) for p in f.params) or not _tensors(f.ret.info):
         return False
     stays = (g.If, g.CallFunction, g.CallHost, g.ShapeValue, g.PrimValue, g.FunctionRef)
     computed = [b for b in f.bindings if not _asserts(b)]
     for v in (x for b in computed for x in (b.value, *b.value.operands)):
         if isinstance(v, stays) or (isinstance(v, g.Call) and isinstance(v.op, ShapeOperator)):
             return False
-    return not any(isinstance(b, g.MatchCast) and not isinstance(info_of(b.value), TensorInfo) for b in computed)
+    return not any(isinstance(b, g.MatchCast) and not isinstance(b.value.info, TensorInfo) for b in computed)
 
 
 def _asserts(b: g.AnyBinding) -> bool:
@@ -189,7 +189,7 @@ class _Outliner:
         """Return whether a binding belongs into a subgraph. Raises BuildError for a tensor operation that cannot be lowered."""
         value = b.value
         if isinstance(b, g.MatchCast):
-            return inside and not binds and is_known(info_of(value)) and is_known(b.info)
+            return inside and not binds and is_known(value.info) and is_known(b.info)
         if isinstance(value, g.TupleItem):
             return inside
         if isinstance(value, g.Call) and isinstance(value.op, VIEWS) and not inside:
@@ -199,12 +199,12 @@ class _Outliner:
         if not operator and not isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
             return False
         fields = info_parts(b.var.info)
-        if all(map(is_known, (*map(info_of, value.operands), *fields))):
+        if all(map(is_known, (*(a.info for a in value.operands), *fields))):
             return True
         what = value.op.name if isinstance(value, g.Call) and isinstance(value.op, OperatorSpec) else "the call"
         raise BuildError(
             f"{self.f.name}: {b.var.name}: wanted known dims and dtypes to lower {what}, found arguments "
-            f"{[info_of(a) for a in value.operands]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
+            f"{[a.info for a in value.operands]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"
         )
 
     def flush(self, line: _Line) -> None:
@@ -249,7 +249,7 @@ class _Outliner:
         made = tuple(mapping[v] for v in results)
         ret: g.Value = made[0] if len(made) == 1 else g.TupleValue(made)
         name = self.subgraph_name()
-        subgraph = g.Function(name, tuple(params), g.into_blocks(body), ret, info_of(ret))
+        subgraph = g.Function(name, tuple(params), g.into_blocks(body), ret, ret.info)
         self.functions[name] = subgraph
         self.subgraphs.append(name)
         given: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer

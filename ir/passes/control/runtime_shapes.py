@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from relax_tune.ir.core.expr import Expr, Var, free_vars
 from relax_tune.ir.core.function import Bound, IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Constant, Function, GVar, MatchCast, Value
+from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, MatchCast, Value
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, info_symbols
-from relax_tune.ir.deduce.deduce import info_of, require_bounds, signature
+from relax_tune.ir.deduce.deduce import require_bounds, signature
 from relax_tune.ir.deduce.relations import check_annotation, solve
 from relax_tune.ir.op.base import Deduction
 from relax_tune.ir.passes.control.inline_walk import Frame, Walk
@@ -73,7 +73,7 @@ class RuntimeShapeInliner(Walk):
 
     def match_cast(self, b: MatchCast, frame: Frame) -> None:
         value = self.value(b.value, frame)
-        found = info_of(value)
+        found = value.info
         new = [v for v in info_symbols(b.info) if v not in frame.meaning]
         solved = solve(CallableInfo((b.info,), ObjectInfo()), (found,), self.env)
         if not any(self.unsure(v, solved[v], frame, b) for v in new):
@@ -84,7 +84,7 @@ class RuntimeShapeInliner(Walk):
         for v in new:
             frame.meaning[v] = self.own(v, len(self.stack) > 1)
         info = self.with_dims(self.info(b.info, frame), b.var.name)
-        name = b.value.name if isinstance(b.value, (GVar, Constant)) else b.var.name
+        name = b.subject
         ctx = Deduction(self.env, choices=True)
         self.guarded(lambda: check_annotation(f"match_cast of {name}", found, info, ctx, known), ctx, frame, b)
         var = GVar(self.name(b), info)

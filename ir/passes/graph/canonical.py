@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import (
-    ATOMS,
     AnyBinding,
     Binding,
     Call,
@@ -21,7 +20,6 @@ from relax_tune.ir.core.graph import (
     Value,
 )
 from relax_tune.ir.core.struct_info import TupleInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.deduce.relations import is_certain
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
@@ -63,7 +61,7 @@ class Canonicalise:
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 def stays(same: Value) -> bool:
-                    return binding.var in kept or not is_certain(binding.var.info, info_of(same), out.env)
+                    return binding.var in kept or not is_certain(binding.var.info, same.info, out.env)
 
                 old = out.value(binding.value)
                 same: Value | None
@@ -71,7 +69,7 @@ class Canonicalise:
                     value = same = table.rewritten(old, binding.var, made, module, out, stays)
                 else:
                     value, same = old, _same_value(binding, old, made, Deduction(out.env))
-                if same is not None and isinstance(same, ATOMS) and not stays(same):
+                if same is not None and same.is_atom and not stays(same):
                     out.mapping[binding.var] = same
                     return
                 made[binding.var] = value
@@ -88,16 +86,12 @@ class Canonicalise:
 def _same_value(binding: AnyBinding, value: Value, made: Mapping[GVar, Value], ctx: Deduction) -> Value | None:
     """Return the existing value that `binding` gives, None where it gives a new one."""
     if isinstance(binding, MatchCast):
-        return value if isinstance(value, ATOMS) and is_certain(binding.info, info_of(value), ctx.env) else None
-    if isinstance(value, ATOMS):
+        return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
+    if value.is_atom:
         return value
     if isinstance(value, If):
         empty = not value.then.bindings and not value.orelse.bindings
-        return (
-            value.then.ret
-            if empty and value.then.ret is value.orelse.ret and isinstance(value.then.ret, ATOMS)
-            else None
-        )
+        return value.then.ret if empty and value.then.ret is value.orelse.ret and value.then.ret.is_atom else None
     if isinstance(value, TupleItem):
         owner = made.get(value.value) if isinstance(value.value, GVar) else None
         return owner.fields[value.index] if isinstance(owner, TupleValue) else None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Value
-from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.passes.graph.constant_fold import add_constant
@@ -37,7 +37,7 @@ class Decompose:
             if not isinstance(binding, Binding) or not isinstance(value, Call):
                 out.keep(binding)
                 return
-            infos = [i for i in map(info_of, value.args) if is_known(i)]
+            infos = [i for i in (a.info for a in value.args) if is_known(i)]
             if len(infos) != len(value.args) or not isinstance(value.op, OperatorSpec) or value.op.name in self.whole:
                 out.keep(binding)
                 return

@@ -8,7 +8,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant
 from relax_tune.ir.core.struct_info import TensorInfo, info_parts
-from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.indexing.movement import VIEWS, Reshape
@@ -43,7 +43,7 @@ class Legalize:
                 return
             ctx = Deduction(out.env, choices=True)
             info = infer_value(value, ctx)
-            infos = list(map(info_of, value.args))
+            infos = [a.info for a in value.args]
             outs = info_parts(info)
             found = [o for o in outs if is_known(o)]
             given = [i for i in infos if is_known(i)]

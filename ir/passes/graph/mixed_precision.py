@@ -23,7 +23,7 @@ from relax_tune.ir.core.graph import (
     used_vars,
 )
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.deduce import infer_value, info_of
+from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.math.elementwise import Binary, Cast, Unary
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -60,7 +60,9 @@ class ComputeWide:
                 out.keep(binding)
                 return
             half = next(
-                i.dtype for i in map(info_of, value.args) if isinstance(i, TensorInfo) and i.dtype and i.dtype.is_half
+                i.dtype
+                for i in (a.info for a in value.args)
+                if isinstance(i, TensorInfo) and i.dtype and i.dtype.is_half
             )
             wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.args))
             result = infer_value(wide, Deduction(out.env))
@@ -73,7 +75,7 @@ class ComputeWide:
 
     @staticmethod
     def _up(out: Emitter, a: Value) -> Value:
-        info = info_of(a)
+        info = a.info
         return (
             out.bind(Call(Cast(f32), (a,)), _as(info, f32), "wide") if isinstance(info, TensorInfo) and _half(a) else a
         )
@@ -264,7 +266,7 @@ class _PrecisionRewriter:
         return out.known[key]
 
     def _round(self, out: Emitter, a: Value) -> GVar:
-        info = info_of(a)
+        info = a.info
         assert isinstance(info, TensorInfo) and isinstance(a, GVar)
         return out.bind(Call(Cast(self.dtype), (a,)), _as(info, self.dtype), f"{a.name}_{self.dtype}")
 
@@ -275,18 +277,18 @@ class _PrecisionRewriter:
             half = self.weights.half(a)
         if half is None:
             return a
-        info = info_of(half)
+        info = half.info
         assert isinstance(info, TensorInfo)
         return out.bind(Call(Cast(f32), (half,)), _as(info, f32), "wide")
 
 
 def _is(value: Value, dtype: DType) -> bool:
-    info = info_of(value)
+    info = value.info
     return isinstance(info, TensorInfo) and info.dtype is dtype
 
 
 def _half(value: Value) -> bool:
-    info = info_of(value)
+    info = value.info
     return isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
 
 

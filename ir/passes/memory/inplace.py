@@ -11,7 +11,6 @@ from relax_tune.ir.check.inplace import inplace_conflicts, sources_of, why_not_i
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Function, GVar, all_bindings
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.deduce.deduce import info_of
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
@@ -113,7 +112,7 @@ class _Finder:
             found = self.aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
             if at in taken or len(found) != 1 or found[0][0] not in self.made:
                 continue
-            if self.last[found[0]] != self.at_step[var] or not self._alike(info_of(arg), call.out[i]):
+            if self.last[found[0]] != self.at_step[var] or not self._alike(arg.info, call.out[i]):
                 continue
             sources = sources_of(func, call, found[0], self.aliases)
             if all(why_not_inplace(func, func.output_buffers[i], s) is None for s in sources):
