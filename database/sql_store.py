@@ -480,32 +480,3 @@ def _held(lease: Lease) -> tuple[Any, ...]:
 def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(keys), _CHUNK):
         yield keys[start : start + _CHUNK]
-
-
-def upgrade(url: str) -> tuple[str | None, str]:
-    """Bring a database to the newest schema, making it when there is none; (version before or None, version now).
-
-    Raises:
-        DatabaseError: it cannot be reached, is not ours, or is newer than this code.
-    """
-    parsed = parse_url(url)
-    where = shown(parsed)
-    if asks_read_only(parsed):
-        raise DatabaseError(f"{where}: wanted to upgrade it, found mode=ro in its URL; leave that out")
-    path = sqlite_path(parsed)
-    made = path is not None and sqlite_file.prepare(path, where, write=True, create=True, make_folder=False)
-    engine = make_engine(parsed, read_only=False)
-    try:
-        with explained(where, "upgrade it", path):
-            with reader(engine).begin() as connection:
-                schema.current(connection, where)
-            with writer(engine).begin() as connection:
-                versions = schema.migrate(connection, where)
-            use_wal(engine)
-            return versions
-    except BaseException:
-        if made and path is not None:
-            sqlite_file.remove_empty(path)
-        raise
-    finally:
-        engine.dispose()

@@ -17,7 +17,7 @@ from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.executor import Executor
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.job.loop import TuningProgress
+from relax_tune.tuner.job.progress import TuningProgress
 from relax_tune.tuner.settings import Policy, Settings
 
 

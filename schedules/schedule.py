@@ -19,7 +19,6 @@ from relax_tune.ir.core.expr import (
     floormod,
     free_vars,
     mul,
-    only_tunables,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
@@ -39,7 +38,7 @@ from relax_tune.schedules.primitives.loops import loops as loop_primitives
 from relax_tune.schedules.primitives.loops import partition
 from relax_tune.schedules.primitives.memory import buffers, layouts, pipeline
 from relax_tune.schedules.primitives.reduction import loop_invariant, online_softmax, reductions, stream_k
-from relax_tune.schedules.symbols import require_name, with_slots, with_symbols
+from relax_tune.schedules.symbols import only_tunables, require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
 # Every primitive by its name in traces. Add a new primitive here, and nowhere else.

@@ -144,3 +144,8 @@ def read_scalars(
         return construct(name, *map(read, args))
 
     return tuple(read(node) for node in tree.elts)
+
+
+def only_tunables(*roots: Expr) -> bool:
+    """Return whether every variable under `roots` is a tunable: the values of the tunables decide the expressions."""
+    return all(isinstance(v, Tunable) for v in free_vars(*roots))

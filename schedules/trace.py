@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, format_expr, free_vars, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, free_vars, postorder, substitute
+from relax_tune.ir.core.expr_text import format_expr
 from relax_tune.schedules.symbols import LIMIT, SymbolSlot, read_scalars, require_name, slot_named
 
 # Longest text accepted as a trace.

@@ -5,12 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("ir", "schedules", "tuner", "database", "runtime")
+MOST_MODULES, MOST_LINES = 15, 500
+
+
+def crowded_folders(root: Path) -> list[str]:
+    """Name every folder below `root` with more than MOST_MODULES modules, not counting `__init__.py`."""
+    modules = Counter(file.parent for file in root.rglob("*.py") if file.name != "__init__.py")
+    return [f"{folder}: {n} modules" for folder, n in sorted(modules.items()) if n > MOST_MODULES]
+
+
+def long_files(root: Path) -> list[str]:
+    """Name every module below `root` with more than MOST_LINES lines."""
+    lines = {file: len(file.read_text().splitlines()) for file in sorted(root.rglob("*.py"))}
+    return [f"{file}: {n} lines" for file, n in lines.items() if n > MOST_LINES]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -42,3 +56,23 @@ def test_the_arrows_between_folders() -> None:
         pytest.skip("import-linter is not installed in this environment (pip install import-linter)")
     done = subprocess.run([str(tool), "--no-cache"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_folder_is_crowded(name: str) -> None:
+    assert crowded_folders(ROOT / name) == []
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_file_is_long(name: str) -> None:
+    assert long_files(ROOT / name) == []
+
+
+def test_crowded_folders_and_long_files_are_found(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    for module in ["__init__", *(f"m{i}" for i in range(MOST_MODULES))]:
+        (tmp_path / "part" / f"{module}.py").write_text("1\n" * MOST_LINES)
+    assert crowded_folders(tmp_path) == long_files(tmp_path) == []
+    (tmp_path / "part" / "more.py").write_text("1\n" * (MOST_LINES + 1))
+    assert crowded_folders(tmp_path) == [f"{tmp_path / 'part'}: {MOST_MODULES + 1} modules"]
+    assert long_files(tmp_path) == [f"{tmp_path / 'part' / 'more.py'}: {MOST_LINES + 1} lines"]

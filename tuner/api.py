@@ -23,7 +23,7 @@ from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
-from relax_tune.tuner.job.loop import TuningProgress, TuningSummary
+from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy

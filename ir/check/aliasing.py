@@ -19,8 +19,8 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
     Value,
-    used_vars,
 )
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, info_parts
 from relax_tune.ir.op.indexing.movement import VIEWS
 

@@ -12,7 +12,8 @@ import numpy as np
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import CallTIR, Function, all_uses
+from relax_tune.ir.core.graph import CallTIR, Function
+from relax_tune.ir.core.graph_walk import all_uses
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.interp.interp import run_prim
 

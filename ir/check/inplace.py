@@ -9,17 +9,8 @@ from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor, allocated_t
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Load, loads
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Body,
-    CallTIR,
-    Function,
-    GVar,
-    If,
-    Value,
-    all_bindings,
-    nested_values,
-)
+from relax_tune.ir.core.graph import AnyBinding, Body, CallTIR, Function, GVar, If, Value
+from relax_tune.ir.core.graph_walk import all_bindings, nested_values
 from relax_tune.ir.core.stmt import Block, BufferStore, IfThenElse, blocks, replace_buffers, seq, statements, walk
 
 # -- the loops ---------------------------------------------------------------------------------------------------------

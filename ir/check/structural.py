@@ -20,7 +20,8 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Load, Tunable, Var, postorder
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
-from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast, regions
+from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast
+from relax_tune.ir.core.graph_walk import regions
 from relax_tune.ir.core.stmt import NO_MARKS, Block, BufferStore, For, IfThenElse, Seq, Stmt, unknown
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.printer import FORMAT_VERSION, flattened, print_text

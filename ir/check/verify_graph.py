@@ -11,6 +11,7 @@ from relax_tune.errors import DeduceError, VerifyError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.inplace import inplace_conflicts
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
@@ -90,10 +91,10 @@ class _Graph:
         for block in blocks:
             for b in block.bindings:
                 self.annotation(b.var)
-                if isinstance(block, g.DataflowBlock) and (isinstance(b.value, g.If) or g.is_impure(b.value)):
+                if isinstance(block, g.DataflowBlock) and (isinstance(b.value, g.If) or graph_walk.is_impure(b.value)):
                     what = "an if" if isinstance(b.value, g.If) else "a call with side effects"
                     self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
-                if self.f.pure and g.is_impure(b.value):
+                if self.f.pure and graph_walk.is_impure(b.value):
                     self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
                 self.binding(b)
 

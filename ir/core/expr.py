@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeGuard, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
-from relax_tune.ir.core.scalar_ops import ATOM, MATH, OPS, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import MATH, OPS, SCALAR_OPS
 
 if TYPE_CHECKING:
     from relax_tune.ir.core.buffer import Buffer
@@ -81,6 +81,8 @@ class Expr:
         )
 
     def __repr__(self) -> str:
+        from relax_tune.ir.core.expr_text import format_expr  # which builds on this module
+
         return format_expr(self)
 
 
@@ -89,9 +91,6 @@ class Const(Expr):
 
     __slots__ = ("value",)
     value: Number
-
-    def __repr__(self) -> str:
-        return format_expr(self)
 
 
 class Var(Expr):
@@ -196,9 +195,7 @@ def expr(value: ExprLike | float) -> Expr:
 def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
     if isinstance(a, Expr):
         return a, b if isinstance(b, Expr) else const(b, a.dtype)
-    if isinstance(b, Expr):
-        return const(a, b.dtype), b
-    return expr(a), expr(b)
+    return (const(a, b.dtype), b) if isinstance(b, Expr) else (expr(a), expr(b))
 
 
 def as_int(e: ExprLike) -> int | None:
@@ -498,52 +495,6 @@ def tunables(*roots: Expr) -> tuple[Tunable, ...]:
     return tuple(n for n in postorder(roots) if isinstance(n, Tunable))
 
 
-def only_tunables(*roots: Expr) -> bool:
-    """Return whether every variable under `roots` is a tunable: the values of the tunables decide the expressions."""
-    return all(isinstance(v, Tunable) for v in free_vars(*roots))
-
-
 def loads(*roots: Expr) -> tuple[Load, ...]:
     """Return the distinct buffer reads under `roots`, inner ones first."""
     return tuple(n for n in postorder(roots) if isinstance(n, Load))
-
-
-def format_expr(e: Expr, name: Callable[[Var | Buffer], str] = lambda x: x.name) -> str:
-    """Return Python-syntax text with only the parentheses that precedence needs. name: the text of an identity."""
-    done: dict[Expr, tuple[str, int]] = {}
-    for n in postorder((e,)):
-        done[n] = _format_node(n, done, name)
-    return done[e][0]
-
-
-def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[Var | Buffer], str]) -> tuple[str, int]:
-    """Return the text of a node and its precedence."""
-    if isinstance(n, Const):
-        return _format_const(n)
-    if isinstance(n, Var):
-        return name(n), ATOM
-    if isinstance(n, Load):
-        return f"{name(n.buffer)}[{', '.join(done[i][0] for i in n.indices) or '()'}]", ATOM
-    known = SCALAR_OPS[n.op]
-    level = known.precedence
-    if known.infix is not None:
-        # comparisons do not chain, and floats do not reassociate: the right side binds one level tighter
-        (left, tight_left), (right, tight_right) = (done[a] for a in n.args)
-        lhs = left if tight_left >= level + (known.kind == "comparison") else f"({left})"
-        rhs = right if tight_right > level else f"({right})"
-        return f"{lhs} {known.infix} {rhs}", level
-    if n.op == "not":
-        text, tight = done[n.args[0]]
-        return f"not {text if tight > level else f'({text})'}", level
-    args = ", ".join(done[a][0] for a in n.args)
-    return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), ATOM
-
-
-def _format_const(n: Const) -> tuple[str, int]:
-    """The plain forms are int64, float32 and bool. Infinities and NaN are strings."""
-    if not math.isfinite(n.value):
-        return f'const("{n.value}", {n.dtype})', ATOM
-    if n.dtype in (i64, bool_, f32):
-        text = repr(n.value)
-        return text, ATOM - 1 if text.startswith("-") else ATOM
-    return f"const({n.value!r}, {n.dtype})", ATOM

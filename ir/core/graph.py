@@ -6,15 +6,15 @@ without one of them fails by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar, Union
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar, Union
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
+from relax_tune.ir.core.graph_base import AtomBase, ComputationBase, MapInfo, Operator
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import (
-    INFOS,
     CallableInfo,
     ObjectInfo,
     PrimInfo,
@@ -25,138 +25,7 @@ from relax_tune.ir.core.struct_info import (
     info_symbols,
 )
 
-MapInfo = Callable[[StructInfo], StructInfo]
 T = TypeVar("T")
-O = TypeVar("O", bound="Operator")  # noqa: E741
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Base of graph operators: one frozen subclass per operator in `ir/op`, whose fields are its attributes.
-
-    A subclass sets `name` and implements deduction, legalisation to a tensor function and evaluation in NumPy;
-    see `relax_tune.ir.op.base.OperatorSpec`.
-    """
-
-    commutative: ClassVar[bool] = False
-    """The result does not depend on the order of the arguments."""
-
-    def symbols(self) -> tuple[Var, ...]:
-        """The symbols in the attributes."""
-        return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
-
-    def substituted(self, mapping: Mapping[Var, Expr]) -> Self:
-        """This operator with symbols in its attributes replaced; the same object when none occurs."""
-        changed: dict[str, Any] = {}
-        for f in fields(self):
-            old = getattr(self, f.name)
-            new = _substitute_attribute(old, mapping)
-            if new != old:
-                changed[f.name] = new
-        return replace(self, **changed) if changed else self
-
-
-def _expressions(attribute: object) -> Iterator[Expr]:
-    if isinstance(attribute, Expr):
-        yield attribute
-    elif isinstance(attribute, tuple):
-        for a in attribute:
-            yield from _expressions(a)
-
-
-def _substitute_attribute(attribute: Any, mapping: Mapping[Var, Expr]) -> Any:
-    if isinstance(attribute, Expr):
-        return substitute(attribute, mapping)
-    if isinstance(attribute, tuple):
-        return tuple(_substitute_attribute(a, mapping) for a in attribute)
-    return attribute
-
-
-class _Atom:
-    """A value without operands, which may be an operand itself."""
-
-    __slots__ = ()
-    is_atom: ClassVar[bool] = True
-
-    @property
-    def bodies(self) -> tuple[Body, ...]:
-        """The sides of a branch."""
-        return ()
-
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        """The values that this one is computed from."""
-        return ()
-
-    @property
-    def attributes(self) -> tuple[object, ...]:
-        """Everything that says what is computed, except the operands."""
-        return ()
-
-    def with_operands(self, new: Sequence[Value]) -> Self:
-        """This value computed from `new`; the same object when these are the operands it has."""
-        assert not new, f"{type(self).__name__} has no operands"
-        return self
-
-    def symbols(self) -> Iterator[Var]:
-        """The symbols that this value mentions, operands and branches included; one may come several times."""
-        return iter(())
-
-    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
-        """This value with symbols replaced by `meaning` and annotations by `info`; the same object when nothing changes."""
-        return self
-
-
-class _Computation:
-    """A value computed from operands. See `_Atom` for the meaning of the methods."""
-
-    __slots__ = ()
-    is_atom: ClassVar[bool] = False
-
-    @property
-    def info(self) -> StructInfo:
-        """The annotation that the value itself states; an object where deduction has to find it."""
-        return ObjectInfo()
-
-    @property
-    def bodies(self) -> tuple[Body, ...]:
-        return ()
-
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        raise NotImplementedError(f"{type(self).__name__}.operands")
-
-    @property
-    def attributes(self) -> tuple[object, ...]:
-        return ()
-
-    def with_operands(self, new: Sequence[Value]) -> Self:
-        return self if same_objects(new, self.operands) else self._made_of(tuple(new))
-
-    def _made_of(self, new: tuple[Value, ...]) -> Self:
-        """This value computed from other operands."""
-        raise NotImplementedError(f"{type(self).__name__}.with_operands")
-
-    def symbols(self) -> Iterator[Var]:
-        for a in self.attributes:
-            yield from _attribute_symbols(a)
-        for v in self.operands:
-            yield from v.symbols()
-
-    def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
-        return self
-
-
-def _attribute_symbols(attribute: object) -> Iterator[Var]:
-    if isinstance(attribute, Expr):
-        yield from free_vars(attribute)
-    elif isinstance(attribute, Operator):
-        yield from attribute.symbols()
-    elif isinstance(attribute, tuple):
-        for a in attribute:
-            yield from _attribute_symbols(a)
-    elif isinstance(attribute, INFOS):
-        yield from info_symbols(attribute)
 
 
 def _same_or(old: T, new: T) -> T:
@@ -165,7 +34,7 @@ def _same_or(old: T, new: T) -> T:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GVar(_Atom):
+class GVar(AtomBase):
     """A graph variable: identity; `info` is its annotation."""
 
     name: str
@@ -176,7 +45,7 @@ class GVar(_Atom):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Constant(_Atom):
+class Constant(AtomBase):
     """A weight, by its name in `IRModule.constants`."""
 
     name: str
@@ -184,7 +53,7 @@ class Constant(_Atom):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call(_Computation):
+class Call(ComputationBase):
     """A graph operator applied to values."""
 
     op: Operator
@@ -207,7 +76,7 @@ class Call(_Computation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallTIR(_Computation):
+class CallTIR(ComputationBase):
     """A tensor function called in destination-passing style (`call_tir`).
 
     out: annotation of each output, which carries the symbols.
@@ -244,7 +113,7 @@ class CallTIR(_Computation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallDPSLibrary(_Computation):
+class CallDPSLibrary(ComputationBase):
     """`call_dps_library`: a library routine called in destination-passing style, with integer arguments `scalars`."""
 
     routine: str
@@ -277,7 +146,7 @@ def _outputs(out: tuple[TensorInfo, ...], info: MapInfo) -> tuple[TensorInfo, ..
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TupleValue(_Computation):
+class TupleValue(ComputationBase):
     fields: tuple[Value, ...]
 
     @property
@@ -293,7 +162,7 @@ class TupleValue(_Computation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TupleItem(_Computation):
+class TupleItem(ComputationBase):
     value: Value
     index: int
 
@@ -322,7 +191,7 @@ class TupleItem(_Computation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeValue(_Atom):
+class ShapeValue(AtomBase):
     """A first-class shape."""
 
     values: tuple[Expr, ...]
@@ -344,7 +213,7 @@ class ShapeValue(_Atom):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PrimValue(_Atom):
+class PrimValue(AtomBase):
     """A scalar over the shape symbols: a number, or a condition such as `n < 8`."""
 
     value: Expr
@@ -366,7 +235,7 @@ class PrimValue(_Atom):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FunctionRef(_Atom):
+class FunctionRef(AtomBase):
     """A graph function of the module as a value, by name, with its signature."""
 
     name: str
@@ -374,7 +243,7 @@ class FunctionRef(_Atom):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallFunction(_Computation):
+class CallFunction(ComputationBase):
     """A graph function called: one of the module, or whichever a variable holds."""
 
     callee: Value
@@ -389,7 +258,7 @@ class CallFunction(_Computation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallHost(_Computation):
+class CallHost(ComputationBase):
     """A routine of the host program, opaque: `out` is all that is known of its result. Unless `pure` it may do more than
     compute that, so it stays where it is."""
 
@@ -437,7 +306,7 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class If(_Computation):
+class If(ComputationBase):
     """`then` where `cond`, a scalar of bool, holds, otherwise `orelse`; only that side is computed."""
 
     cond: Value
@@ -581,106 +450,3 @@ def captured(value: If) -> tuple[Value, ...]:
                     found[v] = None
                 stack.extend(reversed(v.operands))
     return tuple(found)
-
-
-def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
-    """Iterate over every block in `f`; the sides of an `if` come before the block that branches."""
-    for block in f.blocks:
-        for b in block.bindings:
-            for side in b.value.bodies:
-                yield from all_blocks(side)
-        yield block
-
-
-def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
-    """Iterate over every binding in `f`, each after all that it reads: the sides of an `if` come before the `if`."""
-    for b in f.bindings:
-        for side in b.value.bodies:
-            yield from all_bindings(side)
-        yield b
-
-
-def all_uses(f: Function) -> Iterator[Value]:
-    """Iterate over everything that reads variables: the values of bindings and the result of `f`.
-
-    An `if` gives its condition and the results of its sides."""
-    for b in all_bindings(f):
-        yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
-    yield f.ret
-
-
-def callees(f: Function | Body) -> tuple[str, ...]:
-    """Return the names of the graph functions that `f` mentions, in order, each once."""
-    return tuple(dict.fromkeys(v.name for v in nested_values(f) if isinstance(v, FunctionRef)))
-
-
-def entries(functions: Mapping[str, object]) -> dict[str, Function]:
-    """Return the graph functions that a built model offers by name: `main`, and those without a caller."""
-    graphs = {n: f for n, f in functions.items() if isinstance(f, Function)}
-    called = {callee for n, f in graphs.items() for callee in callees(f) if callee != n}
-    return {n: f for n, f in graphs.items() if n not in called or n == "main"}
-
-
-def nested_values(f: Function | Body) -> Iterator[Value]:
-    """Iterate over every value in `f`, operands and branches included."""
-    stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]
-    while stack:
-        v = stack.pop()
-        yield v
-        if isinstance(v, If):
-            stack.append(v.cond)
-            for body in (v.orelse, v.then):
-                stack += [body.ret, *(b.value for b in reversed(body.bindings))]
-        else:
-            stack.extend(reversed(v.operands))
-
-
-def is_impure(value: Value) -> bool:
-    """Return whether computing `value` may have side effects, as far as its own annotation tells."""
-    if isinstance(value, CallHost):
-        return not value.pure
-    if isinstance(value, CallFunction):
-        info = value.callee.info
-        return isinstance(info, CallableInfo) and not info.pure
-    return any(is_impure(b.value) for side in value.bodies for b in side.bindings)
-
-
-def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, ...]], ...]:
-    """Return (dataflow, bindings) of each region. Neighbouring binding blocks are one region, empty ones are none."""
-    found: list[tuple[bool, tuple[AnyBinding, ...]]] = []
-    for block in blocks:
-        dataflow = isinstance(block, DataflowBlock)
-        if not dataflow and found and not found[-1][0]:
-            found[-1] = (False, found[-1][1] + block.bindings)
-        elif dataflow or block.bindings:
-            found.append((dataflow, block.bindings))
-    return tuple(found)
-
-
-def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
-    """Split bindings into blocks: each branch or side effect by itself, everything between in dataflow blocks."""
-    blocks: list[AnyBlock] = []
-    plain: list[AnyBinding] = []
-    for b in bindings:
-        if b.value.bodies or is_impure(b.value):
-            if plain:
-                blocks.append(DataflowBlock(tuple(plain)))
-                plain = []
-            blocks.append(BindingBlock((b,)))
-        else:
-            plain.append(b)
-    if plain or not blocks:
-        blocks.append(DataflowBlock(tuple(plain)))
-    return tuple(blocks)
-
-
-def used_vars(value: Value) -> tuple[GVar, ...]:
-    """Distinct graph variables of a value."""
-    if isinstance(value, GVar):
-        return (value,)
-    return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))
-
-
-def operator_of(value: object, *kinds: type[O]) -> O | None:
-    """Return the operator of a call whose operator is of one of the classes; None for any other value."""
-    return value.op if isinstance(value, Call) and isinstance(value.op, kinds) else None

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.dtype import DType, dtype, f32
 from relax_tune.ir.core.expr import Expr, ExprLike, Var, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
@@ -184,7 +185,7 @@ class GraphBuilder:
                 self._bindings, self._seen = [], set(seen)
                 self.deduction.env = side_env(env, test, taken)
                 ret = side()
-                sides.append(g.Body(g.into_blocks(self._bindings), ret))
+                sides.append(g.Body(graph_walk.into_blocks(self._bindings), ret))
         finally:
             self._bindings, self._seen, self.deduction.env = outer, seen, env
         return self.emit(g.If(test, sides[0], sides[1]), hint)
@@ -221,9 +222,9 @@ class GraphBuilder:
         Raises DeduceError when the two can never agree."""
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = ret.info
-        pure = not any(g.is_impure(b.value) for b in self._bindings)
+        pure = not any(graph_walk.is_impure(b.value) for b in self._bindings)
         function = g.Function(
-            self.name, tuple(self._params), g.into_blocks(self._bindings), ret, declared or found, pure
+            self.name, tuple(self._params), graph_walk.into_blocks(self._bindings), ret, declared or found, pure
         )
         if declared is not None:
             try:

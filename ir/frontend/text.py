@@ -17,7 +17,8 @@ from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.core.graph import Constant, Function, Value, entries, nested_values
+from relax_tune.ir.core.graph import Constant, Function, Value
+from relax_tune.ir.core.graph_walk import entries, nested_values
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.registry import OPERATORS

@@ -23,7 +23,8 @@ from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.expr import Expr, ExprLike, eq, expr, ge, mul
 from relax_tune.ir.core.function import Bound, PrimFunc
-from relax_tune.ir.core.graph import Operator, Value
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]

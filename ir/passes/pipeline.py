@@ -12,7 +12,8 @@ from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.check.verify import verify as verify_module
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.core.graph import CallTIR, Function, all_bindings, callees, entries
+from relax_tune.ir.core.graph import CallTIR, Function
+from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.inline import Inline

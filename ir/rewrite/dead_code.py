@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Body, GVar, If, MatchCast, Value, is_impure, used_vars
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Body, GVar, If, MatchCast, Value
+from relax_tune.ir.core.graph_walk import is_impure, used_vars
 from relax_tune.ir.core.names import same_objects
 
 

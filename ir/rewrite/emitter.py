@@ -9,8 +9,9 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
-from relax_tune.ir.core.graph import used_vars
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.deduce import side_env
@@ -131,7 +132,7 @@ def rewrite_function(
 
 
 def _variables(func: g.Function) -> Iterator[g.GVar]:
-    return (b.var for b in g.all_bindings(func))
+    return (b.var for b in graph_walk.all_bindings(func))
 
 
 def _rewrite_blocks(

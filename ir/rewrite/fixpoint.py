@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import ObjectInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
@@ -27,7 +28,7 @@ class RuleTable:
     """Rules in the order in which they are tried, found by the operator at the root of their patterns."""
 
     rules: tuple[Rule, ...]
-    _by_operator: dict[type[g.Operator], tuple[Rule, ...]] = field(default_factory=dict)
+    _by_operator: dict[type[Operator], tuple[Rule, ...]] = field(default_factory=dict)
 
     def at(self, value: g.Value) -> tuple[Rule, ...]:
         """The rules whose pattern may match `value`."""
@@ -119,7 +120,7 @@ def _hint(value: g.Value) -> str:
     return str(getattr(value.op, "name", "v")) if isinstance(value, g.Call) else "v"
 
 
-def root_operators(p: Pattern) -> tuple[type[g.Operator], ...] | None:
+def root_operators(p: Pattern) -> tuple[type[Operator], ...] | None:
     """The operators that a value matched by `p` can have at its root; None for a pattern that says nothing about it."""
     if isinstance(p, (Named, Once, Annotated, Conditional)):
         return root_operators(p.inner)

@@ -25,13 +25,13 @@ from relax_tune.ir.core.graph import (
     FunctionRef,
     GVar,
     If,
-    Operator,
     PrimValue,
     ShapeValue,
     TupleItem,
     Value,
-    used_vars,
 )
+from relax_tune.ir.core.graph_base import Operator
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.rewrite.pattern import (

@@ -29,7 +29,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr
-from relax_tune.ir.core.graph import Operator
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Sub
 from relax_tune.ir.op.reduction.linalg import Matmul

@@ -14,9 +14,11 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify_graph import verify_function
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Expr, ExprLike, and_, eq, expr
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule, PrimFunc
-from relax_tune.ir.core.graph import used_vars
+from relax_tune.ir.core.graph_base import Operator
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value, side_env, signature
 from relax_tune.ir.deduce.relations import call_differences, differences, is_known
@@ -31,7 +33,7 @@ Given = Union[g.Value, str]
 """An argument of what is put: a value, or the name of a capture."""
 
 T = TypeVar("T")
-Op = TypeVar("Op", bound=g.Operator)
+Op = TypeVar("Op", bound=Operator)
 LevelName = Literal["import", "operators", "functions", "fused"]
 LEVELS: tuple[LevelName, ...] = ("import", "operators", "functions", "fused")
 MAX_ROUNDS = 100
@@ -132,7 +134,7 @@ class Site:
             raise Unfit
         return known
 
-    def call(self, operator: g.Operator, *args: Given) -> g.Call:
+    def call(self, operator: Operator, *args: Given) -> g.Call:
         """An operator on captures or values."""
         return g.Call(operator, self._args(args))
 
@@ -278,7 +280,8 @@ class _Rewriter:
         self.rules, self.module, self.parts, self.f = rules, module, parts, f
         self.env: Env = env_of(module.bounds)
         self.out = Emitter(
-            names={p.name: 1 for p in f.params} | {b.var.name: 1 for block in g.all_blocks(f) for b in block.bindings}
+            names={p.name: 1 for p in f.params}
+            | {b.var.name: 1 for block in graph_walk.all_blocks(f) for b in block.bindings}
         )
 
     def run(self) -> g.Function:
@@ -286,7 +289,7 @@ class _Rewriter:
         ret = self.out.value(self.f.ret)
         if bindings is None:
             return self.f
-        return replace(self.f, blocks=g.into_blocks(bindings), ret=ret)
+        return replace(self.f, blocks=graph_walk.into_blocks(bindings), ret=ret)
 
     def region(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> list[g.AnyBinding] | None:
         """The bindings of a function or a side of an `if`, rewritten; None when nothing is."""
@@ -334,7 +337,7 @@ class _Rewriter:
             before = dict(self.out.mapping)
             self.env = side_env(env, b.value.cond, taken)
             inner = self.region(side.bindings, side.ret)
-            sides.append(side if inner is None else g.Body(g.into_blocks(inner), self.out.value(side.ret)))
+            sides.append(side if inner is None else g.Body(graph_walk.into_blocks(inner), self.out.value(side.ret)))
             self.out.mapping, self.env = before, env
         same = sides[0] is b.value.then and sides[1] is b.value.orelse
         self.out.keep(b if same else replace(b, value=g.If(b.value.cond, sides[0], sides[1])))
@@ -448,7 +451,7 @@ class _Rewriter:
         made_here = out.bindings[mark:]
         del out.bindings[mark:]
         out.mapping = before
-        return g.Body(g.into_blocks(made_here), result)
+        return g.Body(graph_walk.into_blocks(made_here), result)
 
 
 def _hint(value: g.Value) -> str:

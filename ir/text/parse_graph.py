@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.expr import Expr, expr
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -27,7 +28,7 @@ _INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
 class GraphReader(TensorReader):
     """Parser of both levels; `operators` maps names to operator classes."""
 
-    def __init__(self, text: str, operators: Mapping[str, type[g.Operator]]) -> None:
+    def __init__(self, text: str, operators: Mapping[str, type[Operator]]) -> None:
         super().__init__(text)
         self.operators = operators
         self.signatures: dict[str, CallableInfo] = {}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, ExternFunc, IRModule, PrimFunc
-from relax_tune.ir.core.graph import Function, Operator
+from relax_tune.ir.core.graph import Function
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.parse_graph import GraphReader
 from relax_tune.ir.text.printer import FORMAT_VERSION

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Const, Expr
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
     ObjectInfo,
@@ -49,7 +51,7 @@ class GraphPrinter(TensorPrinter):
 
     def blocks(self, blocks: Sequence[g.AnyBlock]) -> None:
         """Print dataflow blocks under their heading, other bindings plain."""
-        for dataflow, bindings in g.regions(blocks):
+        for dataflow, bindings in graph_walk.regions(blocks):
             if dataflow:
                 self.emit("with dataflow():")
                 self.depth += 1
@@ -178,7 +180,7 @@ class GraphPrinter(TensorPrinter):
         return "Object()"
 
 
-def operator_name(op: g.Operator) -> str:
+def operator_name(op: Operator) -> str:
     """Return the name that the class of an operator sets."""
     name: str = getattr(op, "name")  # noqa: B009 - the base class declares no attributes
     return name

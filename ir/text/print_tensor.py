@@ -11,7 +11,8 @@ from typing import Union
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import ALL, DType, i64
-from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, format_expr
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var
+from relax_tune.ir.core.expr_text import format_expr
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.names import fresh

@@ -26,13 +26,13 @@ from relax_tune.ir.core.expr import (
     maximum,
     minimum,
     mul,
-    only_tunables,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, Stmt, blocks, statements
 from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env
+from relax_tune.schedules.symbols import only_tunables
 from relax_tune.schedules.target import HardwareInfo
 
 # One variable per axis for the work-item's index, shared by all loops over that axis.

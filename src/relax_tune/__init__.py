@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from relax_tune.runtime.shapes import (ShapeProfile)
     from relax_tune.runtime.signature import (TensorSpec)
     from relax_tune.tuner.api import (TuneResult, build, tune)
-    from relax_tune.tuner.job.loop import (TuningProgress)
+    from relax_tune.tuner.job.progress import (TuningProgress)
     from relax_tune.tuner.search.named import (Search, SearchSpace)
 
 # Name -> (module, name there, the extra to install for it).
@@ -49,7 +49,7 @@ _PUBLIC = {
     "LiftParameters": ("relax_tune.ir.passes.graph.lift", "LiftParameters", "tune"),
     "tune": ("relax_tune.tuner.api", "tune", "tune"),
     "TuneResult": ("relax_tune.tuner.api", "TuneResult", "tune"),
-    "TuningProgress": ("relax_tune.tuner.job.loop", "TuningProgress", "tune"),
+    "TuningProgress": ("relax_tune.tuner.job.progress", "TuningProgress", "tune"),
     "SearchSpace": ("relax_tune.tuner.search.named", "SearchSpace", "tune"),
     "Search": ("relax_tune.tuner.search.named", "Search", "tune"),
     "build": ("relax_tune.tuner.api", "build", "tune"),

@@ -32,8 +32,8 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
     Value,
-    used_vars,
 )
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import VIEWS, Concat, Flatten, Permute, Reshape, Slice

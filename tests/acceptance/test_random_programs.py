@@ -15,7 +15,8 @@ from tests.support.random_graphs import SIZES, SLOW, Made, graphs
 
 from relax_tune.errors import BuildError, DeduceError, UserError
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Function, callees
+from relax_tune.ir.core.graph import Function
+from relax_tune.ir.core.graph_walk import callees
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.passes.pipeline import lower

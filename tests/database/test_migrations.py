@@ -17,8 +17,8 @@ from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, timing
 from relax_tune.database import schema
 from relax_tune.database.engine import make_engine, parse_url, sqlite_path
 from relax_tune.database.models import Base
-from relax_tune.database.sql_store import upgrade
 from relax_tune.database.store import SqlStore, open_store
+from relax_tune.database.upgrade import upgrade
 from relax_tune.errors import DatabaseError
 
 FROZEN = sorted((Path(__file__).parent / "frozen").glob("schema_*.db"))

@@ -21,7 +21,6 @@ from relax_tune.database.exchange.jsonl import export_lines, import_lines
 from relax_tune.database.exchange.t4 import import_t4
 from relax_tune.database.models import Base, VariantRow
 from relax_tune.database.records import Measurement, PlanRecord, VariantRecord, canonical_json
-from relax_tune.database.sql_store import upgrade
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.database.stored_names import (
     PRIMITIVES,
@@ -33,6 +32,7 @@ from relax_tune.database.stored_names import (
     rename_trace,
     rename_variant,
 )
+from relax_tune.database.upgrade import upgrade
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.schedules.schedule import PRIMITIVES as KNOWN_PRIMITIVES

@@ -15,7 +15,8 @@ from tests.support import schedule_functions as make
 from tests.support.effort import examples
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import TRUE, Expr, Tunable, format_expr, maximum
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, maximum
+from relax_tune.ir.core.expr_text import format_expr
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
 from relax_tune.schedules.loop_tree import block_value, enclosing, find_block, find_loop, replace_node, with_body

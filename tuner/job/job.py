@@ -31,7 +31,8 @@ from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, build_programs
 from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
-from relax_tune.tuner.job.loop import Tuner, TuningProgress, TuningSummary
+from relax_tune.tuner.job.loop import Tuner
+from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import tls_files
 from relax_tune.tuner.measure.cluster.runner import DaskRunner

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ from relax_tune.database.records import Environment, Lease, Measurement, Variant
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
 from relax_tune.tuner.job.job_names import lives
+from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState
 from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
@@ -53,32 +53,6 @@ DEADLINE_SECS = 30.0
 # The same where a library is called, which may compile its kernels when it is first used (CLBlast with PoCL: minutes on a
 # busy machine).
 LIBRARY_DEADLINE_SECS = 180.0
-
-
-@dataclass(frozen=True)
-class TuningProgress:
-    """A report after a batch, for a display."""
-
-    task: str
-    position: int
-    tasks: int
-    trials: int
-    failures: int
-    best_secs: float
-    library_secs: float | None
-    generic_secs: float | None
-
-
-@dataclass
-class TuningSummary:
-    """Counts of what a job measured. problems: (task, sentence) for each task that could not be tuned."""
-
-    trials: int = 0
-    measurements: int = 0
-    failures: int = 0
-    wall_secs: float = 0.0
-    compiles: int = 0
-    problems: tuple[tuple[str, str], ...] = ()
 
 
 class Tuner:

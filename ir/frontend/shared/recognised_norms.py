@@ -8,7 +8,8 @@ import numpy as np
 
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
-from relax_tune.ir.core.graph import Call, Constant, Operator, Value
+from relax_tune.ir.core.graph import Call, Constant, Value
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt

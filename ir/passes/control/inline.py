@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.core.expr import Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Function, GVar, MatchCast, callees
+from relax_tune.ir.core.graph import Function, GVar, MatchCast
+from relax_tune.ir.core.graph_walk import callees
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo, info_symbols
 from relax_tune.ir.deduce.relations import solve

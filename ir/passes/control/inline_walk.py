@@ -9,6 +9,7 @@ from typing import TypeVar
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.names import fresh, same_objects
@@ -85,7 +86,7 @@ class Walk:
         frame = Frame(f, "")
         self.stack.append(f.name)
         self.taken.update(p.name for p in sharper)
-        self.taken.update(b.var.name for b in g.all_bindings(f))
+        self.taken.update(b.var.name for b in graph_walk.all_bindings(f))
         params = self.parameters(f, sharper, frame)
         self.bindings(f.bindings, frame)
         ret = self.value(f.ret, frame)
@@ -95,7 +96,7 @@ class Walk:
         if same_objects(self.out, f.bindings) and ret is f.ret and same_objects(f.params, params):
             return f
         info = self.sharper(declared, ret.info)
-        return replace(f, params=params, blocks=g.into_blocks(self.out), ret=ret, ret_info=info)
+        return replace(f, params=params, blocks=graph_walk.into_blocks(self.out), ret=ret, ret_info=info)
 
     def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
         """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
@@ -392,7 +393,7 @@ class Walk:
                 self.bindings(body.bindings, inner)
                 ret = self.value(body.ret, inner)
                 same = same_objects(self.out, body.bindings) and ret is body.ret
-                sides.append(body if same else g.Body(g.into_blocks(self.out), ret))
+                sides.append(body if same else g.Body(graph_walk.into_blocks(self.out), ret))
         finally:
             self.certain, self.out, self.env = certain, out, env
         same = cond is value.cond and sides[0] is value.then and sides[1] is value.orelse

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
-from relax_tune.ir.core.graph import used_vars
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_parts, info_symbols
 from relax_tune.ir.deduce.deduce import signature
@@ -64,7 +65,7 @@ class OutlineSubgraphs:
             walk = RuntimeShapeInliner(module, recursive)
             whole[name] = walk.root(f, f.params)
             bounds += walk.bounds
-            todo += reversed(g.callees(whole[name]))
+            todo += reversed(graph_walk.callees(whole[name]))
         functions.update(whole)
         subgraphs: list[str] = []
         for name, f in whole.items():
@@ -78,7 +79,7 @@ class OutlineSubgraphs:
 
 def _recursive(module: IRModule) -> frozenset[str]:
     """The functions that come to call themselves."""
-    calls = {n: g.callees(f) for n, f in module.graphs.items()}
+    calls = {n: graph_walk.callees(f) for n, f in module.graphs.items()}
     found = set[str]()
     for name in calls:
         seen, stack = set[str](), list(calls[name])
@@ -141,7 +142,7 @@ class _Outliner:
 
     def function(self) -> g.Function:
         bindings = self.body(self.f)
-        return replace(self.f, blocks=g.into_blocks(bindings))
+        return replace(self.f, blocks=graph_walk.into_blocks(bindings))
 
     def body(self, body: g.Function | g.Body) -> list[g.AnyBinding]:
         bindings = [b for block in without_dead_code(body.blocks, body.ret) for b in block.bindings]
@@ -172,11 +173,11 @@ class _Outliner:
             known = set(self.symbols)
             sides = []
             for side in (b.value.then, b.value.orelse):
-                sides.append(g.Body(g.into_blocks(self.body(side)), side.ret))
+                sides.append(g.Body(graph_walk.into_blocks(self.body(side)), side.ret))
                 self.symbols = set(known)
             b = replace(b, value=g.If(b.value.cond, sides[0], sides[1]))
         self.symbols.update(new)
-        if g.is_impure(b.value):
+        if graph_walk.is_impure(b.value):
             self.flush(line)
             line.out.append(b)
         elif inside or late:
@@ -249,7 +250,7 @@ class _Outliner:
         made = tuple(mapping[v] for v in results)
         ret: g.Value = made[0] if len(made) == 1 else g.TupleValue(made)
         name = self.subgraph_name()
-        subgraph = g.Function(name, tuple(params), g.into_blocks(body), ret, ret.info)
+        subgraph = g.Function(name, tuple(params), graph_walk.into_blocks(body), ret, ret.info)
         self.functions[name] = subgraph
         self.subgraphs.append(name)
         given: tuple[g.Value, ...] = (*outer, g.ShapeValue(sizes)) if sizes else outer

@@ -13,17 +13,8 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.expr import Expr, const, le
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    AnyBlock,
-    Binding,
-    CallTIR,
-    Function,
-    GVar,
-    all_blocks,
-    all_uses,
-    used_vars,
-)
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
+from relax_tune.ir.core.graph_walk import all_blocks, all_uses, used_vars
 from relax_tune.ir.core.plain_loops import block_loads, plain_blocks
 from relax_tune.ir.deduce.pattern_kinds import (
     Access,

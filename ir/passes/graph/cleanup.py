@@ -8,18 +8,8 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Call,
-    CallTIR,
-    Constant,
-    Function,
-    GVar,
-    MatchCast,
-    Value,
-    nested_values,
-)
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, MatchCast, Value
+from relax_tune.ir.core.graph_walk import nested_values
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of

@@ -14,21 +14,8 @@ from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    AnyBlock,
-    Binding,
-    Call,
-    CallTIR,
-    Constant,
-    Function,
-    GVar,
-    Value,
-    all_blocks,
-    all_uses,
-    nested_values,
-    used_vars,
-)
+from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, Call, CallTIR, Constant, Function, GVar, Value
+from relax_tune.ir.core.graph_walk import all_blocks, all_uses, nested_values, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.deduce.deduce import infer_value

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import used_vars
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, pattern_kind
 from relax_tune.ir.deduce.relations import is_certain
@@ -49,7 +50,7 @@ class CommonSubexpressions:
 
         def function(f: g.Function, table: FunctionTable) -> g.Function:
             results, fixed = returned(f), ordering_constrained(f)
-            values = (b for b in g.all_bindings(f) if b.var in fixed)
+            values = (b for b in graph_walk.all_bindings(f) if b.var in fixed)
             overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
             number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first to hold the same
 
@@ -79,7 +80,7 @@ class CommonSubexpressions:
                 out.keep(binding)
 
             large = {new: old for new, old in first.items() if module.constants[new].nbytes >= self.least_bytes}
-            weights = (v for v in g.nested_values(f) if isinstance(v, g.Constant) and v.name in large)
+            weights = (v for v in graph_walk.nested_values(f) if isinstance(v, g.Constant) and v.name in large)
             shared: dict[g.Value, g.Value] = {v: g.Constant(large[v.name], v.info) for v in weights}
             return rewrite_function(f, visit, env, shared)
 
@@ -112,7 +113,7 @@ def _same_bytes(a: Array, b: Array) -> bool:
 
 def _key(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Deduction) -> object:
     """Return a key that is equal for equal computations; None for a value that is never shared."""
-    if g.is_impure(value):
+    if graph_walk.is_impure(value):
         return None
     if isinstance(value, g.CallFunction):
         info = value.callee.info if isinstance(value.callee, (g.GVar, g.FunctionRef)) else None

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import UserError
 from relax_tune.ir.core import graph as g
+from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import as_int
 from relax_tune.ir.core.function import AnyFunction, IRModule
-from relax_tune.ir.core.graph import used_vars
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
@@ -41,7 +42,7 @@ class LiftParameters:
         if not lifted:
             return module
         for other in module.graphs.values():
-            if f.name in g.callees(other):
+            if f.name in graph_walk.callees(other):
                 raise UserError(f"{f.name}: wanted a function that no other calls, found a call in {other.name}")
         name = f"{f.name}_prepare"
         while name in module.functions:
@@ -71,7 +72,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
         if isinstance(b.var.info, TensorInfo) and size <= sum(_nbytes(w.info) or 0 for w in sources[b.var]):
             fits.add(b.var)
     inside = {id(made[v].value) for v in fits}
-    read = {v for value in g.all_uses(f) if id(value) not in inside for v in used_vars(value)}
+    read = {v for value in graph_walk.all_uses(f) if id(value) not in inside for v in used_vars(value)}
     return [v for v in made if v in fits and v in read]
 
 
@@ -129,7 +130,7 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
 
     new = rewrite_function(f, visit, mapping=mapping)
     new = _without_unread(new, {b.var for b in _needed(f, lifted)})
-    read = {v for value in g.all_uses(new) for v in used_vars(value)}
+    read = {v for value in graph_walk.all_uses(new) for v in used_vars(value)}
     kept = tuple(p for p in f.params if p in read or p.name not in weights)
     return replace(new, params=(*kept, *given.values()))
 
@@ -137,8 +138,8 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
 def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:
     """Without those of `steps` that nobody reads any more."""
     while True:
-        read = {v for value in g.all_uses(f) for v in used_vars(value)}
-        dead = {b.var for b in g.all_bindings(f) if b.var in steps and b.var not in read}
+        read = {v for value in graph_walk.all_uses(f) for v in used_vars(value)}
+        dead = {b.var for b in graph_walk.all_bindings(f) if b.var in steps and b.var not in read}
         if not dead:
             return f
 

@@ -10,18 +10,8 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    Call,
-    Constant,
-    Function,
-    GVar,
-    If,
-    Value,
-    all_bindings,
-    used_vars,
-)
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, GVar, If, Value
+from relax_tune.ir.core.graph_walk import all_bindings, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of

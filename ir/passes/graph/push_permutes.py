@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value, all_uses, used_vars
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value
+from relax_tune.ir.core.graph_walk import all_uses, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.indexing.movement import Permute

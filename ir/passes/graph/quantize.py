@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import i8
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value, nested_values
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value
+from relax_tune.ir.core.graph_walk import nested_values
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduction.linalg import Matmul

@@ -10,18 +10,8 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, substitute
 from relax_tune.ir.core.function import IRModule, Param, PrimFunc
-from relax_tune.ir.core.graph import (
-    AnyBinding,
-    Binding,
-    CallTIR,
-    Function,
-    GVar,
-    TupleItem,
-    TupleValue,
-    Value,
-    all_uses,
-    used_vars,
-)
+from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Function, GVar, TupleItem, TupleValue, Value
+from relax_tune.ir.core.graph_walk import all_uses, used_vars
 from relax_tune.ir.core.plain_loops import plain_blocks, read_buffers, with_blocks
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TupleInfo

@@ -9,7 +9,8 @@ from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor
 from relax_tune.ir.check.inplace import inplace_conflicts, sources_of, why_not_inplace
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Function, GVar, all_bindings
+from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Function, GVar
+from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function

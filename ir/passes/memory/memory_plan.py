@@ -11,7 +11,8 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor, allocated_tensors
 from relax_tune.ir.core.expr import Expr, const, free_vars, mul
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Function, GVar, all_bindings
+from relax_tune.ir.core.graph import Function, GVar
+from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.memory.buffer_packing import LiveRange, pack

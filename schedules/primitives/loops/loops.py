@@ -30,7 +30,6 @@ from relax_tune.ir.core.expr import (
     le,
     lt,
     mul,
-    only_tunables,
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, map_blocks, seq, walk
@@ -49,7 +48,7 @@ from relax_tune.schedules.loop_tree import (
     with_body,
 )
 from relax_tune.schedules.primitives.arguments import positive
-from relax_tune.schedules.symbols import LIMIT
+from relax_tune.schedules.symbols import LIMIT, only_tunables
 
 # Largest prefetch distance in iterations.
 MAX_PREFETCH_DISTANCE = 4096

@@ -22,7 +22,6 @@ from relax_tune.ir.core.expr import (
     le,
     maximum,
     mul,
-    only_tunables,
     postorder,
     substitute,
 )
@@ -32,7 +31,7 @@ from relax_tune.ir.hardware.swizzle import ACCESS_BYTES, may_swizzle
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import find_alloc, swap_alloc
 from relax_tune.schedules.primitives.arguments import positive
-from relax_tune.schedules.symbols import LIMIT, MAX_CHARACTERS, read_scalars
+from relax_tune.schedules.symbols import LIMIT, MAX_CHARACTERS, only_tunables, read_scalars
 
 
 def tile_layout(func: PrimFunc, buffer: str, dim: int, factor: ExprLike, order: Sequence[int]) -> PrimFunc:

@@ -19,7 +19,6 @@ from relax_tune.ir.core.expr import (
     Var,
     and_,
     as_int,
-    ceildiv,
     conjuncts,
     const,
     floordiv,
@@ -29,19 +28,15 @@ from relax_tune.ir.core.expr import (
     load,
     loads,
     lt,
-    maximum,
     minimum,
     mul,
-    only_tunables,
     op,
     or_,
     replaced,
-    select,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks, map_blocks, seq
-from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -49,7 +44,6 @@ from relax_tune.schedules.loop_tree import (
     find_block,
     find_loop,
     fresh,
-    loop_env,
     readers,
     rebind,
     replace_node,
@@ -57,51 +51,15 @@ from relax_tune.schedules.loop_tree import (
 )
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.loops.loops import require_serial
-from relax_tune.schedules.primitives.memory.pipeline import WrittenRange, require_reads_own_iteration, written_ranges
 from relax_tune.schedules.primitives.reduction.reductions import combiner, decompose_reduction, starts_neutral
-
-
-@dataclass(frozen=True, slots=True)
-class WorkRanges:
-    """The reduction steps of all tiles in one sequence, divided evenly among workers; ranges differ by one step at most.
-
-    steps: reduction steps of a tile
-    """
-
-    tiles: Expr
-    steps: Expr
-    workers: Expr
-
-    @property
-    def total(self) -> Expr:
-        return mul(self.tiles, self.steps)
-
-    @property
-    def max_tiles_per_worker(self) -> Expr:
-        """The largest number of tiles that a range touches."""
-        return ceildiv(self.tiles, self.workers) + 1
-
-    def start(self, worker: Expr) -> Expr:
-        """Return the first step of a worker, counted from the first step of all."""
-        return floordiv(mul(worker, self.total), self.workers)
-
-    def tile_of(self, worker: Expr, piece: Expr) -> Expr:
-        """Return the tile of a piece of a worker's range; for piece 0 it equals `start // steps`."""
-        return piece + floordiv(mul(worker, self.tiles), self.workers)
-
-    def first_step(self, worker: Expr, piece: Expr) -> Expr:
-        """Return the worker's first step within the tile."""
-        return select(lt(piece, 1), floormod(self.start(worker), maximum(self.steps, 1)), 0)
-
-    def step_count(self, worker: Expr, piece: Expr) -> Expr:
-        """Return the number of the worker's steps in the tile; 0 or less for none."""
-        end = self.start(worker + 1) - mul(self.tile_of(worker, piece), self.steps)
-        # the outer minimum is redundant: most proofs need only `count <= steps`
-        return minimum(minimum(end, self.steps) - self.first_step(worker, piece), self.steps)
-
-    def workers_before(self, steps: Expr) -> Expr:
-        """Return the number of workers whose range starts before `steps`; defined for tiles without steps, too."""
-        return ceildiv(mul(steps, self.workers), maximum(self.total, 1))
+from relax_tune.schedules.primitives.reduction.stream_k_tiles import (
+    DimTiling,
+    WorkRanges,
+    dim_tilings,
+    require_private_to_step,
+    sums_read,
+    write_back_block,
+)
 
 
 def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
@@ -130,158 +88,18 @@ def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, worke
             f"that may be combined more than once"
         )
     outer = tuple(find_loop(func, t) for t in tiles)
-    copy = _write_back_block(func, node, outer, target)
+    copy = write_back_block(func, node, outer, target)
     for p in (*outer, target):
         require_serial(func, p, "stream_k")
     require_compute_block(func, "stream_k", *blocks(outer[0]))
-    tilings = _dim_tilings(func, copy, outer)
-    _require_private_to_step(func, node, copy, outer[-1], target, tilings)
+    tilings = dim_tilings(func, copy, outer)
+    require_private_to_step(func, node, copy, outer[-1], target, tilings)
     made = decompose_reduction(func, block, steps)
     work = WorkRanges(reduce(mul, (p.extent for p in outer)), target.extent, wanted)
     assert node.init is not None
     return _Rewrite(made, copy, tuple(find_loop(made, t) for t in tiles), find_loop(made, steps), tilings, work).run(
         operation, node.init.value
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _DimTiling:
-    """The tiling of a dimension.
-
-    loop: the loop that selects the tile; None if each tile has the whole dimension
-    size: elements of a tile
-    """
-
-    loop: Var | None
-    size: Expr
-
-
-def _write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
-    """Return the block that stores the sums, in the nest that the primitive wants. Raises ScheduleError."""
-    path = enclosing(func, node)
-    nest = (*outer, target)
-    whole = bool(outer) and path[: len(nest)] == nest and all(a.body is b for a, b in zip(outer, outer[1:]))
-    parts = outer[-1].body.stmts if whole and isinstance(outer[-1].body, Seq) else ()
-    after = blocks(parts[1]) if len(parts) == 2 and parts[0] is target else ()
-    sums = node.body.buffer
-    if len(after) == 1 and not after[0].is_reduction and isinstance(after[0].body.value, Load):
-        (copy,) = after
-        made = copy.body.buffer
-        places = copy.body.indices, _sums_read(copy).indices
-        plain = all(set(where) == {i.var for i in copy.iters} and len(where) == len(copy.iters) for where in places)
-        lone = (
-            made in func.allocs
-            and writers(func, made) == (copy,)
-            and _sums_read(copy).buffer is sums
-            and sums in func.allocs
-        )
-        if plain and lone and writers(func, sums) == (node,) and readers(func, sums) == (copy,):
-            return copy
-    raise ScheduleError(
-        f"{func.name}: stream_k wants {', '.join(p.var.name for p in outer) or 'loops over tiles'} around {target.var.name!r}, which "
-        f"holds {node.name!r}, and then one block that copies its sums to an intermediate, and nothing else"
-    )
-
-
-def _require_private_to_step(
-    func: PrimFunc, node: Block, copy: Block, outer: For, target: For, tilings: Mapping[Var, _DimTiling]
-) -> None:
-    """Check that the intermediates of a tile's steps are private to the tile, or to a step. Raises ScheduleError.
-
-    One iteration of the innermost tile loop makes and stores the sums of a tile. Results of other blocks among its steps are
-    read in the same step, and nowhere else.
-    """
-    env = loop_env((*enclosing(func, outer), outer))
-    for e, span in zip(_sums_read(copy).indices, _require_same_region(func, node, copy, outer), strict=True):
-        cut = tilings[e] if isinstance(e, Var) else None
-        inside = cut is not None and (
-            cut.loop is None or prove_equal(span.start, mul(cut.loop, cut.size), env) is Proof.YES
-        )
-        if (
-            cut is None
-            or not inside
-            or (cut.loop is not None and prove(le(span.extent, cut.size), env) is not Proof.YES)
-        ):
-            raise ScheduleError(
-                f"{func.name}: stream_k wants {node.name!r} to sum up what {copy.name!r} stores of a tile, found {span.start!r}"
-            )
-    order = blocks(target)
-    for b in order:
-        if b is node:
-            continue
-        made = b.body.buffer
-        if made not in func.allocs or writers(func, made) != (b,) or updates_in_place(b):
-            raise ScheduleError(f"{func.name}: stream_k wants {b.name!r} to make an intermediate by itself")
-        for reader in readers(func, made):
-            if reader not in order or order.index(reader) <= order.index(b):
-                raise ScheduleError(
-                    f"{func.name}: stream_k wants readers of {made.name!r} after {b.name!r} in {target.var.name!r}, found "
-                    f"{reader.name!r}"
-                )
-            _require_same_region(func, b, reader, target)
-
-
-def _require_same_region(func: PrimFunc, node: Block, reader: Block, loop: For) -> list[WrittenRange]:
-    """Return the ranges that the block writes in an iteration, and check that the reader reads only these. Raises ScheduleError."""
-    path = enclosing(func, node)
-    at = path.index(loop) + 1
-    env = loop_env(path[:at])
-    spans = written_ranges(func, node, path, at, env)
-    require_reads_own_iteration(func, node, reader, loop, spans, env)
-    return spans
-
-
-def _sums_read(copy: Block) -> Load:
-    """Return the load of the sums that the write-back block stores."""
-    value = copy.body.value
-    assert isinstance(value, Load)
-    return value
-
-
-def _dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, _DimTiling]:
-    """Return the tiling of each dimension of the stored elements, by iterator. Raises ScheduleError."""
-    inner = {p.var: p.extent for p in enclosing(func, copy)[len(outer) :]}
-    chosen = {p.var: p for p in outer}
-    found: dict[Var, _DimTiling] = {}
-    bounds: list[Expr] = []
-    for it, bound in zip(copy.iters, copy.bindings):
-        bounds += [le(0, bound), lt(bound, it.extent)]
-        parts = linear(bound, (*chosen, *inner))
-        own = [] if parts is None else [chosen[v] for v in parts[0] if v in chosen]
-        if parts is None or len(own) > 1 or any(p.var is c.loop for p in own for c in found.values()):
-            raise ScheduleError(
-                f"{func.name}: stream_k wants tiles along single dimensions of {copy.name!r}, found {it.var.name} = {bound!r}"
-            )
-        rest = simplify(substitute(bound, {p.var: const(0) for p in own}))
-        size = extent_of(rest, {v: x for v, x in inner.items() if v in free_vars(rest)}) if own else it.extent
-        even = not own or prove_equal(parts[0][own[0].var], size) is Proof.YES
-        if (
-            not even
-            or prove_equal(parts[1], 0) is not Proof.YES
-            or (own and not _covers(mul(own[0].extent, size), it.extent))
-        ):
-            raise ScheduleError(
-                f"{func.name}: stream_k wants tiles of {it.var.name!r} side by side over {it.extent!r}, found {bound!r}"
-            )
-        found[it.var] = _DimTiling(own[0].var if own else None, size)
-    used = {c.loop for c in found.values()}
-    idle = [p.var.name for p in outer if p.var not in used and prove(le(p.extent, 1)) is not Proof.YES]
-    strange = [c for c in conjuncts(copy.predicate) if c not in bounds]
-    if idle or strange:
-        raise ScheduleError(
-            f"{func.name}: stream_k wants tiles of {copy.name!r} under no condition but its bounds, found "
-            f"{strange[0] if strange else f'{idle[0]!r}, which chooses none'!r}"
-        )
-    return found
-
-
-def _covers(tiles: Expr, extent: Expr) -> bool:
-    """Return whether the tiles cover an extent.
-
-    If only tunables decide, whoever split the loop without a condition has added a constraint.
-    """
-    found = prove(le(extent, tiles))
-    return found is Proof.YES or (found is Proof.UNKNOWN and only_tunables(tiles, extent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +134,7 @@ class _Rewrite:
     copy: Block
     outer: Sequence[For]
     target: For
-    tilings: Mapping[Var, _DimTiling]
+    tilings: Mapping[Var, DimTiling]
     work: WorkRanges
 
     def run(self, operation: str, first: Expr) -> PrimFunc:
@@ -331,7 +149,7 @@ class _Rewrite:
         count = work.step_count(worker, piece)
         places = self._tile_indices(work.tile_of(worker, piece))
         begin = {**places, self.target.var: work.first_step(worker, piece)}
-        old, source = self.copy.body.buffer, _sums_read(self.copy)
+        old, source = self.copy.body.buffer, sums_read(self.copy)
         small = replace(source.buffer, name=name(f"{source.buffer.name}_tile"), shape=self._tile_shape(source))
         sizes = dict(zip(source.indices, small.shape, strict=True))
         shape = (work.workers, work.max_tiles_per_worker, *(sizes[e] for e in self.copy.body.indices))
@@ -363,7 +181,7 @@ class _Rewrite:
         tilings = [self._tiling(e) for e in access.indices]
         return tuple(d if c.loop is None else c.size for c, d in zip(tilings, access.buffer.shape, strict=True))
 
-    def _tiling(self, e: Expr) -> _DimTiling:
+    def _tiling(self, e: Expr) -> DimTiling:
         assert isinstance(e, Var)
         return self.tilings[e]
 
@@ -462,7 +280,7 @@ class _Rewrite:
 
     def _follows_from_reduction(self, b: Block, condition: Expr) -> bool:
         """Return whether a bound of a block is also a bound of the reduction, which has no condition."""
-        node = next(x for x in blocks(self.target) if x.body.buffer is _sums_read(self.copy).buffer)
+        node = next(x for x in blocks(self.target) if x.body.buffer is sums_read(self.copy).buffer)
         for i, bound in zip(b.iters, b.bindings):
             if condition is lt(bound, i.extent):
                 mine = self._dense_tiling(b, bound)
@@ -492,14 +310,12 @@ class _Rewrite:
         """
         lead = tuple(IterVar(Var(f"v{v.name}"), x) for v, x in zip(loops, parts.shape))
         first: dict[Var, Expr] = {p.var: const(0) for p in self.outer}
-        sizes = dict(zip(_sums_read(copy).indices, small.shape, strict=True))
+        sizes = dict(zip(sums_read(copy).indices, small.shape, strict=True))
         return replace(
             copy,
             iters=(*lead, *(replace(i, extent=sizes[i.var]) for i in copy.iters)),
             bindings=(*loops, *(simplify(substitute(b, first)) for b in copy.bindings)),
-            body=BufferStore(
-                parts, (*(i.var for i in lead), *copy.body.indices), load(small, _sums_read(copy).indices)
-            ),
+            body=BufferStore(parts, (*(i.var for i in lead), *copy.body.indices), load(small, sums_read(copy).indices)),
             predicate=or_(lt(loops[1], 1), lt(0, count)),
         )
 

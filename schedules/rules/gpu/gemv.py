@@ -15,7 +15,7 @@ from functools import partial
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul, only_tunables
+from relax_tune.ir.core.expr import Expr, Load, Tunable, Var, as_int, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block
 from relax_tune.schedules.analysis import final_block
@@ -42,6 +42,7 @@ from relax_tune.schedules.rules.shared.threads import (
 )
 from relax_tune.schedules.rules.shared.vectorize import set_kind_of_copies
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import only_tunables
 from relax_tune.schedules.target import HardwareInfo
 
 HEIGHTS = (1, 2, 4, 8, 16)

@@ -12,13 +12,14 @@ from math import gcd
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.linear import linear
-from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, free_vars, le, only_tunables
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, const, free_vars, le
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.contraction import Contraction
 from relax_tune.schedules.rules.shared.stream_k import SLICE_STEPS
 from relax_tune.schedules.rules.shared.threads import bind_threads
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import only_tunables
 from relax_tune.schedules.target import HardwareInfo
 
 PIPELINE_STAGES = (2, 3, 4)

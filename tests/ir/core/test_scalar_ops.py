@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from relax_tune.ir.core.dtype import bool_, f32, i64
-from relax_tune.ir.core.expr import Var, format_expr, op
+from relax_tune.ir.core.expr import Var, op
+from relax_tune.ir.core.expr_text import format_expr
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, ScalarOp
 from relax_tune.ir.interp.interp_expr import Tape
 from relax_tune.runtime.program import plan_c, scalars

@@ -18,7 +18,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import bool_, f32, i64, u8
 from relax_tune.ir.core.expr import Expr, Var, cast, const, eq, le, select
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Call, CallTIR, Function, GVar, If, TupleValue, Value, nested_values
+from relax_tune.ir.core.graph import Call, CallTIR, Function, GVar, If, TupleValue, Value
+from relax_tune.ir.core.graph_walk import nested_values
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder

@@ -10,7 +10,8 @@ from tests.support.effort import examples
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.expr import Var, as_int, const, free_vars, substitute
 from relax_tune.ir.core.function import Bound, IRModule
-from relax_tune.ir.core.graph import Call, Function, GVar, used_vars
+from relax_tune.ir.core.graph import Call, Function, GVar
+from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import VIEWS, Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.math.elementwise import Add, Exp, Relu, Sqrt, Tanh

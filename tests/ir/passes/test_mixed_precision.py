@@ -18,7 +18,8 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, i64
 from relax_tune.ir.core.expr import Load, Op, const, postorder
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Call, Constant, Function, nested_values
+from relax_tune.ir.core.graph import Call, Constant, Function
+from relax_tune.ir.core.graph_walk import nested_values
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function

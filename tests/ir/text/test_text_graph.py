@@ -26,11 +26,11 @@ from relax_tune.ir.core.graph import (
     Function,
     GVar,
     MatchCast,
-    Operator,
     ShapeValue,
     TupleItem,
     TupleValue,
 )
+from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, PrimInfo, ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Reshape

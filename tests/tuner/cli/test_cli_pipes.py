@@ -18,7 +18,7 @@ from tests.database.records_made import ZEN, filled, timing
 from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.report.console import make_console, make_table, on_terminal, say
 from relax_tune.tuner.cli.report.progress import ProgressView
-from relax_tune.tuner.job.loop import TuningProgress
+from relax_tune.tuner.job.progress import TuningProgress
 
 COMMAND = [sys.executable, "-c", "from relax_tune.tuner.cli.start import main; main()"]
 TOP = ("db", "top", "--db", "r.db", "--on", ZEN.key)

@@ -18,7 +18,7 @@ from relax_tune.ir.op.math.elementwise import MulScalar, Relu
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.rules import LevelName
-from relax_tune.tuner.job.loop import TuningProgress
+from relax_tune.tuner.job.progress import TuningProgress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
 

@@ -20,7 +20,7 @@ from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.job.loop import TuningSummary
+from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.domain import Range
 from relax_tune.tuner.task.extract import extract_tasks

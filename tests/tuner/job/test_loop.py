@@ -29,7 +29,8 @@ from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import MeasureError, VerifyError
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.job.loop import Tuner, TuningProgress
+from relax_tune.tuner.job.loop import Tuner
+from relax_tune.tuner.job.progress import TuningProgress
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.task.domain import Range
 from relax_tune.tuner.task.task import Choices

@@ -14,8 +14,8 @@ from relax_tune.database.exchange.jsonl import ImportReport, export_file, import
 from relax_tune.database.exchange.jsonl import merge as merge_stores
 from relax_tune.database.exchange.t4 import export_t4, import_t4
 from relax_tune.database.records import Measurement, Target, Workload
-from relax_tune.database.sql_store import upgrade as upgrade_schema
 from relax_tune.database.store import Store, open_store
+from relax_tune.database.upgrade import upgrade as upgrade_schema
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import tool_version
 from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples

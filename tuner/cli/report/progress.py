@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from relax_tune.tuner.cli.report.console import make_table, on_terminal, ratio_text, say, seconds_text
-from relax_tune.tuner.job.loop import TuningProgress
+from relax_tune.tuner.job.progress import TuningProgress
 
 
 @dataclass(slots=True)
