@@ -52,7 +52,7 @@ FORMAT = "relax-tune artifact"
 ARTIFACT_SCHEMA = 2
 SUFFIX = ".rta"
 _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.safetensors"
-_HOST_PROGRAMS = "drivers.json"
+_HOST_PROGRAMS = "drivers.json"  # the member's name since the first format
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _TENSOR_TYPES: Mapping[str, str] = {
     "BOOL": "bool", "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
@@ -99,24 +99,24 @@ def save_artifact(
     programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
-    drivers: Sequence[HostProgram] = (),
+    host_programs: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
     programs: one, or several with distinct names. constants: all that the programs name, and no others.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
-    the plans were measured on, which `Artifact.open` compares. drivers: host programs, whose subgraphs are among `programs`.
+    the plans were measured on, which `Artifact.open` compares. host_programs: their subgraphs are among `programs`.
     kind: of the device it is for, where the programs have no kernels to tell it.
 
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
     """
-    found, driven = _checked(programs, constants, drivers)
+    found, ordered = _checked(programs, constants, host_programs)
     packed = {name: np.ascontiguousarray(constants[name]).reshape(constants[name].shape) for name in sorted(constants)}
     text = f"[{','.join(p.to_json() for p in found)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: safetensors.numpy.save(packed)}
-    if driven:
-        members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in driven)}]".encode()
+    if ordered:
+        members[_HOST_PROGRAMS] = f"[{','.join(d.to_json() for d in ordered)}]".encode()
     manifest = {
         "format": FORMAT,
         "schema": ARTIFACT_SCHEMA,
@@ -131,7 +131,7 @@ def save_artifact(
         raise ArtifactError(f"artifact {path}: wanted JSON values in manifest_extra, found others: {error}") from None
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name in (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS))[bool(driven)]:
+        for name in (_MEMBERS, (*_MEMBERS, _HOST_PROGRAMS))[bool(ordered)]:
             entry = zipfile.ZipInfo(name, _ZIP_DATE)
             entry.create_system, entry.external_attr = 3, 0o644 << 16
             archive.writestr(entry, members[name])
@@ -214,7 +214,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         raise ArtifactError(f"{where}: wanted a zip file, found a damaged one: {error}; build it again") from None
     manifest = _read_manifest(where, members)
     programs = _read_text(where, _PROGRAM, members[_PROGRAM], programs_from_json)
-    drivers = (
+    host_programs = (
         _read_text(where, _HOST_PROGRAMS, members[_HOST_PROGRAMS], host_programs_from_json)
         if _HOST_PROGRAMS in members
         else ()
@@ -226,8 +226,8 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
         ) from None
     try:
-        _check_functions(programs, drivers)
-        check_constants(programs, constants, drivers)
+        _check_functions(programs, host_programs)
+        check_constants(programs, constants, host_programs)
         kind = device_kind(programs, manifest["device_kind"])
     except ArtifactError as error:
         raise ArtifactError(f"{where}: {error}; build it again") from None
@@ -236,7 +236,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
             f"{where}: wanted one kind of device, found that its manifest says {manifest['device_kind']!r:.40} and its kernels {kind}; "
             "build it again"
         )
-    return Artifact(programs, constants, manifest, str(path), drivers)
+    return Artifact(programs, constants, manifest, str(path), host_programs)
 
 
 def _read_text(where: str, member: str, data: bytes, read: Callable[[str], T]) -> T:
@@ -289,31 +289,31 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _checked(
-    programs: Programs, constants: Mapping[str, NDArray[Any]], drivers: Sequence[HostProgram]
+    programs: Programs, constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram]
 ) -> tuple[tuple[Program, ...], tuple[HostProgram, ...]]:
     """Verified, in order of their names."""
     found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
     for program in found:
         verify_program(program)
     verify_names(found)
-    driven = tuple(sorted(drivers, key=lambda d: d.name))
-    _check_functions(found, driven)
-    check_constants(found, constants, driven)
-    return found, driven
+    ordered = tuple(sorted(host_programs, key=lambda d: d.name))
+    _check_functions(found, ordered)
+    check_constants(found, constants, ordered)
+    return found, ordered
 
 
-def _check_functions(programs: Sequence[Program], drivers: Sequence[HostProgram]) -> None:
-    if not programs and not drivers:
+def _check_functions(programs: Sequence[Program], host_programs: Sequence[HostProgram]) -> None:
+    if not programs and not host_programs:
         raise ArtifactError("wanted at least one program, found none")
-    verify_host_programs(drivers, programs)
+    verify_host_programs(host_programs, programs)
 
 
 def check_constants(
-    programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], drivers: Sequence[HostProgram] = ()
+    programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram] = ()
 ) -> None:
     """Raises ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
-    names = ", ".join([*(p.name for p in programs), *(d.name for d in drivers)])
-    weights = [i for d in drivers for i in d.instructions() if isinstance(i, LoadWeight)]
+    names = ", ".join([*(p.name for p in programs), *(d.name for d in host_programs)])
+    weights = [i for d in host_programs for i in d.instructions() if isinstance(i, LoadWeight)]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
     missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
@@ -343,13 +343,13 @@ def new_artifact(
     programs: Programs,
     constants: Mapping[str, NDArray[Any]],
     manifest_extra: Mapping[str, Any] | None = None,
-    drivers: Sequence[HostProgram] = (),
+    host_programs: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Artifact:
     """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
-    found, driven = _checked(programs, constants, drivers)
+    found, ordered = _checked(programs, constants, host_programs)
     manifest = {"device_kind": device_kind(found, kind), "extra": dict(manifest_extra or {})}
-    return Artifact(found, constants, manifest, "", driven)
+    return Artifact(found, constants, manifest, "", ordered)
 
 
 def load(path: str | os.PathLike[str], device: Device | str | None = None, shapes: ShapeProfile | None = None) -> Model:
@@ -369,7 +369,7 @@ class Artifact:
     constants: Mapping[str, NDArray[Any]]
     manifest: Mapping[str, Any]
     path: str = ""
-    drivers: tuple[HostProgram, ...] = ()
+    host_programs: tuple[HostProgram, ...] = ()
 
     @property
     def device_kind(self) -> str:
@@ -379,8 +379,8 @@ class Artifact:
     @property
     def functions(self) -> tuple[str, ...]:
         """The names of its functions."""
-        parts = parts_of(self.drivers)
-        names = {p.name for p in self.programs if p.name not in parts} | {d.name for d in self.drivers if d.entry}
+        parts = parts_of(self.host_programs)
+        names = {p.name for p in self.programs if p.name not in parts} | {d.name for d in self.host_programs if d.entry}
         return tuple(sorted(names))
 
     @property
@@ -400,7 +400,7 @@ class Artifact:
 
     def _chosen(self, name: str | None = None) -> Program | HostProgram:
         every: dict[str, Program | HostProgram] = {p.name: p for p in self.programs}
-        every |= {d.name: d for d in self.drivers}
+        every |= {d.name: d for d in self.host_programs}
         return choose_function({n: every[n] for n in self.functions}, name, self.path)
 
     @property
@@ -424,7 +424,7 @@ class Artifact:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as one file; see `save_artifact`. Saving what was loaded gives the same bytes."""
         return save_artifact(
-            path, self.programs, self.constants, self.manifest["extra"], self.drivers, self.device_kind
+            path, self.programs, self.constants, self.manifest["extra"], self.host_programs, self.device_kind
         )
 
     def open(

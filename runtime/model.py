@@ -29,7 +29,7 @@ class ModelSource(Protocol):
     @property
     def programs(self) -> tuple[Program, ...]: ...
     @property
-    def drivers(self) -> tuple[HostProgram, ...]: ...
+    def host_programs(self) -> tuple[HostProgram, ...]: ...
     @property
     def constants(self) -> Mapping[str, NDArray[Any]]: ...
     @property
@@ -92,7 +92,7 @@ def open_model(
                 "results are right, the choice of kernels may not be the fastest here",
                 stacklevel=3,
             )
-        parts = parts_of(artifact.drivers)
+        parts = parts_of(artifact.host_programs)
         for program in artifact.programs:
             if program.name not in parts:
                 check_binders(program)
@@ -124,8 +124,8 @@ class Model:
         host: Mapping[str, Host] | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        self._machine = VirtualMachine(artifact.drivers, executors, artifact.constants)
-        self._driven = {d.name for d in artifact.drivers}
+        self._machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
+        self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned_device = weights, owned_device
 
     @property
@@ -164,7 +164,7 @@ class Model:
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
         """
         name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
-        if name in self._driven:
+        if name in self._host_programs:
             return self._machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
 

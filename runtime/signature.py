@@ -53,7 +53,7 @@ Spec = Union[TensorSpec, ValueSpec]
 
 
 def value_specs(values: Sequence[Value]) -> tuple[Spec, ...]:
-    """The specs of the parameters or results of a driver."""
+    """The specs of the parameters or results of a host program."""
     found: list[Spec] = []
     for v in values:
         if v.dtype is None or v.dims is None:

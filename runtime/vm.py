@@ -1,4 +1,4 @@
-"""Executes drivers: a small machine over registers, whose parts are run by executors.
+"""Executes host programs: a small machine over registers, whose parts are run by executors.
 
 Calls are kept on a list of its own, so neither a deep recursion nor a long loop of calls grows Python's stack.
 """
@@ -62,7 +62,7 @@ class _Frame:
 
     def __init__(self, code: _Code, args: Sequence[Any], into: int) -> None:
         self.code, self.into = code, into
-        self.registers: list[Any] = [*args, *[None] * (code.driver.registers - len(args))]
+        self.registers: list[Any] = [*args, *[None] * (code.program.registers - len(args))]
         self.at: Place = (0, 0)
         self.outer: list[Place] = []
 
@@ -70,11 +70,11 @@ class _Frame:
 class _Code:
     """A host program, ready to execute."""
 
-    def __init__(self, driver: HostProgram) -> None:
-        self.driver = driver
-        self.last = _last_calls(driver)
+    def __init__(self, host_program: HostProgram) -> None:
+        self.program = host_program
+        self.last = _last_calls(host_program)
         self.computes: dict[Compute, Evaluator] = {}
-        for i in driver.instructions():
+        for i in host_program.instructions():
             if isinstance(i, Compute) and i not in self.computes:
                 self.computes[i] = compile_scalars(i.code, len(i.symbols))
 
@@ -86,27 +86,33 @@ class VirtualMachine:
     """
 
     def __init__(
-        self, drivers: Sequence[HostProgram], executors: Mapping[str, Executor], constants: Mapping[str, NDArray[Any]]
+        self,
+        host_programs: Sequence[HostProgram],
+        executors: Mapping[str, Executor],
+        constants: Mapping[str, NDArray[Any]],
     ) -> None:
         self.executors = executors
-        self._codes = {d.name: _Code(d) for d in drivers}
+        self._codes = {d.name: _Code(d) for d in host_programs}
         self._weights = {
-            i.name: _guarded(constants[i.name]) for d in drivers for i in d.instructions() if isinstance(i, LoadWeight)
+            i.name: _guarded(constants[i.name])
+            for d in host_programs
+            for i in d.instructions()
+            if isinstance(i, LoadWeight)
         }
 
     def run(
         self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
     ) -> list[Any]:
-        """Call a driver: values by parameter name or in order; results in order, arrays fresh.
+        """Call a host program: values by parameter name or in order; results in order, arrays fresh.
 
         Raises: UserError naming the function, the value, what was wanted of it and what was found.
         """
-        driver = self._codes[name].driver
-        given = in_order(name, [p.name for p in driver.params], inputs)
-        args = [_argument(a, p.want) for a, p in zip(given, driver.params, strict=True)]
+        host_program = self._codes[name].program
+        given = in_order(name, [p.name for p in host_program.params], inputs)
+        args = [_argument(a, p.want) for a, p in zip(given, host_program.params, strict=True)]
         found = self._call(name, args, hosts or {})
         results, seen = [], set[int]()
-        for result in driver.results:
+        for result in host_program.results:
             value = found
             for index in result.path:
                 value = _item(value, index, name)
@@ -118,13 +124,13 @@ class VirtualMachine:
         while True:
             frame = frames[-1]
             block, at = frame.at
-            blocks = frame.code.driver.blocks
+            blocks = frame.code.program.blocks
             if at == len(blocks[block]):
                 if frame.outer:
                     frame.at = frame.outer.pop()
                     continue
                 frames.pop()
-                result = frame.registers[frame.code.driver.result]
+                result = frame.registers[frame.code.program.result]
                 if not frames:
                     return result
                 frames[-1].registers[frame.into] = result
@@ -138,8 +144,8 @@ class VirtualMachine:
                     continue
                 if len(frames) > MAX_DEPTH:
                     raise UserError(
-                        f"{frame.code.driver.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
-                        f"of {code.driver.name}; does its recursion end? (a call whose result is returned as it is does not count)"
+                        f"{frame.code.program.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
+                        f"of {code.program.name}; does its recursion end? (a call whose result is returned as it is does not count)"
                     )
                 frames.append(_Frame(code, given, i.into))
             elif isinstance(i, Branch):
@@ -149,7 +155,7 @@ class VirtualMachine:
                 self._execute(i, frame, hosts)
 
     def _callee(self, i: CallHostProgram, frame: _Frame) -> tuple[_Code, list[Any]]:
-        r, where = frame.registers, frame.code.driver.name
+        r, where = frame.registers, frame.code.program.name
         name = i.function
         if i.callee is not None:
             target = r[i.callee]
@@ -158,13 +164,13 @@ class VirtualMachine:
             name = target.name
         assert name is not None
         code = self._codes[name]
-        if len(i.args) != len(code.driver.params):
-            raise UserError(f"{name}: wanted {len(code.driver.params)} arguments, found {len(i.args)}")
+        if len(i.args) != len(code.program.params):
+            raise UserError(f"{name}: wanted {len(code.program.params)} arguments, found {len(i.args)}")
         return code, [r[a] for a in i.args]
 
     def _execute(self, i: Instruction, frame: _Frame, hosts: Mapping[str, Host]) -> None:
         r = frame.registers
-        where = frame.code.driver.name
+        where = frame.code.program.name
         if isinstance(i, CallSubgraph):
             executor = self.executors[i.part]
             found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols], in_place=True)
@@ -205,29 +211,29 @@ class VirtualMachine:
             raise ArtifactError(f"{where}: wanted an instruction, found {i!r:.200}")
 
 
-def _last_calls(driver: HostProgram) -> frozenset[Place]:
+def _last_calls(host_program: HostProgram) -> frozenset[Place]:
     """Calls after which a function only gives back what they gave."""
     around: dict[int, Place] = {}
-    for number, block in enumerate(driver.blocks):
+    for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
             if isinstance(i, Branch):
                 around[i.then] = around[i.orelse] = (number, at)
     found = set[Place]()
-    for number, block in enumerate(driver.blocks):
+    for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
-            if isinstance(i, CallHostProgram) and _is_last(driver, number, at, i.into, around):
+            if isinstance(i, CallHostProgram) and _is_last(host_program, number, at, i.into, around):
                 found.add((number, at))
     return frozenset(found)
 
 
-def _is_last(driver: HostProgram, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
+def _is_last(host_program: HostProgram, block: int, at: int, register: int, around: Mapping[int, Place]) -> bool:
     while True:
-        for i in driver.blocks[block][at + 1 :]:
+        for i in host_program.blocks[block][at + 1 :]:
             if not isinstance(i, Move) or i.value != register:
                 return False
             register = i.into
         if block not in around:
-            return register == driver.result
+            return register == host_program.result
         block, at = around[block]
 
 
@@ -244,7 +250,7 @@ def _condition(frame: _Frame, i: Branch) -> bool:
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype == np.bool_:
         return bool(value)
     raise UserError(
-        f"{frame.code.driver.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
+        f"{frame.code.program.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
     )
 
 

@@ -237,16 +237,16 @@ class HostProgram:
 
 def host_programs_from_json(text: str) -> tuple[HostProgram, ...]:
     """Read a list of `HostProgram.to_json` texts; hostile text is refused. Raises ArtifactError saying where."""
-    data = parse_json(text, "drivers")
+    data = parse_json(text, "host_programs")
     if not isinstance(data, list):
-        raise wrong("drivers", "a list", data)
+        raise wrong("host_programs", "a list", data)
     for position, item in enumerate(data):
         found = item.get("schema") if isinstance(item, dict) else None
         if type(found) is not int or found != SCHEMA:
             raise ArtifactError(
-                f"drivers[{position}]: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
+                f"host_programs[{position}]: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
             )
-    return tuple(read_value(HostProgram, item, f"drivers[{position}]") for position, item in enumerate(data))
+    return tuple(read_value(HostProgram, item, f"host_programs[{position}]") for position, item in enumerate(data))
 
 
 _REGISTERS = 1 << 20
@@ -254,23 +254,23 @@ _ROUTINE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 
-def verify_host_programs(drivers: Sequence[HostProgram], programs: Sequence[Program]) -> None:
+def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequence[Program]) -> None:
     """Check every register, block, name and reference, so that executing can trust them. Raises ArtifactError saying where."""
     parts = {p.name: p for p in programs}
-    names = [d.name for d in drivers]
+    names = [d.name for d in host_programs]
     if names != sorted(set(names)):
-        raise wrong("drivers", "distinct names in their order", names)
+        raise wrong("host_programs", "distinct names in their order", names)
     taken = sorted(set(names) & set(parts))
     if taken:
-        raise wrong("drivers", "names that no program has", taken)
-    arity = {d.name: len(d.params) for d in drivers}
-    for position, driver in enumerate(drivers):
-        _verify(driver, parts, arity, f"drivers[{position}]")
+        raise wrong("host_programs", "names that no program has", taken)
+    arity = {d.name: len(d.params) for d in host_programs}
+    for position, host_program in enumerate(host_programs):
+        _verify(host_program, parts, arity, f"host_programs[{position}]")
 
 
-def parts_of(drivers: Iterable[HostProgram]) -> frozenset[str]:
+def parts_of(host_programs: Iterable[HostProgram]) -> frozenset[str]:
     """The names of the subgraphs that host programs call."""
-    return frozenset(i.part for d in drivers for i in d.instructions() if isinstance(i, CallSubgraph))
+    return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, CallSubgraph))
 
 
 def reads(i: Instruction) -> tuple[int, ...]:
@@ -297,49 +297,51 @@ def writes(i: Instruction) -> tuple[int, ...]:
     return (i.into,) if isinstance(i.into, int) else i.into
 
 
-def _verify(driver: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:
+def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:
     for what, text in (
-        ("name", driver.name),
-        *(("params", f"{p.name} {p.text}") for p in (*driver.params, *driver.results)),
+        ("name", host_program.name),
+        *(("params", f"{p.name} {p.text}") for p in (*host_program.params, *host_program.results)),
     ):
         check_shown(f"{where}.{what}", text)
-    if not len(driver.params) <= driver.registers <= _REGISTERS:
-        raise wrong(f"{where}.registers", f"{len(driver.params)} to {_REGISTERS} registers", driver.registers)
-    if len({p.name for p in driver.params}) < len(driver.params):
-        raise wrong(f"{where}.params", "distinct names", [p.name for p in driver.params])
-    for value in (*driver.params, *driver.results):
+    if not len(host_program.params) <= host_program.registers <= _REGISTERS:
+        raise wrong(
+            f"{where}.registers", f"{len(host_program.params)} to {_REGISTERS} registers", host_program.registers
+        )
+    if len({p.name for p in host_program.params}) < len(host_program.params):
+        raise wrong(f"{where}.params", "distinct names", [p.name for p in host_program.params])
+    for value in (*host_program.params, *host_program.results):
         if value.dtype is not None and value.dtype not in DTYPES:
             raise wrong(f"{where}.params", "an element type", value.dtype)
-    if not driver.blocks:
+    if not host_program.blocks:
         raise wrong(f"{where}.blocks", "at least one block", ())
-    check_index(driver.result, driver.registers, f"{where}.result", "register")
+    check_index(host_program.result, host_program.registers, f"{where}.result", "register")
     entered = [0]
-    for number, block in enumerate(driver.blocks):
+    for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
-            _verify_instruction(i, driver, parts, arity, f"{where}.blocks[{number}][{at}]")
+            _verify_instruction(i, host_program, parts, arity, f"{where}.blocks[{number}][{at}]")
             if isinstance(i, Branch):
                 entered += (i.then, i.orelse)
                 if min(i.then, i.orelse) <= number:
                     raise wrong(f"{where}.blocks[{number}][{at}]", "blocks after its own", (i.then, i.orelse))
-    if sorted(entered) != list(range(len(driver.blocks))):
+    if sorted(entered) != list(range(len(host_program.blocks))):
         raise wrong(f"{where}.blocks", "every block in one branch", entered)
-    _verify_defined(driver, where)
+    _verify_defined(host_program, where)
 
 
-def _verify_defined(driver: HostProgram, where: str) -> None:
+def _verify_defined(host_program: HostProgram, where: str) -> None:
     """Nothing reads a register that may not have been set. Sets of registers are bits of a number."""
-    needs, gives = [0] * len(driver.blocks), [0] * len(driver.blocks)
-    for number in reversed(range(len(driver.blocks))):  # blocks of a branch come after it
+    needs, gives = [0] * len(host_program.blocks), [0] * len(host_program.blocks)
+    for number in reversed(range(len(host_program.blocks))):  # blocks of a branch come after it
         need = give = 0
-        for i in driver.blocks[number]:
+        for i in host_program.blocks[number]:
             need |= _bits(reads(i)) & ~give
             if isinstance(i, Branch):
                 need |= (needs[i.then] | needs[i.orelse]) & ~give
                 give |= gives[i.then] & gives[i.orelse]
             give |= _bits(writes(i))
         needs[number], gives[number] = need, give
-    given = (1 << len(driver.params)) - 1
-    missing = (needs[0] | (1 << driver.result & ~gives[0])) & ~given
+    given = (1 << len(host_program.params)) - 1
+    missing = (needs[0] | (1 << host_program.result & ~gives[0])) & ~given
     if missing:
         raise wrong(where, "registers that are set before they are read", missing.bit_length() - 1)
 
@@ -352,9 +354,9 @@ def _bits(registers: Iterable[int]) -> int:
 
 
 def _verify_instruction(
-    i: Instruction, driver: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str
+    i: Instruction, host_program: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str
 ) -> None:
-    check_indices((*reads(i), *writes(i)), driver.registers, where, "register")
+    check_indices((*reads(i), *writes(i)), host_program.registers, where, "register")
     if isinstance(i, CallSubgraph):
         part = parts.get(i.part)
         wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
@@ -399,7 +401,7 @@ def _verify_instruction(
             raise wrong(f"{where}.into", f"{dims} registers", len(i.into))
     elif isinstance(i, Branch):
         check_shown(f"{where}.shown", i.shown.replace("\n", " "))
-        check_indices((i.then, i.orelse), len(driver.blocks), where, "block")
+        check_indices((i.then, i.orelse), len(host_program.blocks), where, "block")
     elif isinstance(i, Number):
         if i.dtype not in DTYPES or "float" not in i.dtype:
             raise wrong(f"{where}.dtype", "a floating element type", i.dtype)
@@ -409,4 +411,4 @@ def _verify_instruction(
 
 def _function(name: str, names: Collection[str], where: str) -> None:
     if name not in names:
-        raise wrong(where, "a driver of the artifact", name)
+        raise wrong(where, "a host program of the artifact", name)

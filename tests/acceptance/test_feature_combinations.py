@@ -113,8 +113,10 @@ SHARED = """
 
 
 @pytest.mark.parametrize(("bits", "precision"), [(None, "bf16"), (4, "f32")])
-def test_text_of_function_and_driver_sharing_weights(tmp_path: Path, bits: int | None, precision: Precision) -> None:
-    """Neither is called main; weights are read by programs, by parts, and by the driver itself. Every option is on."""
+def test_text_of_function_and_host_program_sharing_weights(
+    tmp_path: Path, bits: int | None, precision: Precision
+) -> None:
+    """Neither is called main; weights are read by programs, by parts, and by the host program itself. Every option is on."""
     rng = np.random.default_rng(0)
     weights = {n: rng.standard_normal((8, 8)).astype(np.float32) for n in ("w", "v")}
     module = checked(parse_module("module(version=1)\n" + textwrap.dedent(SHARED), OPERATORS, weights))

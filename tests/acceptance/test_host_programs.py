@@ -410,7 +410,7 @@ def test_23_branch_computes_needed_values_in_largest_parts(device: Device) -> No
     assert names == ["main_part0", "main_part1", "main_part2", "main_part3"]
 
 
-def test_an_artifact_holds_drivers_and_parts(tmp_path: Path, device: Device) -> None:
+def test_an_artifact_holds_host_programs_and_subgraphs(tmp_path: Path, device: Device) -> None:
     module = read(LOOP.format(step="add", by="x"))
     saved = build(module, target="c", policy="generic", db=MemoryStore()).save(tmp_path / "loop.rta")
     again = build(module, target="c", policy="generic", db=MemoryStore()).save(tmp_path / "again.rta")
@@ -427,16 +427,16 @@ def test_an_artifact_holds_drivers_and_parts(tmp_path: Path, device: Device) -> 
             model.run({"x": args[0]})
 
 
-def test_artifact_with_altered_drivers_is_refused(tmp_path: Path) -> None:
+def test_artifact_with_altered_host_programs_is_refused(tmp_path: Path) -> None:
     saved = build(read(SIDES), target="c", policy="generic", db=MemoryStore()).save(tmp_path / "sides.rta")
     original = saved.read_bytes()
-    (driver,) = json.loads(zipfile.ZipFile(saved).read("drivers.json"))
+    (host_program,) = json.loads(zipfile.ZipFile(saved).read("drivers.json"))
     attempts: list[tuple[object, str]] = [
-        ([driver, driver], "distinct names in their order"),
-        ([driver | {"name": "main_part0"}], "names that no program has"),
-        ([driver | {"registers": 3}], "the index of a register"),
-        ([driver | {"schema": 9}], "wanted schema 1, found 9"),
-        ({"x": 1}, "drivers: wanted a list"),
+        ([host_program, host_program], "distinct names in their order"),
+        ([host_program | {"name": "main_part0"}], "names that no program has"),
+        ([host_program | {"registers": 3}], "the index of a register"),
+        ([host_program | {"schema": 9}], "wanted schema 1, found 9"),
+        ({"x": 1}, "host_programs: wanted a list"),
     ]
     for value, says in attempts:
         saved.write_bytes(original)

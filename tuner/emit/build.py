@@ -18,7 +18,7 @@ from relax_tune.runtime.model import choose_function
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
-from relax_tune.tuner.emit.emit_host_program import emit_driver
+from relax_tune.tuner.emit.emit_host_program import emit_host_program
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
 from relax_tune.tuner.plan.stored_plans import PlanSet
@@ -39,13 +39,13 @@ MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
 @dataclass(frozen=True)
 class BuildResult:
     """The program of every straight function, the plan of every task, and for each task what it lacked. packings: what the steps of
-    each program's `prepare` do. drivers: of the functions that are not straight."""
+    each program's `prepare` do. host_programs: one for each function with branches or calls."""
 
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
     notes: tuple[str, ...]
     packings: Mapping[str, Sequence[PackingStep | None]]
-    drivers: tuple[HostProgram, ...] = ()
+    host_programs: tuple[HostProgram, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -63,7 +63,7 @@ def build_programs(
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
 ) -> BuildResult:
-    """Plan every task and emit the program or driver of every graph function. `choices` by the name of the tensor function in the
+    """Plan every task and emit the program or host program of every graph function. `choices` by the name of the tensor function in the
     module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
     take the memory of arguments that nobody reads later; `stored` are the plans of policy `stored`."""
     plans: dict[str, TaskPlan] = {}
@@ -85,9 +85,11 @@ def build_programs(
     programs = {
         n: GraphEmitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()
     }
-    drivers = tuple(emit_driver(n, lowered.outlined, programs, n in lowered.entries) for n in lowered.host_functions)
+    host_programs = tuple(
+        emit_host_program(n, lowered.outlined, programs, n in lowered.entries) for n in lowered.host_functions
+    )
     packings = {n: tuple(b.packings) for n, b in builders.items()}
-    return BuildResult(programs, plans, tuple(notes), packings, drivers)
+    return BuildResult(programs, plans, tuple(notes), packings, host_programs)
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:

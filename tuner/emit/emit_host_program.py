@@ -1,4 +1,4 @@
-"""From a function that was cut to the runtime's `Driver`: what happens between its parts, as instructions over registers."""
+"""Emit host programs: the instructions over registers that connect the subgraphs of an outlined function."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.program.program_builder import lower_scalar
 
 
-def emit_driver(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
-    """The driver of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
+def emit_host_program(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
+    """The host program of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
     return _Emitter(name, cut, programs).run(entry)
 
 
@@ -131,8 +131,8 @@ class _Emitter:
                 found += self.match(item, part, f"{where}, field {i}", node)
             return found
         if isinstance(info, CallableInfo):
-            drivers = ((n, self.cut.module.functions[n]) for n in self.cut.host_functions)
-            fitting = [n for n, f in drivers if isinstance(f, g.Function) and self.fits(info, f)]
+            host_programs = ((n, self.cut.module.functions[n]) for n in self.cut.host_functions)
+            fitting = [n for n, f in host_programs if isinstance(f, g.Function) and self.fits(info, f)]
             self.add(
                 CheckValue(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node))
             )

@@ -212,8 +212,8 @@ class Job:
             programs, constants = pack_weights(programs, built.packings, constants)
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}
-        driven = {i.name for d in built.drivers for i in d.instructions() if isinstance(i, LoadWeight)}
-        constants |= {n: self.lowered.module.constants[n] for n in driven}
+        loaded = {i.name for d in built.host_programs for i in d.instructions() if isinstance(i, LoadWeight)}
+        constants |= {n: self.lowered.module.constants[n] for n in loaded}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),
@@ -222,7 +222,7 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
-        return new_artifact(programs, constants, extra, built.drivers, self.device.kind)
+        return new_artifact(programs, constants, extra, built.host_programs, self.device.kind)
 
 
 def store_profile(store: Store, profile: ShapeProfile) -> None:

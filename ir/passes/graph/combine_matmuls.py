@@ -1,4 +1,4 @@
-"""Products of one value with several weights become one product; what reads a part of it reads the columns of the whole."""
+"""Merge matmuls of one value with several weights into one wide matmul; readers of a part read its columns."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`unary(... (x @ w + bias))` by its bindings: the product, its bias if it has one, elementwise functions.
+    """A linear function `unary(... (x @ w + bias))`, by its bindings.
 
-    end: what it gives, (*lead, width) of `dtype`."""
+    steps: variables of the matmul, of the bias if there is one, and of the elementwise functions.
+    lead: dims of the result before `width`, its last dim."""
 
     x: GVar
     matmul: Matmul
@@ -51,14 +52,16 @@ class Linear:
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """Equal for linear functions that can be one."""
+        """A key that is equal for linear functions which one wide matmul can compute."""
         rows = None if self.weight.info.shape is None else self.weight.info.shape[self.matmul.transpose_b]
         return (self.x, self.matmul, self.dtype, rows, repr(self.unary))
 
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """Linear functions as one: the columns of each begin at `starts`."""
+    """Linear functions that become one wide matmul.
+
+    starts: first column of each."""
 
     parts: tuple[Linear, ...]
     starts: tuple[int, ...]
@@ -67,19 +70,23 @@ class Wide:
 
 @dataclass(frozen=True, slots=True)
 class CombineParallelMatmuls:
-    """`x @ w1 + b1`, `x @ w2 + b2` ... (query, key and value) become `x @ [w1 w2 ...] + [b1 b2 ...]`, joined when building; their
-    readers take columns of it, which `FuseOps(through_columns=True)` makes part of how they read. So there are fewer calls, `x` is
-    read once, and no value is copied.
+    """Merge parallel matmuls, such as query, key and value (merged QKV).
 
-    Products that elementwise work follows (gate and up) take it along in their own kernels and stay apart: joined, they would
-    write and read one value more. `epilogues` joins them too. So do products whose results the function returns."""
+    `x @ w1 + b1`, `x @ w2 + b2` ... become `x @ [w1 w2 ...] + [b1 b2 ...]`. The weights are concatenated when building. Readers
+    take columns of the wide result, and `FuseOps(through_columns=True)` makes these columns part of how they read. There are fewer
+    calls, `x` is read once, and no value is copied.
+
+    Matmuls with an elementwise epilogue (gate and up) stay separate: merged, they would write and read one value more. So do
+    matmuls whose results the function returns.
+
+    epilogues: merge matmuls with elementwise epilogues as well."""
 
     epilogues: bool = False
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
         constants: dict[str, Array] = dict(module.constants)
-        joined: dict[tuple[object, ...], Constant] = {}
+        merged: dict[tuple[object, ...], Constant] = {}
 
         def function(f: Function, table: FunctionTable) -> Function:
             found = self._find(f, Deduction(env))
@@ -104,7 +111,7 @@ class CombineParallelMatmuls:
                 value = binding.value
                 if binding.var in first:
                     wide = first[binding.var]
-                    whole[wide] = self._emit(out, wide, constants, joined)
+                    whole[wide] = self._emit(out, wide, constants, merged)
                 if binding.var in home and binding.var in wanted:
                     part = home[binding.var][0].parts[home[binding.var][1]]
                     call = columns(out, binding.var, (*part.lead, const(part.width)))
@@ -133,7 +140,7 @@ class CombineParallelMatmuls:
         for block in all_blocks(f):
             alike: dict[tuple[object, ...], list[Linear]] = {}
             for part in _linears(block, readers):
-                if held[part.weight.name] == 1 and self._may_join(part, readers[part.end], ctx):
+                if held[part.weight.name] == 1 and self._may_merge(part, readers[part.end], ctx):
                     alike.setdefault(part.alike, []).append(part)
             for parts in alike.values():
                 if len(parts) > 1:
@@ -141,7 +148,7 @@ class CombineParallelMatmuls:
                     found.append(Wide(tuple(parts), (0, *ends[:-1]), ends[-1]))
         return found
 
-    def _may_join(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
+    def _may_merge(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
         """Return whether every reader of the part can read columns instead."""
         for value in readers:
             op = value.op if isinstance(value, Call) else None
@@ -156,29 +163,29 @@ class CombineParallelMatmuls:
 
     @staticmethod
     def _emit(
-        out: Emitter, wide: Wide, constants: dict[str, Array], joined: dict[tuple[object, ...], Constant]
+        out: Emitter, wide: Wide, constants: dict[str, Array], merged: dict[tuple[object, ...], Constant]
     ) -> GVar:
         """The whole product where the first of its parts was."""
         parts, head = wide.parts, wide.parts[0]
 
-        def together(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
-            # functions that share weights share the joined ones
+        def concatenated(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
+            # functions that share weights share the merged ones
             key = (hint, *(p.weight.name for p in parts))
-            if key not in joined:
-                joined[key] = add_constant(
+            if key not in merged:
+                merged[key] = add_constant(
                     constants, "_".join([hint, parts[0].weight.name]), np.concatenate(arrays, axis)
                 )
-            return joined[key]
+            return merged[key]
 
         axis = 0 if head.matmul.transpose_b else 1
-        weight = together("joined", [constants[p.weight.name] for p in parts], axis)
+        weight = concatenated("merged", [constants[p.weight.name] for p in parts], axis)
         info = TensorInfo((*head.lead, const(wide.width)), head.dtype)
         hint = head.steps[0].name
-        var = out.bind(Call(head.matmul, (out.value(head.x), weight)), info, f"{hint}_joined")
+        var = out.bind(Call(head.matmul, (out.value(head.x), weight)), info, f"{hint}_merged")
         if any(p.bias is not None for p in parts):
             zero = [np.zeros(p.width, head.dtype.numpy) for p in parts]
             rows = [z if p.bias is None else constants[p.bias.name] for p, z in zip(parts, zero, strict=True)]
-            var = out.bind(Call(Add(), (var, together("joined_bias", rows, 0))), info, f"{hint}_biased")
+            var = out.bind(Call(Add(), (var, concatenated("merged_bias", rows, 0))), info, f"{hint}_biased")
         for op in head.unary:
             var = out.bind(Call(op, (var,)), info, op.name)
         return var

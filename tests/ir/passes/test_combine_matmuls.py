@@ -97,13 +97,13 @@ def traffic(lowered: LoweredModule, size: int) -> int:
 
 def test_text_before_and_after(golden: Golden) -> None:
     module = encoder_layer(bias=(True, False, True))
-    joined = CombineParallelMatmuls()(module)
-    after = DeadCode()(joined)
+    merged = CombineParallelMatmuls()(module)
+    after = DeadCode()(merged)
     golden("passes/combine_matmuls.txt", f"# before\n{print_text(module)}\n# after\n{print_text(after)}")
-    assert CombineParallelMatmuls()(joined) is joined
-    assert sorted(after.constants) == ["joined_bias_wq", "joined_wq"]
+    assert CombineParallelMatmuls()(merged) is merged
+    assert sorted(after.constants) == ["merged_bias_wq", "merged_wq"]
     for b, n in ((1, 1), (3, 2)):
-        same_results(module, joined, rand(b, n, 6))
+        same_results(module, merged, rand(b, n, 6))
         same_results(module, after, rand(b, n, 6))
 
 
@@ -112,29 +112,29 @@ def test_text_before_and_after(golden: Golden) -> None:
 def test_combined_attention_reads_columns_in_place(turned: bool) -> None:
     """No call copies: one product, and the two of attention over it."""
     module = encoder_layer(turned)
-    apart, joined = lower(module), lower(module, MERGED)
-    assert len(apart.calls()) == 6
-    assert [c.callee for c in joined.calls()] == [
+    separate, merged = lower(module), lower(module, MERGED)
+    assert len(separate.calls()) == 6
+    assert [c.callee for c in merged.calls()] == [
         "fused_matmul_add", "fused_columns_permute_columns_permute_matmul_mul_scalar", "softmax",
         "fused_columns_permute_matmul_permute",
     ]  # fmt: skip
-    assert all(bool(library_forms(f)) == ("matmul" in n) for n, f in joined.prims.items())
-    for _, stage in joined.stages:
+    assert all(bool(library_forms(f)) == ("matmul" in n) for n, f in merged.prims.items())
+    for _, stage in merged.stages:
         verify(stage)
     for size in (1, 2, 40):
-        assert traffic(joined, size) < traffic(apart, size)
-    same_results(module, joined.module, rand(2, 3, 6))
+        assert traffic(merged, size) < traffic(separate, size)
+    same_results(module, merged.module, rand(2, 3, 6))
 
 
 def test_matmuls_with_epilogues_are_not_combined() -> None:
-    """Joined they would write both parts before anything reads them. It can be asked for."""
+    """Merged, they would write both parts before anything reads them. It can be asked for."""
     module = gated()
     assert CombineParallelMatmuls()(module) is module
-    joined = CombineParallelMatmuls(epilogues=True)(module)
-    assert operators(joined)["matmul"] == 1
-    same_results(module, joined, rand(3, 4))
-    apart, wide = lower(module), lower(joined)
-    assert len(apart.calls()) == len(wide.calls()) == 2 and traffic(apart, 64) < traffic(wide, 64)
+    merged = CombineParallelMatmuls(epilogues=True)(module)
+    assert operators(merged)["matmul"] == 1
+    same_results(module, merged, rand(3, 4))
+    separate, wide = lower(module), lower(merged)
+    assert len(separate.calls()) == len(wide.calls()) == 2 and traffic(separate, 64) < traffic(wide, 64)
 
 
 def test_shared_activation_is_combined_too() -> None:
@@ -146,13 +146,13 @@ def test_shared_activation_is_combined_too() -> None:
     left, right = (g.call(Gelu(), y) for y in parts)
     last = [g.call(Matmul(), y, g.constant(f"v{i}", rand(3, 2))) for i, y in enumerate((left, right))]
     module = g.finish(g.call(Add(), *last))
-    joined = lower(module, MERGED)
-    assert [c.callee for c in joined.calls()] == [
+    merged = lower(module, MERGED)
+    assert [c.callee for c in merged.calls()] == [
         "fused_matmul_add_gelu",
         "fused_columns_matmul",
         "fused_columns_matmul_add",
     ]
-    same_results(module, joined.module, rand(3, 4))
+    same_results(module, merged.module, rand(3, 4))
 
 
 def test_unfit_matmuls_are_not_combined() -> None:
@@ -182,17 +182,17 @@ def models(folder: Path) -> dict[str, Callable[[], IRModule]]:
 def test_combined_models_make_fewer_calls_and_move_no_more_bytes(tmp_path: Path, name: str) -> None:
     """Two calls fewer in each of two layers, one where a new value is copied behind a cache (a step of decoding); no weight twice."""
     module = models(tmp_path)[name]()
-    apart, joined = lower(module), lower(module, MERGED)
-    assert len(joined.calls()) == len(apart.calls()) - (4 if "torch" in name else 6)
-    sizes = [sum(a.nbytes for a in x.module.constants.values()) for x in (apart, joined)]
+    separate, merged = lower(module), lower(module, MERGED)
+    assert len(merged.calls()) == len(separate.calls()) - (4 if "torch" in name else 6)
+    sizes = [sum(a.nbytes for a in x.module.constants.values()) for x in (separate, merged)]
     assert sizes[0] == sizes[1]
-    assert traffic(joined, 1) <= traffic(apart, 1)  # one row: reading it once weighs as much as the copy
+    assert traffic(merged, 1) <= traffic(separate, 1)  # one row: reading it once weighs as much as the copy
     if "qwen2" in name:  # what its columns cost is what is saved by reading once, at any size
-        assert all(traffic(joined, n) == traffic(apart, n) for n in (5, 40))
+        assert all(traffic(merged, n) == traffic(separate, n) for n in (5, 40))
     else:
-        assert traffic(joined, 5) < traffic(apart, 5)
+        assert traffic(merged, 5) < traffic(separate, 5)
     if name == "llama":
-        found, wanted = (evaluate_function(x.module, [ids(2, 5)], "prefill") for x in (joined, apart))
+        found, wanted = (evaluate_function(x.module, [ids(2, 5)], "prefill") for x in (merged, separate))
         for f, w in zip(found, wanted, strict=True):
             np.testing.assert_allclose(f, w, rtol=1e-6, atol=1e-6)
 
@@ -202,9 +202,9 @@ def test_merged_qkv_setting_gives_equal_results(tmp_path: Path) -> None:
     module = encoder_layer()
     x = rand(2, 7, 6)
     db = MemoryStore()
-    apart, artifact = (rt.build(module, target="c", db=db, qkv=how) for how in ("separate", "merged"))
-    assert (len(apart.program.calls), len(artifact.program.calls)) == (6, 4)
-    with rt.load(artifact.save(tmp_path / "joined.rtune")) as model:
+    separate, artifact = (rt.build(module, target="c", db=db, qkv=how) for how in ("separate", "merged"))
+    assert (len(separate.program.calls), len(artifact.program.calls)) == (6, 4)
+    with rt.load(artifact.save(tmp_path / "merged.rtune")) as model:
         (found,) = model.run([x])
     np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="separate, merged"):
@@ -231,7 +231,7 @@ def test_random_programs_keep_their_meaning(passes: tuple[Any, ...]) -> None:
         except (UserError, DeduceError, BuildError):
             return
         text = f"{print_text(made.module)}\n{print_text(after)}"
-        fired.append(any("joined" in name for name in after.constants))
+        fired.append(any("merged" in name for name in after.constants))
         verify(after)
         same(run_function(after, "main", args), wanted, text, 1e-4)
 

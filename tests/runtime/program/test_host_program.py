@@ -1,4 +1,4 @@
-"""Drivers as text, verified, and executed by the machine: parts are stood in for by Python, so no device is needed."""
+"""Host programs as text, verified, and executed by the machine; Python stands in for their subgraphs."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def _two(b: ScalarBuilder) -> tuple[int, ...]:
     return b.code
 
 
-DRIVERS = (other(), repeat(True))
+HOST_PROGRAMS = (other(), repeat(True))
 
 
-def machine(drivers: Sequence[HostProgram] = DRIVERS) -> VirtualMachine:
-    verify_host_programs(drivers, [part()])
+def machine(host_programs: Sequence[HostProgram] = HOST_PROGRAMS) -> VirtualMachine:
+    verify_host_programs(host_programs, [part()])
     weights = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    return VirtualMachine(drivers, {"double": cast(Executor, Doubling())}, weights)
+    return VirtualMachine(host_programs, {"double": cast(Executor, Doubling())}, weights)
 
 
 def test_instructions_match_definition() -> None:
@@ -189,19 +189,19 @@ def test_wrong_values_are_refused(args: Any, says: str) -> None:
 
 
 def test_text_and_back() -> None:
-    text = f"[{','.join(d.to_json() for d in DRIVERS)}]"
+    text = f"[{','.join(d.to_json() for d in HOST_PROGRAMS)}]"
     found = host_programs_from_json(text)
-    assert found == DRIVERS and parts_of(found) == {"double"}
+    assert found == HOST_PROGRAMS and parts_of(found) == {"double"}
 
 
-def changed(driver: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
-    blocks = [list(b) for b in driver.blocks]
+def changed(host_program: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
+    blocks = [list(b) for b in host_program.blocks]
     blocks[block][at] = replace(blocks[block][at], **to)
-    return replace(driver, blocks=tuple(map(tuple, blocks)))
+    return replace(host_program, blocks=tuple(map(tuple, blocks)))
 
 
 @pytest.mark.parametrize(
-    ("driver", "says"),
+    ("host_program", "says"),
     [
         (replace(repeat(True), registers=5), "the index of a register"),
         (replace(repeat(True), registers=1), "2 to 1048576 registers"),
@@ -216,7 +216,7 @@ def changed(driver: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
         (changed(repeat(True), 0, 3, cond=7), "set before they are read.*7"),
         (changed(repeat(True), 2, 0, part="nobody"), "a program with as many"),
         (changed(repeat(True), 2, 0, symbols=()), "a program with as many"),
-        (changed(repeat(True), 2, 2, function="nobody"), "a driver of the artifact"),
+        (changed(repeat(True), 2, 2, function="nobody"), "a host program of the artifact"),
         (changed(repeat(True), 2, 2, args=(7,)), "2 arguments"),
         (changed(repeat(True), 2, 2, callee=7), "a function or the register of one"),
         (changed(repeat(True), 2, 1, routine="os; rm"), "a name of letters"),
@@ -229,10 +229,10 @@ def changed(driver: HostProgram, block: int, at: int, **to: Any) -> HostProgram:
         (changed(other(), 0, 13, dtype="int8"), "a floating element type"),
     ],
 )
-def test_wrong_drivers_are_refused(driver: HostProgram, says: str) -> None:
-    drivers = [driver, repeat(True)] if driver.name == "other" else [driver]
+def test_wrong_host_programs_are_refused(host_program: HostProgram, says: str) -> None:
+    host_programs = [host_program, repeat(True)] if host_program.name == "other" else [host_program]
     with pytest.raises(ArtifactError, match=says):
-        verify_host_programs(drivers, [part()])
+        verify_host_programs(host_programs, [part()])
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_wrong_text_is_refused(text: str, says: str) -> None:
 
 
 @pytest.mark.slow
-def test_altered_drivers_are_refused_or_run_to_an_error_of_ours() -> None:
+def test_altered_host_programs_are_refused_or_run_to_an_error_of_ours() -> None:
     """Numbers of a good text changed at random: nothing but a refusal, an error of ours or a result comes of it."""
     generator = random.Random(3)
-    documents = [json.loads(d.to_json()) for d in DRIVERS]
+    documents = [json.loads(d.to_json()) for d in HOST_PROGRAMS]
     outcomes = {"refused": 0, "error": 0, "result": 0}
     for _ in range(600):
         text = json.dumps(documents)

@@ -120,8 +120,8 @@ def _nothing_usable(job: Job) -> str:
 
 
 def _timed(built: BuildResult) -> list[tuple[str, Program]]:
-    """List the functions whose calls can be timed by their symbols alone: straight-line ones that no driver calls."""
-    parts = parts_of(built.drivers)
+    """List the functions whose calls can be timed by their symbols alone: straight-line ones that no host program calls."""
+    parts = parts_of(built.host_programs)
     return [(n, p) for n, p in built.programs.items() if n not in parts]
 
 
