@@ -1,44 +1,63 @@
 """Rewriting to a fixpoint: a value is rewritten as it is written, until no rule of a table matches it.
 
 Operands are written before the value that reads them, so a function is at its fixpoint once its last value is written. Importers
-rewrite this way while they write operators, and passes while they rebuild a function. Rules here look at what a value is
-computed from. They know nothing of its readers: `Pattern.once` never matches.
+rewrite this way while they write operators, and passes while they rebuild a function. An importer does not know the readers
+of a value yet, so there `Pattern.once` never matches.
+
+Names, branches and equal computations are not rewritten here. A pattern sees through a second name. It sees no branch, which is
+a region of its own. Two equal computations are two roots, and a rule has one: `CommonSubexpressions` and `CancelViews` number
+values instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_base import Operator
+from relax_tune.ir.core.graph_walk import all_uses, used_vars
 from relax_tune.ir.core.struct_info import ObjectInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, returned, rewrite_function
 from relax_tune.ir.rewrite.match import Scope, find_matches
-from relax_tune.ir.rewrite.pattern import Annotated, Conditional, Either, Named, Once, Operation, Pattern
+from relax_tune.ir.rewrite.pattern import (
+    Annotated,
+    Conditional,
+    Either,
+    Named,
+    Once,
+    Operation,
+    Packed,
+    Pattern,
+    TupleField,
+)
 from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 
 
 @dataclass(slots=True)
 class RuleTable:
-    """Rules in the order in which they are tried, found by the operator at the root of their patterns."""
+    """Rules in the order in which they are tried, found by the operator or tuple at the root of their patterns.
+
+    readers: the number of values that read each variable, for patterns that ask for it."""
 
     rules: tuple[Rule, ...]
-    _by_operator: dict[type[Operator], tuple[Rule, ...]] = field(default_factory=dict)
+    readers: Mapping[g.GVar, int] = field(default_factory=dict)
+    _by_root: dict[type, tuple[Rule, ...]] = field(default_factory=dict)
 
     def at(self, value: g.Value) -> tuple[Rule, ...]:
         """The rules whose pattern may match `value`."""
-        if not isinstance(value, g.Call):
+        if not isinstance(value, (g.Call, g.TupleItem, g.TupleValue)):
             return ()
-        kind = type(value.op)
-        if kind not in self._by_operator:
-            roots = [(r, root_operators(r.pattern)) for r in self.rules]
-            self._by_operator[kind] = tuple(r for r, kinds in roots if kinds is None or issubclass(kind, kinds))
-        return self._by_operator[kind]
+        kind = type(value.op) if isinstance(value, g.Call) else type(value)
+        if kind not in self._by_root:
+            roots = [(r, root_kinds(r.pattern)) for r in self.rules]
+            self._by_root[kind] = tuple(r for r, kinds in roots if kinds is None or issubclass(kind, kinds))
+        return self._by_root[kind]
 
     def put(
         self,
@@ -58,7 +77,7 @@ class RuleTable:
         before = definitions.get(root)
         definitions[root] = value
         try:
-            scope = Scope(module, env, definitions, {})
+            scope = Scope(module, env, definitions, self.readers)
             for rule in rules:
                 for match in find_matches(rule.pattern, root, scope):
                     if match.unknown:
@@ -100,61 +119,79 @@ class RuleTable:
     def _over_atoms(
         self, value: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter
     ) -> g.Value:
-        """`value` over atoms: each nested part is rewritten and bound."""
-        args: list[g.Value] = []
-        for a in value.operands:
-            if not a.is_atom:
-                part = self._over_atoms(a, definitions, module, out)
-                var = g.GVar("part", infer_value(part, Deduction(out.env)))
-                part = self.rewritten(part, var, definitions, module, out)
-                if not part.is_atom:
-                    bound = out.bind(part, infer_value(part, Deduction(out.env)), _hint(part))
-                    definitions[bound] = part
-                    part = bound
-                a = part
-            args.append(a)
-        return value.with_operands(args)
+        """`value` over atoms: each nested part is rewritten and bound, once where it stands in several places."""
+        atoms: dict[int, g.Value] = {}
+        stack = [value]
+        while True:
+            v = stack[-1]
+            nested = [a for a in v.operands if not a.is_atom and id(a) not in atoms]
+            if nested:
+                stack += nested
+                continue
+            stack.pop()
+            part = v.with_operands([atoms.get(id(a), a) for a in v.operands])
+            if not stack:
+                return part
+            if id(v) not in atoms:
+                atoms[id(v)] = self._bound(part, definitions, module, out)
+
+    def _bound(self, part: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter) -> g.Value:
+        """A variable of `part`, rewritten; the value itself where that exists."""
+        var = g.GVar("part", infer_value(part, Deduction(out.env)))
+        part = self.rewritten(part, var, definitions, module, out)
+        if part.is_atom:
+            return part
+        bound = out.bind(part, infer_value(part, Deduction(out.env)), _hint(part))
+        definitions[bound] = part
+        return bound
 
 
 def _hint(value: g.Value) -> str:
     return str(getattr(value.op, "name", "v")) if isinstance(value, g.Call) else "v"
 
 
-def root_operators(p: Pattern) -> tuple[type[Operator], ...] | None:
-    """The operators that a value matched by `p` can have at its root; None for a pattern that says nothing about it."""
+def root_kinds(p: Pattern) -> tuple[type, ...] | None:
+    """The operators and tuples that a value matched by `p` can have at its root; None for a pattern of any value."""
     if isinstance(p, (Named, Once, Annotated, Conditional)):
-        return root_operators(p.inner)
+        return root_kinds(p.inner)
     if isinstance(p, Either):
-        kinds = [root_operators(c) for c in p.choices]
+        kinds = [root_kinds(c) for c in p.choices]
         return None if None in kinds else tuple(k for ks in kinds if ks is not None for k in ks)
+    if isinstance(p, TupleField):
+        return (g.TupleItem,)
+    if isinstance(p, Packed):
+        return (g.TupleValue,)
     return (p.operator,) if isinstance(p, Operation) else None
 
 
 @dataclass(frozen=True)
 class RewriteToFixpoint:
-    """A pass that applies rules until none matches. Results stay computed."""
+    """A pass that applies rules until none matches.
+
+    Results stay computed. Rules do not look into a value that must be computed before its operand is overwritten."""
 
     rules: tuple[Rule, ...]
 
     def __call__(self, module: IRModule) -> IRModule:
-        table, env = RuleTable(self.rules), env_of(module.bounds)
+        env = env_of(module.bounds)
 
         def function(f: g.Function, _: FunctionTable) -> g.Function:
             definitions: dict[g.GVar, g.Value] = {}
-            results = returned(f)
+            fixed = ordering_constrained(f)
+            kept = returned(f) | fixed
+            table = RuleTable(self.rules, Counter(v for value in all_uses(f) for v in used_vars(value)))
 
             def visit(out: Emitter, binding: g.AnyBinding) -> None:
                 old = out.value(binding.value)
                 if isinstance(binding, g.MatchCast):
                     out.keep(binding)
                     return
-                value = table.rewritten(
-                    old, binding.var, definitions, module, out, keep=lambda _: binding.var in results
-                )
+                value = table.rewritten(old, binding.var, definitions, module, out, lambda _: binding.var in kept)
                 if value.is_atom and not old.is_atom:
                     out.mapping[binding.var] = value
                     return
-                definitions[binding.var] = value
+                if binding.var not in fixed:
+                    definitions[binding.var] = value
                 if value is old:
                     out.keep(binding)
                 else:

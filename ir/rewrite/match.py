@@ -28,6 +28,7 @@ from relax_tune.ir.core.graph import (
     PrimValue,
     ShapeValue,
     TupleItem,
+    TupleValue,
     Value,
 )
 from relax_tune.ir.core.graph_base import Operator
@@ -44,6 +45,7 @@ from relax_tune.ir.rewrite.pattern import (
     Once,
     Operand,
     Operation,
+    Packed,
     Pattern,
     TensorCall,
     TupleField,
@@ -209,8 +211,10 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
     if made is None or not isinstance(v, GVar):
         return
     inner = m if v in m.inside else replace(m, inside=(*m.inside, v))
-    if isinstance(p, TupleField) and isinstance(made, TupleItem) and made.index == p.index:
+    if isinstance(p, TupleField) and isinstance(made, TupleItem) and p.index in (None, made.index):
         yield from _match(p.inner, made.value, inner)
+    elif isinstance(p, Packed) and isinstance(made, TupleValue):
+        yield inner
     elif isinstance(p, Operation) and isinstance(made, Call) and isinstance(made.op, p.operator):
         if all(_has(getattr(made.op, name), wanted) for name, wanted in p.attributes):
             turned = made.op.commutative and p.args is not None and p.args[0] != p.args[-1]

@@ -150,8 +150,15 @@ class Either(Pattern):
 
 @dataclass(frozen=True)
 class TupleField(Pattern):
+    """A field of a tuple; `index` None for any field."""
+
     inner: Pattern
-    index: int
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Packed(Pattern):
+    """A tuple of values of this region."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +214,16 @@ def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
             has = f"its attributes are {', '.join(known)}" if known else "it has none"
             raise UserError(f"pattern: wanted an attribute of {operator.__name__}, found {name!r}; {has}")
     return Operation(operator, _args(args), tuple(attributes.items()))
+
+
+def item(owner: Operand) -> Pattern:
+    """Any field of the tuple `owner`; `owner[0]` is the first."""
+    return TupleField(pattern(owner), None)
+
+
+def packed() -> Pattern:
+    """A tuple that a binding puts together from its fields."""
+    return Packed()
 
 
 def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core.dtype import DType, bool_
 from relax_tune.ir.core.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
@@ -15,7 +16,7 @@ from relax_tune.ir.frontend.shared import recognised_norms
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import VIEWS, ExpandDims, Permute, Slice, Take
+from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
 from relax_tune.ir.op.math.logic import LessEqual, NotEqual, Where
@@ -129,11 +130,10 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
     Parameters, constants and values returned twice are copied."""
     used, results = set[Value](), []
     for item in items:
-        value = w.tensor(item)
-        root = value
-        while root in w.made and isinstance(w.made[root].op, VIEWS):
-            root = w.made[root].args[0]
-        if root not in w.made or root in used:
+        value = root = w.tensor(item)
+        while isinstance(root, GVar) and is_view(written := w.definitions.get(root, root)):
+            root = written.operands[0]
+        if root not in w.definitions or root in used:
             value = w.reshape(value, [const(1)]) if item.ndim == 0 else value
             value = root = w.g.call(Permute(tuple(range(max(item.ndim, 1)))), value)
             value = w.reshape(value, item.shape)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, add, as_int, const, maximum, sub
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
-from relax_tune.ir.frontend.shared.simplify_broadcasts import grid_axes
+from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
@@ -95,11 +92,6 @@ def gather_elements(w: Writer, x: ImportedValue, axis: int, indices: ImportedVal
 def gather_nd(w: Writer, x: ImportedValue, indices: ImportedValue) -> ImportedValue:
     """The elements of `x` at `indices` (..., k) into its first k dims."""
     depth = as_int(indices.shape[-1])
-    grid = None
-    if indices.value is not None:
-        grid = grid_axes(indices.value, w.scope, w.g.deduction, x.shape[: depth or 0])
-    if grid is not None:
-        return w.of(_spread_out(w, x, grid, indices.shape[:-1]), x.natural)
     sizes = [as_int(d) for d in x.shape[: depth or 0]]
     if not indices.natural and len(set(sizes)) == 1 and sizes[0] is not None:
         where = natural_indices(w, indices, const(sizes[0]))
@@ -114,13 +106,3 @@ def gather_nd(w: Writer, x: ImportedValue, indices: ImportedValue) -> ImportedVa
         wrapped = w.emit(Add(), value, cast_to(w, w.tensor(limits_item), i64, indices.dtype))
         where = w.emit(Where(), w.emit(Less(), value, w.literal(0, indices.dtype)), wrapped, value)
     return w.of(w.emit(GatherND(), w.tensor(x), where), x.natural)
-
-
-def _spread_out(w: Writer, x: ImportedValue, axes: Sequence[int], lead: Sequence[Expr]) -> Value:
-    """The dims of `x` at `axes` of the result's leading dims, which are `lead`; the rest behind them."""
-    order = sorted(range(len(axes)), key=lambda p: axes[p])
-    rest = x.shape[len(axes) :]
-    value = permute(w, w.tensor(x), [*order, *range(len(axes), x.ndim)])
-    own = [d if p in axes else const(1) for p, d in enumerate(lead)]
-    value = w.reshape(value, [*own, *rest])
-    return value if own == list(lead) else w.emit(BroadcastTo((*lead, *rest)), value)

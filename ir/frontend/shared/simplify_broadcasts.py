@@ -14,11 +14,13 @@ from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.gather import GatherND
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Binary, Unary
 from relax_tune.ir.op.math.logic import Where
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.rewrite.match import Scope
+from relax_tune.ir.rewrite.movement_rules import is_identity
 from relax_tune.ir.rewrite.pattern import op
 from relax_tune.ir.rewrite.rules import Rule, Site
 
@@ -165,7 +167,24 @@ def _first_rows(site: Site) -> Value | None:
     return rows if len(where) == 1 else site.call(Reshape((*where, *table[1:])), rows)
 
 
-def grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
+def _spread_table(site: Site) -> Value | None:
+    """Applies where every element's position is its own index along the axes of the table."""
+    where, table, ctx = site.shape("indices"), site.shape("table"), site.deduction
+    depth = as_int(where[-1]) if where else None
+    axes = _grid_axes(site["indices"], site.match.scope, ctx, table[: depth or 0])
+    if axes is None:
+        return None
+    lead, rest = where[:-1], table[len(axes) :]
+    order = (*sorted(range(len(axes)), key=lambda p: axes[p]), *range(len(axes), len(table)))
+    value = site["table"] if is_identity(order) else site.call(Permute(order), "table")
+    own = tuple(d if p in axes else const(1) for p, d in enumerate(lead))
+    dims = [table[p] for p in order]
+    if len(dims) != len(own) + len(rest) or not all(map(ctx.same, dims, (*own, *rest))):
+        value = site.call(Reshape((*own, *rest)), value)
+    return value if own == lead else site.call(BroadcastTo((*lead, *rest)), value)
+
+
+def _grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
     """For indices (..., k) into dims `sizes` that count along one leading axis each: those axes, all different."""
     call = scope.call(indices)
     n = len(shape_of(indices)) - 1
@@ -198,6 +217,10 @@ RULES = (
     Rule(
         op(Take, "table", "indices"), _first_rows, "counted rows", level="import",
         equation="table[[0, 1 ... n-1]] = table[:n]",
+    ),
+    Rule(
+        op(GatherND, "table", "indices"), _spread_table, "counted grid", level="import",
+        equation="table[i, j] for counters i and j along axes of their own = broadcast(permute(table))",
     ),
     Rule(
         op(Slice, "counter").named("cut"), _shorter_counter, "slice of a counter", level="import",

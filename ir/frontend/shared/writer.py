@@ -17,7 +17,7 @@ from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.shared import decomposed_ops, simplify_broadcasts
+from relax_tune.ir.frontend.shared import decomposed_ops, repeated_heads, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Reshape
@@ -25,10 +25,9 @@ from relax_tune.ir.op.math.elementwise import Binary, Cast
 from relax_tune.ir.op.math.logic import Where
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.fixpoint import RuleTable
-from relax_tune.ir.rewrite.match import Scope
 
 Array = NDArray[Any]
-IMPORT_RULES = (*decomposed_ops.RULES, *simplify_broadcasts.RULES)
+IMPORT_RULES = (*repeated_heads.RULES, *decomposed_ops.RULES, *simplify_broadcasts.RULES)
 """The rules that importers apply to every value they write, in the order in which they are tried."""
 # Integer constants of up to this many elements are followed as scalar expressions.
 SCALAR_LIMIT = 256
@@ -79,11 +78,12 @@ def identifier(name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """Writes operators; handlers of a format's operators call it."""
+    """Writes operators; handlers of a format's operators call it.
+
+    definitions: the call that computes each variable written so far."""
 
     g: GraphBuilder
-    made: dict[Value, Call] = field(default_factory=dict)
-    _definitions: dict[GVar, Value] = field(default_factory=dict)
+    definitions: dict[GVar, Value] = field(default_factory=dict)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
     _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
     _turned: dict[ImportedValue, Value] = field(default_factory=dict)
@@ -168,11 +168,11 @@ class Writer:
         """Write an operator and return its result, rewritten by the rules of `IMPORT_RULES`. Raises DeduceError."""
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
-        found = self._rules.put(Call(op, args), self._definitions, self.g.so_far, self.g.deduction.env)
+        found = self._rules.put(Call(op, args), self.definitions, self.g.so_far, self.g.deduction.env)
         if found is not None:
             return self._write(found)
         value = self.g.call(op, *args)
-        self.made[value] = self._definitions[value] = Call(op, args)
+        self.definitions[value] = Call(op, args)
         info = value.info
         if isinstance(info, TensorInfo) and (info.shape is None or info.dtype is None):
             raise ParseError(
@@ -187,11 +187,6 @@ class Writer:
             return value
         assert isinstance(value.op, OperatorSpec)
         return self.emit(value.op, *map(self._write, value.args))
-
-    @property
-    def scope(self) -> Scope:
-        """The region written so far, for matching."""
-        return Scope(self.g.so_far, self.g.deduction.env, self._definitions, {})
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
         """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the

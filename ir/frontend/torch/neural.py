@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from relax_tune.ir.core.dtype import bool_, u8
-from relax_tune.ir.core.expr import Expr, as_int, const
-from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, number_of
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.gather import GatherElements
-from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Reshape
+from relax_tune.ir.op.indexing.movement import ExpandDims
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.math.numeric import Log
 from relax_tune.ir.op.neural.attention import Attention
@@ -34,52 +33,12 @@ def _linear(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _matmul(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import a matrix product; repeated (grouped) heads are read without copies."""
+    """Import a matrix product, also of vectors."""
     a, b = w.tensor(n.item(0)), w.tensor(n.item(1))
     one_a, one_b = len(tensor_dims(a)) == 1, len(tensor_dims(b)) == 1
     a = w.emit(ExpandDims((0,)), a) if one_a else a
     b = w.emit(ExpandDims((1,)), b) if one_b else b
-    return w.of(w.reshape(grouped_product(w, a, b), n.dims))
-
-
-def grouped_product(w: Writer, a: Value, b: Value, transpose_b: bool = False) -> Value:
-    """Multiply `a @ b`; if `b` repeats heads (..., h, i, j) `g` times, multiply over (..., h, g, ...) without the copies."""
-    permute = w.made.get(b)
-    if not transpose_b and permute is not None and getattr(permute.op, "axes", None) == (0, 1, 3, 2):
-        return grouped_product(w, a, permute.args[0], True)
-    found, left, dims, same = _spread(w, b), tensor_dims(a), tensor_dims(b), w.g.deduction.same
-    if found is None or len(left) != 4 or not (same(left[0], dims[0]) and same(left[1], dims[1])):
-        return w.emit(Matmul(transpose_b), a, b)
-    wide, spread = found
-    grouped = w.reshape(a, [*spread[:3], *left[2:]])
-    y = w.emit(Matmul(transpose_b), grouped, wide)
-    return w.reshape(y, [*left[:2], *tensor_dims(y)[3:]])
-
-
-def _spread(w: Writer, b: Value) -> tuple[Value, tuple[Expr, ...]] | None:
-    """Return the heads (..., h, 1, i, j) that `b` (..., h * g, i, j) repeats, and the dims (..., h, g, i, j); or None."""
-    call = w.made.get(b)
-    wide = w.made.get(call.args[0]) if call is not None and isinstance(call.op, Reshape) else None
-    if call is None or wide is None or not isinstance(wide.op, BroadcastTo):
-        return None
-    own, spread, dims = map(tensor_dims, (wide.args[0], call.args[0], b))
-    same = w.g.deduction.same
-    if not (
-        len(own) == len(spread) == 5 and len(dims) == 4 and as_int(own[2]) == 1
-        and all(p == 2 or same(own[p], spread[p]) for p in range(5)) and same(spread[0], dims[0])
-        and same(spread[3], dims[2]) and same(spread[4], dims[3])
-    ):  # fmt: skip
-        return None
-    return wide.args[0], spread
-
-
-def _unrepeated(w: Writer, b: Value) -> Value | None:
-    """Return the heads (b, h, i, j) that `b` (b, h * g, i, j) repeats, or None."""
-    found = _spread(w, b)
-    if found is None:
-        return None
-    dims = tensor_dims(found[0])
-    return w.reshape(found[0], [*dims[:2], *dims[3:]])
+    return w.of(w.reshape(w.emit(Matmul(), a, b), n.dims))
 
 
 def _einsum(w: Writer, n: TorchNode) -> ImportedValue:
@@ -117,20 +76,9 @@ def _attention(w: Writer, n: TorchNode) -> ImportedValue:
         if width is None:
             raise n.refuse(f"wanted a scale, or heads whose width is a number, found {tensor_dims(q)[-1]!r}")
         scale = float(width**-0.5)
-    k, v = once_per_group(w, q, k, v)
     truth = isinstance(mask, ImportedValue) and mask.dtype is bool_
     given = () if mask is None else (as_value(w, mask, bool_ if truth else n.dtype),)
     return w.of(w.emit(Attention(scale, causal), q, k, v, *given))
-
-
-def once_per_group(w: Writer, q: Value, k: Value, v: Value) -> tuple[Value, Value]:
-    """Return keys and values without the repetition of heads for grouped queries."""
-    own = [_unrepeated(w, t) for t in (k, v)]
-    if any(t is None for t in own) or len({tensor_dims(t)[1] for t in own if t is not None}) != 1:
-        return k, v
-    heads = tensor_dims(q)
-    fit = len(heads) == 4 and all(w.g.deduction.same(tensor_dims(t)[1], heads[1]) for t in (k, v))
-    return (own[0], own[1]) if fit and own[0] is not None and own[1] is not None else (k, v)
 
 
 # rows

@@ -1,8 +1,10 @@
-"""The normal form: one name for each value, no tuple of known fields, no identity operator."""
+"""The normal form: one name for each value, no tuple of known fields, no identity operator.
+
+Names, match_casts and branches have no rules: a pattern sees through a name, and neither a cast nor a branch is a value that it
+can match. `_existing_value` handles these three."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_tune.ir.check.inplace import ordering_constrained
@@ -10,7 +12,6 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import (
     AnyBinding,
     Binding,
-    Call,
     Function,
     GVar,
     If,
@@ -31,9 +32,34 @@ from relax_tune.ir.rewrite.movement_rules import (
     SAME_DTYPE,
     UNCHANGED_DIMS,
 )
+from relax_tune.ir.rewrite.pattern import item, packed
+from relax_tune.ir.rewrite.rules import Rule, Site
 
-RULES = (PERMUTE_OF_PERMUTE, IDENTITY_PERMUTE, SAME_DTYPE, CONCAT_OF_ONE, UNCHANGED_DIMS)
-"""The equations of the normal form. Names, tuples and branches are no operators, so `_same_value` sees through them."""
+
+def _field(site: Site) -> Value:
+    item, owner = site.made("item"), site.made("owner")
+    assert isinstance(item, TupleItem) and isinstance(owner, TupleValue)
+    return owner.fields[item.index]
+
+
+def _whole(site: Site) -> Value | None:
+    fields, made = site.made("fields").operands, site.match.scope.made
+    items = [made(f) for f in fields]
+    owner = items[0].value if items and isinstance(items[0], TupleItem) else None
+    if not isinstance(owner, GVar) or not isinstance(owner.info, TupleInfo):
+        return None
+    in_order = all(isinstance(v, TupleItem) and v.value is owner and v.index == i for i, v in enumerate(items))
+    return owner if in_order and len(items) == len(owner.info.fields) else None
+
+
+ITEM_OF_TUPLE = Rule(
+    item(packed().named("owner")).named("item"), _field, "item of a tuple", equation="(a, b ...)[0] = a"
+)
+TUPLE_OF_ITEMS = Rule(packed().named("fields"), _whole, "tuple of all items", equation="(t[0], t[1] ... t[n - 1]) = t")
+RULES = (
+    PERMUTE_OF_PERMUTE, IDENTITY_PERMUTE, SAME_DTYPE, CONCAT_OF_ONE, UNCHANGED_DIMS, ITEM_OF_TUPLE, TUPLE_OF_ITEMS,
+)  # fmt: skip
+"""The equations of the normal form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +76,15 @@ class Canonicalise:
     * permute of permute: one permute.
 
     Results keep their names and stay computed into memory of their own. So does a copy of a value that a `call_tir_inplace`
-    overwrites. The equations over operators are `RULES`; names, tuples and branches are no operators."""
+    overwrites. Equations over operators and tuples are `RULES`."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)
 
         def function(f: Function, _: FunctionTable) -> Function:
             made: dict[GVar, Value] = {}
-            kept = returned(f) | ordering_constrained(f)
+            fixed = ordering_constrained(f)
+            kept = returned(f) | fixed
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 def stays(same: Value) -> bool:
@@ -65,14 +92,16 @@ class Canonicalise:
 
                 old = out.value(binding.value)
                 same: Value | None
-                if isinstance(old, Call) and isinstance(binding, Binding):
+                if table.at(old) and isinstance(binding, Binding):
                     value = same = table.rewritten(old, binding.var, made, module, out, stays)
                 else:
-                    value, same = old, _same_value(binding, old, made, Deduction(out.env))
+                    value, same = old, _existing_value(binding, old, Deduction(out.env))
                 if same is not None and same.is_atom and not stays(same):
                     out.mapping[binding.var] = same
                     return
-                made[binding.var] = value
+                # a copy of what is overwritten is no longer the same as what was copied
+                if binding.var not in fixed or isinstance(value, (TupleItem, TupleValue)):
+                    made[binding.var] = value
                 if value is old:
                     out.keep(binding)
                 else:
@@ -83,7 +112,7 @@ class Canonicalise:
         return map_graphs(module, function)
 
 
-def _same_value(binding: AnyBinding, value: Value, made: Mapping[GVar, Value], ctx: Deduction) -> Value | None:
+def _existing_value(binding: AnyBinding, value: Value, ctx: Deduction) -> Value | None:
     """Return the existing value that `binding` gives, None where it gives a new one."""
     if isinstance(binding, MatchCast):
         return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
@@ -92,17 +121,4 @@ def _same_value(binding: AnyBinding, value: Value, made: Mapping[GVar, Value], c
     if isinstance(value, If):
         empty = not value.then.bindings and not value.orelse.bindings
         return value.then.ret if empty and value.then.ret is value.orelse.ret and value.then.ret.is_atom else None
-    if isinstance(value, TupleItem):
-        owner = made.get(value.value) if isinstance(value.value, GVar) else None
-        return owner.fields[value.index] if isinstance(owner, TupleValue) else None
-    return _whole(value, made) if isinstance(value, TupleValue) else None
-
-
-def _whole(value: TupleValue, made: Mapping[GVar, Value]) -> GVar | None:
-    """`t` of `(item 0 of t, item 1 of t, ...)`."""
-    items = [made.get(f) if isinstance(f, GVar) else None for f in value.fields]
-    owner = items[0].value if items and isinstance(items[0], TupleItem) else None
-    if not isinstance(owner, GVar) or not isinstance(owner.info, TupleInfo):
-        return None
-    in_order = all(isinstance(v, TupleItem) and v.value is owner and v.index == i for i, v in enumerate(items))
-    return owner if in_order and len(items) == len(owner.info.fields) else None
+    return None

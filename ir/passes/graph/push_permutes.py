@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from relax_tune.ir.check.inplace import ordering_constrained
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Function, GVar, Value
-from relax_tune.ir.core.graph_walk import all_uses, used_vars
+from relax_tune.ir.core.graph import Call, GVar, Value
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.op.base import env_of
 from relax_tune.ir.op.indexing.movement import Permute
 from relax_tune.ir.op.math.elementwise import Binary, Unary
-from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
-from relax_tune.ir.rewrite.fixpoint import RuleTable
-from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND
-
-RULES = (TRANSPOSED_OPERAND,)
+from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
+from relax_tune.ir.rewrite.movement_rules import TRANSPOSED_OPERAND, is_identity
+from relax_tune.ir.rewrite.pattern import op
+from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,62 +23,34 @@ class PushPermutes:
     elementwise operators with no other reader. `FoldConstants` folds permutes of weights; `FuseOps` fuses the remaining ones."""
 
     def __call__(self, module: IRModule) -> IRModule:
-        env, table = env_of(module.bounds), RuleTable(RULES)
-
-        def function(f: Function, _: FunctionTable) -> Function:
-            made: dict[GVar, Value] = {}
-            fixed = ordering_constrained(f)
-            readers = Counter(v for value in all_uses(f) for v in used_vars(value))
-
-            def visit(out: Emitter, binding: AnyBinding) -> None:
-                value = table.rewritten(out.value(binding.value), binding.var, made, module, out)
-                if isinstance(binding, Binding) and isinstance(value, Call):
-                    if isinstance(value.op, Permute):
-                        value = _undone(out, value, made, readers)
-                    if binding.var not in fixed:  # it may be a copy of what is written over
-                        made[binding.var] = value
-                out.keep(binding if value is binding.value else replace(binding, value=value))
-
-            return rewrite_function(f, visit, env)
-
-        return map_graphs(module, function)
+        return RewriteToFixpoint(RULES)(module)
 
 
-def _undone(out: Emitter, value: Call, made: Mapping[GVar, Value], readers: Mapping[GVar, int]) -> Call:
-    """`permute(f(permute(x)))` as `f(x)` where the two permutes cancel; otherwise `value` itself.
+def _without_permutes(site: Site) -> Value | None:
+    """`f` over the sources of the permutes that the outer one undoes.
 
-    `f` is a graph of elementwise operators of any size, with a permute at each of its inputs. No pattern describes that, so
-    this move is a function and not a rule."""
-    assert isinstance(value.op, Permute)
-    axes, order, stack = value.op.axes, list[Value](), [value.args[0]]
+    The pattern names only the outer permute: `f` is a graph of elementwise operators of any size, found here."""
+    axes, scope, end = site.operator("outer", Permute).axes, site.match.scope, site["between"]
+    order: dict[Value, Call] = {}
     sources: dict[Value, Value] = {}
+    stack = [end]
     while stack:
         v = stack.pop()
-        found = made.get(v) if isinstance(v, GVar) else None
-        call = found if isinstance(found, Call) else None
+        call = scope.call(v)
         if v in sources or v in order:
             continue
         if call is not None and isinstance(call.op, Permute):
-            if len(call.op.axes) != len(axes) or tuple(call.op.axes[a] for a in axes) != tuple(range(len(axes))):
-                return value
+            if len(call.op.axes) != len(axes) or not is_identity(tuple(call.op.axes[a] for a in axes)):
+                return None
             sources[v] = call.args[0]
-        elif call is not None and _elementwise(call) and isinstance(v, GVar) and readers.get(v) == 1:
-            order.append(v)
+        elif call is not None and _elementwise(call) and isinstance(v, GVar) and scope.readers.get(v) == 1:
+            order[v] = call
             stack.extend(call.args)
         else:
-            return value
-    if not order:
-        return value  # two permutes by themselves: `Canonicalise`
-    for v in reversed(order):
-        assert isinstance(v, GVar) and isinstance(v.info, TensorInfo) and v.info.shape is not None
-        step = made[v]
-        assert isinstance(step, Call)
-        inner = Call(step.op, tuple(sources[a] for a in step.args))
-        if v is value.args[0]:
-            return inner
-        dims = tuple(v.info.shape[a] for a in axes)
-        sources[v] = out.bind(inner, TensorInfo(dims, v.info.dtype), v.name)
-    return value
+            return None
+    for v, call in reversed(order.items()):
+        sources[v] = site.call(call.op, *(sources[a] for a in call.args))
+    return sources[end] if order else None  # two permutes with nothing between: `Canonicalise`
 
 
 def _elementwise(call: Call) -> bool:
@@ -94,3 +60,10 @@ def _elementwise(call: Call) -> bool:
     infos = [a.info for a in call.args if isinstance(a, GVar)]
     shapes = {i.shape for i in infos if isinstance(i, TensorInfo)}
     return len(infos) == len(call.args) and len(shapes) == 1 and None not in shapes
+
+
+PERMUTES_UNDONE = Rule(
+    op(Permute, "between").named("outer"), _without_permutes, "permutes that a later one undoes",
+    equation="permute(f(permute(x, p), permute(y, p)), q) = f(x, y) where f is elementwise and q undoes p",
+)  # fmt: skip
+RULES = (TRANSPOSED_OPERAND, PERMUTES_UNDONE)

@@ -334,7 +334,7 @@ def test_cse_keeps_values_on_their_side_of_a_branch() -> None:
 
 
 def test_cse_does_not_share_overwritten_values() -> None:
-    """A copy that outlives it stays a copy."""
+    """A copy that outlives it stays a copy, and so does a copy of that copy."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 4))
     b = TensorBuilder("halve")
@@ -347,6 +347,7 @@ def test_cse_does_not_share_overwritten_values() -> None:
     turned = g.call(Permute((1, 0)), first)
     half = g.call_tir(name, [first], x.info, inplace=(0,))
     y = g.call(Add(), g.call(Add(), second, copy), half)
+    y = g.call(Add(), y, g.call(Permute((1, 0)), turned))
     module = g.finish(g.call(Matmul(), y, turned))
     verify(module)
     for step in (CommonSubexpressions(), Canonicalise(), PushPermutes()):

@@ -12,13 +12,14 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Function, Value
+from relax_tune.ir.core.graph import Function, TupleValue, Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.shared import decomposed_ops, recognised_norms, simplify_broadcasts
+from relax_tune.ir.frontend.shared import decomposed_ops, recognised_norms, repeated_heads, simplify_broadcasts
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.indexing.gather import GatherND
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import (
     Add,
@@ -43,6 +44,7 @@ from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
 from relax_tune.ir.rewrite.rules import Rule
 
 TABLES = {
+    "repeated heads": repeated_heads.RULES,
     "decomposed operators": decomposed_ops.RULES,
     "broadcasts": simplify_broadcasts.RULES,
     "norms": recognised_norms.RULES,
@@ -79,6 +81,24 @@ def example(rule: str) -> Callable[[Example], Example]:
         return build
 
     return add
+
+
+def repeated(b: Builder, heads: Value, length: Any) -> Value:
+    """Two heads, each three times: (2, 2, length, 4) to (2, 6, length, 4)."""
+    wide = b(BroadcastTo((const(2), const(2), const(3), length, const(4))), b(ExpandDims((2,)), heads))
+    return b(Reshape((const(2), const(6), length, const(4))), wide)
+
+
+@example("product over repeated heads")
+def _(b: Builder) -> Value:
+    keys = b(Permute((0, 1, 3, 2)), repeated(b, b.input(2, 2, b.n, 4), b.n))
+    return b(Matmul(), b.input(2, 6, 5, 4), keys)
+
+
+@example("attention over repeated heads")
+def _(b: Builder) -> Value:
+    k, v = (repeated(b, b.input(2, 2, 5, 4), const(5)) for _ in range(2))
+    return b(Attention(0.5), b.input(2, 6, b.n, 4), k, v, b.input(b.n, 5))
 
 
 @example("scale behind a product")
@@ -161,6 +181,13 @@ def _(b: Builder) -> Value:
     return b(Mul(), b(Take(), b.input(8, 3), b(Iota(b.n))), b.input(b.n, 3))
 
 
+@example("counted grid")
+def _(b: Builder) -> Value:
+    wide = BroadcastTo((b.n, const(3), const(1)))
+    i, j = b(wide, b(ExpandDims((1, 2)), b(Iota(b.n)))), b(wide, b(ExpandDims((0, 2)), b(Iota(const(3)))))
+    return b(Relu(), b(GatherND(), b.input(3, b.n), b(Concat(2), j, i)))
+
+
 @example("slice of a counter")
 def _(b: Builder) -> Value:
     return b(Mul(), b(Cast(f32), b(Slice(0, const(0), b.n), b(Iota(const(8))))), b.input(b.n))
@@ -186,6 +213,24 @@ def _(b: Builder) -> Value:
 @example("permute of a permute")
 def _(b: Builder) -> Value:
     return b(Permute((1, 2, 0)), b(Permute((2, 0, 1)), b.input(b.n, 2, 3)))
+
+
+@example("permutes that a later one undoes")
+def _(b: Builder) -> Value:
+    x, y = (b(Permute((1, 0)), b.input(b.n, 4)) for _ in range(2))
+    return b(Permute((1, 0)), b(Mul(), b(Relu(), x), y))
+
+
+@example("item of a tuple")
+def _(b: Builder) -> Value:
+    return b(Relu(), b.g.item(b.g.emit(TupleValue((b.input(b.n), b.input(4)))), 1))
+
+
+@example("tuple of all items")
+def _(b: Builder) -> Value:
+    pair = b.g.emit(TupleValue((b.input(b.n), b.input(4))))
+    again = b.g.emit(TupleValue((b.g.item(pair, 0), b.g.item(pair, 1))))
+    return b(Relu(), b.g.item(again, 0))
 
 
 @example("identity permute")
