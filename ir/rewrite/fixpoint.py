@@ -41,7 +41,7 @@ from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 
 @dataclass(slots=True)
 class RuleTable:
-    """Rules in the order in which they are tried, found by the operator or tuple at the root of their patterns.
+    """Rules in the order in which they are tried, indexed by the operator or tuple at their roots.
 
     readers: the number of values that read each variable, for patterns that ask for it."""
 
