@@ -245,7 +245,7 @@ def lower(
     offered = tuple(entries(module.functions))
     hosts: tuple[str, ...] = ()
     roots = tuple(n for n in offered if not is_straight_line(_graph(inlined, n)))
-    if roots and Legalize(strict=True) in passes:
+    if roots:
         inlined, checks, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
     inlined = _bounded(inlined)
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)

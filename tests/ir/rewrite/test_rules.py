@@ -26,7 +26,7 @@ from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.pipeline import lower
 from relax_tune.ir.rewrite.pattern import maybe, op, tir, value
-from relax_tune.ir.rewrite.rules import Rule, Site, rewrite
+from relax_tune.ir.rewrite.rules import LEVELS, Rule, Site, rewrite
 from relax_tune.ir.text.parser import parse_module
 from relax_tune.ir.text.printer import print_text
 
@@ -262,9 +262,10 @@ def test_rule_with_unfit_value_is_refused() -> None:
 # -- the pipeline --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["operators", "functions", "fused"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_lower_applies_rules_at_every_level(level: Any) -> None:
     product = {
+        "import": PRODUCT,
         "operators": PRODUCT,
         "functions": tir(value("x").of("m", 6), value("w"), kind=PatternKind.OUT_FUSIBLE),
         "fused": tir(value("x").of("m", 6), value("w"), "b", kind=PatternKind.OUT_FUSIBLE),

@@ -17,7 +17,7 @@ from relax_tune.ir.deduce.pattern_kinds import PatternKind
 from relax_tune.ir.op.math.elementwise import MulScalar, Relu
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import op, tir
-from relax_tune.ir.rewrite.rules import LevelName
+from relax_tune.ir.rewrite.rules import LEVELS, LevelName
 from relax_tune.tuner.job.progress import TuningProgress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
@@ -175,9 +175,9 @@ def test_api_wrong_argument_error_names_the_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.ccompiler
-@pytest.mark.parametrize("level", ["operators", "functions", "fused"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_rules_of_every_level_are_built(level: LevelName) -> None:
-    pattern = op(Relu, "x") if level == "operators" else tir("x", kind=PatternKind.ELEMENTWISE)
+    pattern = tir("x", kind=PatternKind.ELEMENTWISE) if level in ("functions", "fused") else op(Relu, "x")
     rule = rt.Rule(pattern, lambda site: site.call(MulScalar(2.0), "x"), level=level)
     graph = rt.GraphBuilder()
     module = graph.finish(graph.call(Relu(), graph.input("x", (graph.symbol("n"), 4))))
