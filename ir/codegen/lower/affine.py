@@ -146,13 +146,13 @@ class Algebra:
         apart = self._apart(a, d, e.op == "floordiv")
         if apart is not None:
             return apart
-        if not whole:
-            top = self.expr(a)  # what it does not depend on after all must not hold it
-            return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
-        # terms with a coefficient divisible by d leave; the others must stay together under the division
+        # terms with a coefficient divisible by d leave; the others must stay under one division
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
         if not exact:
-            return self.atom(e)
+            top = self.expr(
+                a
+            )  # the atom must not mention a variable that cancelled: it would seem to move with that loop
+            return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
         left = self.expr(plus(a, exact, -1))
         inner = rebuild(e, (left, const(d)))
         if e.op == "floordiv":

@@ -16,7 +16,7 @@ def algebra() -> Algebra:
     return found
 
 
-def test_algebra_fused_loop_covers_range_of_its_parts() -> None:
+def test_algebra_quotient_and_remainder_merge_to_fused_index() -> None:
     at = A * 8 + B
     for width in (const(7), W, W + 2):
         made = algebra()
@@ -33,7 +33,7 @@ def test_algebra_offset_within_tile_divides_as_the_tile() -> None:
     assert made.static((A * 4 + B) // 24) != made.static(A // 6)
 
 
-def test_polynomials_have_the_values_of_their_expressions() -> None:
+def test_algebra_polynomial_equals_expression_at_all_values() -> None:
     cases: list[Expr] = [
         (A * 8 + B) // 24,
         (A * 8 + B) % 24,
@@ -49,3 +49,11 @@ def test_polynomials_have_the_values_of_their_expressions() -> None:
             made.env = {A: constant(a), B: constant(b), K: constant(k)}
             value = eval(repr(e), {"a": a, "b": b, "k": k})
             assert as_constant(made.poly(e)) == value, (e, a, b, k)
+
+
+def test_algebra_remainder_forgets_variables_that_cancel() -> None:
+    """The slot of a slice in a circular buffer is the same for all steps of the slice."""
+    made = algebra()
+    made.ranges[W] = (0, 31)
+    (slot,) = made.static((A * 128 + (B * 32 + W)) // 32 % 3)
+    assert made.free(slot[0]) == {A, B}

@@ -6,12 +6,13 @@ Only CUDA has such products, so these are not among the functions that other dev
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from itertools import product as pairs
+from itertools import product as every_choice
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from relax_tune.runtime.program.program import KernelSource
 from relax_tune.schedules.cost.gpu_features import WarpAccess, bank_conflicts, warp_accesses
 from relax_tune.schedules.cost.mean_extents import with_mean_extents
 from relax_tune.schedules.cost.occupancy import kernels, stored_bytes, stored_shape
+from relax_tune.schedules.schedule import holds
 from relax_tune.schedules.sketch import GPU_RULES, Sketch, generate_sketches, instantiate, replay_with
 
 MACHINE = replace(MACHINES["gpu"], language="cuda", capability=80)
@@ -93,13 +95,35 @@ def text(func: PrimFunc) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="the marked tile is not matched to the instruction and runs as loops: right, but slow"
-)
-def test_split_k_with_as_many_slices_as_stages_and_one_multiplies_by_mma() -> None:
+def test_mma_split_k_with_slices_one_more_than_stages_multiplies_by_mma() -> None:
     values = {"KS": 1, "SS": 4, "WM": 2, "WN": 1, "MT": 1, "NT": 2, "STAGES": 3}
     (sketch,) = (s for s in sketches("NT") if s.name == "mma.split_k")
     assert "".join(text(instantiate(sketch, values))).count("rt_mma_") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_tensor_core_sketch_at_any_tunables_multiplies_by_the_instruction(case: str) -> None:
+    """A marked nest that no longer matches its instruction would run as loops: right, but slow."""
+    tensor_cores = replace(MACHINE, capability=90, has_wgmma=True, group_size=256, local_bytes=227 << 10)
+    wgmma = generate_sketches(CASES[case][0](), tensor_cores, {"gpu_wgmma": GPU_RULES["gpu_wgmma"]})
+    assert len(wgmma) == (case not in ATTENTION)
+    for sketch in (*sketches(case), *wgmma):
+        for values in covering(sketch):
+            found = "".join(text(instantiate(sketch, values)))
+            assert len(re.findall("rt_w?g?mma_", found)) == (2 if case in ATTENTION else 1), (sketch.name, values)
+
+
+def covering(sketch: Sketch) -> Iterator[dict[str, int]]:
+    """Yield values with every combination of slices and stages, which shape the indices of operands, and random tiles."""
+    rng = random.Random(sketch.name)
+    slices = [t for t in sketch.tunables if t.name in ("KS", "SS", "KT", "STAGES")]
+    for chosen in every_choice(*(t.domain for t in slices)):
+        for _ in range(100):
+            values = {t: rng.choice(t.domain) for t in sketch.tunables} | dict(zip(slices, chosen, strict=True))
+            if all(holds(fact, values) for fact in sketch.constraints):
+                yield {t.name: x for t, x in values.items()}
+                break
 
 
 @pytest.mark.slow
@@ -158,14 +182,14 @@ def test_attention_weights_under_divergent_warps_go_to_shared_memory() -> None:
     nests = [f for f in loops(func.body) if f.kind == "item" and product in blocks(f)]
     (warps, rows) = (next(f for f in nests if f.axis == a) for a in (2, 1))
 
-    def where_it_is(n: Stmt, condition: Expr) -> str:
+    def declaration(n: Stmt, condition: Expr) -> str:
         body = rewrite(func.body, lambda m: replace(m, predicate=condition) if m is n and isinstance(m, Block) else m)
         body = rewrite(body, lambda m: IfThenElse(condition, m, None) if m is n and isinstance(m, For) else m)
         return next(line for line in "".join(text(replace(func, body=body))).splitlines() if " power_[" in line)
 
-    assert "__shared__" not in where_it_is(product, lt(0, 1)) and "__shared__" in where_it_is(product, lt(rows.var, 4))
+    assert "__shared__" not in declaration(product, lt(0, 1)) and "__shared__" in declaration(product, lt(rows.var, 4))
     with pytest.raises(BuildError, match="in registers; keep it in shared memory"):
-        where_it_is(rows, lt(warps.var, 1))
+        declaration(rows, lt(warps.var, 1))
 
 
 @pytest.mark.slow
@@ -206,7 +230,7 @@ def at_once(x: WarpAccess, shape: Sequence[int], env: Mapping[Var, Expr]) -> Ite
     items = {p.axis: p for p in x.path if p.kind == "item"}
     sizes = [number(items[a].extent, env) for a in sorted(items)]
     zero: dict[Var, Expr] = {p.var: const(0) for p in x.path}
-    lanes = list(islice(pairs(*map(range, reversed(sizes))), 32))
+    lanes = list(islice(every_choice(*map(range, reversed(sizes))), 32))
     for first in range(0, len(lanes), 8):
         found = []
         for lane in lanes[first : first + 8]:
