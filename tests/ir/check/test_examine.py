@@ -44,7 +44,7 @@ def calling(func: PrimFunc, rows: int | None = None, extra: int = 0) -> IRModule
         ("y[vi] = x[select(n < 4, vi, vi + 1)]", r"tried at n = 4: own: read of x\[4\] is out of bounds"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_shown(body: str, message: str) -> None:
+def test_examine_wrong_function_shows_failing_input(body: str, message: str) -> None:
     module = calling(own(body))
     verify(module)
     with pytest.raises(VerifyError, match=message):

@@ -51,7 +51,7 @@ def test_algebra_polynomial_equals_expression_at_all_values() -> None:
             assert as_constant(made.poly(e)) == value, (e, a, b, k)
 
 
-def test_algebra_remainder_forgets_variables_that_cancel() -> None:
+def test_algebra_remainder_drops_cancelled_variables() -> None:
     """The slot of a slice in a circular buffer is the same for all steps of the slice."""
     made = algebra()
     made.ranges[W] = (0, 31)

@@ -101,7 +101,7 @@ def test_loop_mark_is_printed_parsed_and_compared(field) -> None:  # type: ignor
 
 
 @pytest.mark.parametrize("where", ["printer", "structural equality", "verifier", "interpreter"])
-def test_consumer_of_unknown_statement_names_its_class(where: str) -> None:
+def test_consumer_of_unknown_statement_raises_with_class_name(where: str) -> None:
     class Strange(Stmt):
         __slots__ = ()
 

@@ -145,6 +145,6 @@ def test_damaged_and_doubled_weights(tmp_path: Path) -> None:
         load_model(path)
 
 
-def test_what_no_argument_tells_is_asked_for(tmp_path: Path) -> None:
+def test_load_model_unbound_symbol_raises(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"model\.relax: main: symbol k is bound by no parameter"):
         load_model(written(tmp_path, ALONE.replace("2 * k", "m")))

@@ -333,7 +333,7 @@ MADE_OF_OTHERS = [c for c in CASES if type(c[0]).decompose is not OperatorSpec.d
 
 
 @pytest.mark.parametrize("case", MADE_OF_OTHERS, ids=lambda c: f"{c[0].name}-{'-'.join(str(a.shape) for a in c[1])}")
-def test_what_an_operator_is_made_of_means_the_same(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
+def test_decomposed_operator_computes_same_values(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
     g = GraphBuilder()
     args = [g.input(f"x{p}", info(a).shape, info(a).dtype) for p, a in enumerate(arrays)]

@@ -215,7 +215,7 @@ def test_merged_qkv_setting_gives_equal_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "passes", [(Deduce(), CombineParallelMatmuls(epilogues=True)), MERGED], ids=["pass", "pipeline"]
 )
-def test_random_programs_keep_their_meaning(passes: tuple[Any, ...]) -> None:
+def test_combine_matmuls_random_programs_keep_values(passes: tuple[Any, ...]) -> None:
     fired = []
 
     @ALWAYS_THESE

@@ -178,7 +178,7 @@ def unpack() -> PrimFunc:
     return b.finish()
 
 
-def test_unpacking_fuses_into_its_matmul() -> None:
+def test_fuse_unpacking_joins_matmul() -> None:
     g = GraphBuilder()
     rows = g.symbol("n")
     x = g.input("x", (rows, 8))
@@ -272,7 +272,7 @@ def test_lower_refuses_unknown_dims() -> None:
     assert isinstance(left[0], Binding) and isinstance(left[0].value, Call)
 
 
-def test_fuse_returns_its_groups() -> None:
+def test_fuse_groups_products_with_elementwise_consumers() -> None:
     groups = FuseOps().groups(Legalize()(feed_forward()))
     assert [[v.name for v in g] for g in groups] == [["matmul", "add", "gelu"], ["matmul_1", "add_1", "add_2"]]
     assert all(isinstance(v, GVar) for g in groups for v in g)

@@ -324,7 +324,7 @@ def test_canonicalise_drops_branch_with_equal_sides() -> None:
     same_results(module, after, rand(2, 4), np.array(True))
 
 
-def test_cse_keeps_values_on_their_side_of_a_branch() -> None:
+def test_cse_equal_values_across_branch_stay_separate() -> None:
     """Both sides compute the same; neither may read what the other one has."""
     g = GraphBuilder()
     x, flag = g.input("x", (g.symbol("n"), 4)), g.input("flag", (), bool_)
@@ -376,7 +376,7 @@ def decoded(columns: int) -> tuple[GraphBuilder, GVar]:
     return g, w
 
 
-def test_fold_keeps_unpacking_and_folds_its_sums() -> None:
+def test_fold_keeps_unpacking_and_folds_sums_of_weights() -> None:
     g, w = decoded(12)
     x = g.input("x", (g.symbol("n"), 8))
     turned = g.call(Permute((1, 0)), w)
@@ -432,7 +432,7 @@ RANDOM: dict[str, tuple[Pass, Sequence[Pass], Sequence[str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_programs_keep_their_meaning(name: str) -> None:
+def test_graph_pass_random_programs_keep_values(name: str) -> None:
     """Each pass changes a fair share of the programs and comes to an end after two applications."""
     step, before_it, start = RANDOM[name]
     fired = []
@@ -468,7 +468,7 @@ def test_calls_inside_branches_become_kernels() -> None:
     assert calls == ["exp", "fused_permute_matmul_add_relu"]
 
 
-def test_facts_of_a_side_serve_its_kernels_only() -> None:
+def test_legalize_branch_condition_simplifies_only_same_side() -> None:
     """min(n, 2) is n where n <= 2."""
     g = GraphBuilder()
     n = g.symbol("n")

@@ -160,7 +160,7 @@ def test_collapsible_rows_need_no_packing() -> None:
     assert form.routine == "openblas.sgemm" and not form.before
 
 
-def test_epilogue_is_a_function_of_its_own() -> None:
+def test_library_form_epilogue_becomes_separate_function() -> None:
     g = GraphBuilder()
     x = g.input("x", (g.symbol("n"), 6))
     w, c = (RNG.standard_normal(s).astype(np.float32) for s in ((6, 5), (5,)))

@@ -71,7 +71,7 @@ def test_unpacking_of_parameters_is_not_lifted() -> None:
     assert operators(after)["cast"] == 1 and operators(after, "main_prepare")["cast"] == 1
 
 
-def test_lifted_programs_keep_their_meaning() -> None:
+def test_lift_parameters_random_programs_keep_values() -> None:
     fired = []
 
     @ALWAYS_THESE

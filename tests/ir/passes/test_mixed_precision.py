@@ -238,7 +238,7 @@ def straight() -> IRModule:
     return g.finish(g.call(Gelu(), g.call(Add(), x, g.call(Matmul(), weights, v))))
 
 
-def test_random_programs_keep_their_meaning() -> None:
+def test_mixed_precision_random_programs_stay_near_reference() -> None:
     fired = []
 
     @settings(ALWAYS_THESE, max_examples=examples(40))

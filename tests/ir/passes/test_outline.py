@@ -32,7 +32,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 @settings(SLOW, max_examples=examples(60))
 @given(graphs(steps=12), st.lists(SIZES, min_size=2, max_size=3), st.integers(0, 9))
-def test_outlined_program_keeps_its_meaning(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
+def test_outline_random_programs_keep_values(made: Made, sizes: list[dict[str, int]], seed: int) -> None:
     try:
         outlined = OutlineSubgraphs().run(made.module)
     except (BuildError, DeduceError):

@@ -33,7 +33,7 @@ def drop_first_binding(module: IRModule) -> IRModule:
     return replace(module, functions={**module.functions, "main": replace(main, blocks=blocks)})
 
 
-def test_manager_verify_names_the_pass_that_breaks_a_module() -> None:
+def test_manager_verify_broken_module_names_pass() -> None:
     with pytest.raises(VerifyError, match=r"after <function drop_first_binding"):
         PassManager(verify=True).run(program(), (DeadCode(), drop_first_binding))
 
@@ -43,7 +43,7 @@ def test_manager_verify_refuses_a_broken_module_before_the_passes() -> None:
         PassManager(verify=True).run(drop_first_binding(program()), (DeadCode(),))
 
 
-def test_manager_times_every_pass_and_keeps_the_stages_that_change() -> None:
+def test_manager_times_every_pass_and_keeps_changing_stages() -> None:
     manager = PassManager()
     manager.run(program(), (Canonicalise(), DeadCode(), DeadCode()))
     assert [name for name, _ in manager.seconds] == ["Canonicalise", "DeadCode", "DeadCode.2"]

@@ -47,7 +47,7 @@ def test_unpacking_takes_packing_back(n: int, m: int, signed: bool, axis: int, s
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 40), st.sampled_from((None, 1, 3, 32)), st.sampled_from((4, 8)), st.integers(0, 99))
-def test_a_number_comes_back_within_half_its_scale(n: int, group: int | None, bits: int, seed: int) -> None:
+def test_dequantize_of_quantize_errs_at_most_half_a_scale(n: int, group: int | None, bits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, 3)).astype(np.float32)
     shape = (n,) if group is None else (-(-n // group), 3)

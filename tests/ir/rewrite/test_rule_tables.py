@@ -276,7 +276,7 @@ def arguments(module: IRModule, n: int, rng: np.random.Generator) -> list[Any]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.title)
-def test_rule_example_keeps_its_meaning(rule: Rule) -> None:
+def test_rule_example_rewritten_keeps_values(rule: Rule) -> None:
     before = left_side(rule)
     after = RewriteToFixpoint((rule,))(before)
     assert after is not before, "the rule does not match its example"
@@ -288,7 +288,7 @@ def test_rule_example_keeps_its_meaning(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.title)
-def test_rule_states_its_equation(rule: Rule) -> None:
+def test_rule_description_has_equation(rule: Rule) -> None:
     assert " = " in rule.equation
 
 
@@ -297,5 +297,5 @@ def test_rule_titles_are_distinct() -> None:
     assert len(titles) == len(set(titles))
 
 
-def test_examples_name_rules_that_exist() -> None:
+def test_rule_examples_cover_every_rule() -> None:
     assert EXAMPLES.keys() == {rule.title for rule in RULES}

@@ -103,7 +103,7 @@ def test_external_data_needs_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello, world", b"\x08\x09", bytes(100)])
-def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
+def test_load_onnx_other_content_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(ParseError, match=r"m\.onnx: wanted an ONNX model.*really ONNX"):

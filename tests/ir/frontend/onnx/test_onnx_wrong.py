@@ -99,7 +99,7 @@ def test_a_custom_domain_is_named() -> None:
     (lambda p: p.graph.node[2].input.append("x"), "input size 2 not in range"),
     (lambda p: p.graph.sparse_initializer.append(onnx.SparseTensorProto(values=onnx.TensorProto(name="sp"))), "'sp': wanted a dense"),
 ])  # fmt: skip
-def test_what_does_not_hold_together(edit: Callable[[Any], Any], wanted: str) -> None:
+def test_load_onnx_inconsistent_graph_raises(edit: Callable[[Any], Any], wanted: str) -> None:
     with pytest.raises(ParseError, match=wanted):
         load_onnx(edited(CHAIN, edit))
     refused(edited(CHAIN, edit))

@@ -237,7 +237,7 @@ def limited(low: int, high: int, *conditions: tuple[str, Any, Any], **ranges: tu
 
 @pytest.mark.ccompiler
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_what_torch_asserts_of_dims_is_checked_at_run_time() -> None:
+def test_torch_asserted_dims_are_checked_at_run_time() -> None:
     module = limited(0, 8, ("eq", Ref("n"), Ref("k")), ("le", Ref("n"), 6), ("eq", Ref("n"), Ref("k")))
     verify(module)
     checks = lower(module).checks["main"]

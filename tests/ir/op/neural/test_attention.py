@@ -120,7 +120,7 @@ def test_deduction() -> None:
     ((tensor(h, n, 8), tensor(m, 5, 8), tensor(m, 5, 8)), "multiple of the key heads", {h: 6, m: 4}, False),
     ((tensor(h, n, 8), tensor(m, 5, 8), tensor(m, 5, 8)), "multiple of the key heads", {h: 6, m: 3}, True),
 ])  # fmt: skip
-def test_what_is_unknown_is_checked_at_run_time(
+def test_attention_unknown_dims_are_checked_at_run_time(
     dims: tuple[TensorInfo, ...], wanted: str, values: dict[Var, int], holds: bool
 ) -> None:
     ctx = Deduction()
