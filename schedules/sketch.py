@@ -129,13 +129,16 @@ def generate_sketches(
 
     The last sketch is always the fallback, which fits every function.
     """
-    found = []
+    return tuple(iter_sketches(func, machine, rules))
+
+
+def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None) -> Iterator[Sketch]:
+    """Yield the sketches of `generate_sketches` one by one, each made when it is asked for."""
     for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
             if machine.is_gpu:
                 _limit(s, machine)
-            found.append(Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses))
-    return tuple(found)
+            yield Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses)
 
 
 def _limit(s: Schedule, machine: HardwareInfo) -> None:

@@ -29,7 +29,7 @@ from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules.cpu import fallback, injective
-from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, replay_with
+from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, iter_sketches, replay_with
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.program.program_builder import KernelStage, LibraryStage, Stage, candidate_program
@@ -90,6 +90,7 @@ class Choices:
     alternatives: tuple[Alternative, ...] = ()
     _programs: dict[str, Program] = field(default_factory=dict)
     _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
+    _cuts: dict[tuple[str, ...], tuple[tuple[FunctionStep, Choices], ...]] = field(default_factory=dict)
 
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
@@ -165,6 +166,10 @@ class Choices:
 
     def generic(self) -> VariantRecord:
         """The always-correct schedule."""
+        return self._generic
+
+    @cached_property
+    def _generic(self) -> VariantRecord:
         ((_, schedule),) = fallback.sketches(self.task.func, self.machine)
         return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
 
@@ -175,6 +180,10 @@ class Choices:
 
     def library_variants(self) -> tuple[VariantRecord, ...]:
         """Each library call with a few settings of its epilogue's schedule (one when it has none)."""
+        return self._library_variants
+
+    @cached_property
+    def _library_variants(self) -> tuple[VariantRecord, ...]:
         return tuple(v for form in self.forms for v in self._variants_of(form))
 
     def _variants_of(self, form: LibraryForm) -> tuple[VariantRecord, ...]:
@@ -203,13 +212,19 @@ class Choices:
         begins = cut_points(self.task.func)
         if not begins:
             return ()
-        options = [self._of_part(step)._options() for step in split_at(self.task.func, begins)]
+        options = [part._options() for _, part in self._parts(begins)]
         return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
+
+    def _parts(self, begins: tuple[str, ...]) -> tuple[tuple[FunctionStep, Choices], ...]:
+        """The parts of the task cut at these blocks, each with its choices; every variant in parts shares them."""
+        if begins not in self._cuts:
+            self._cuts[begins] = tuple((step, self._of_part(step)) for step in split_at(self.task.func, begins))
+        return self._cuts[begins]
 
     def _of_part(self, step: FunctionStep) -> Choices:
         """Return the choices for a part. Nothing is measured of a part alone, so its domain has no points."""
         key, text = workload_key(step.func), print_text(step.func, normalise=True)
-        return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={})
+        return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={}, _cuts={})
 
     def _options(self) -> tuple[VariantRecord, ...]:
         """One variant of each routine, and the one that the rules think best."""
@@ -289,13 +304,12 @@ class Choices:
         return tuple(stages)
 
     def _stages_in_parts(self, parts: UnfusedVariant) -> tuple[Stage, ...]:
-        steps = split_at(self.task.func, parts.begins)
-        made = (self._of_part(step).stages(v) for step, v in zip(steps, parts.variants, strict=True))
-        return tuple(stage for step, stages in zip(steps, made, strict=True) for stage in _outside(step, stages))
+        made = zip(self._parts(parts.begins), parts.variants, strict=True)
+        return tuple(stage for (step, part), v in made for stage in _outside(step, part.stages(v)))
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
         """A function no search looks at: the middle setting of its first sketch."""
-        sketch = generate_sketches(func, self.machine)[0]
+        sketch = next(iter_sketches(func, self.machine))
         return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
     def program(self, record: VariantRecord) -> Program:
