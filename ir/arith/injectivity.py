@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.prove import Proof, prove, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import (
@@ -64,6 +66,7 @@ class _Reader:
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
         self.env, self.extents = env, extents
+        self.plain = Normalizer(Env())
         self.stand_ins: dict[Expr, Var] = {}
         self.stands_for: dict[Var, Expr] = {}
         self.sizes: dict[Var, Expr | None] = dict(extents)
@@ -262,10 +265,12 @@ class _Reader:
         return next((x for x in digits if self._congruent(number, const(1), modulus, x)), number)
 
     def _congruent(self, number: Expr, divisor: Expr, modulus: Expr | None, u: Expr) -> bool:
-        """Prove number % modulus == u % modulus. Simplifying takes multiples of the modulus out."""
+        """Prove number % modulus == u % modulus: the modulus divides the difference as a polynomial."""
         if modulus is None or as_int(divisor) != 1:
             return False
-        return as_int(simplify(floormod(sub(number, u), modulus))) == 0
+        n = self.plain
+        by = n.poly(modulus)
+        return bool(by) and not P.divide(P.plus(n.poly(number), n.poly(u), -1), by)[1]
 
 
 _NUMBERS = DIVISIONS | {"min", "max", "select"}
