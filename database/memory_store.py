@@ -211,9 +211,6 @@ class MemoryStore:
                 versions[found[-1].version] = found[-1]
             return found
 
-    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
-        return self.put_plans(target, {workload: entries})[0]
-
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         plans = list(batch)
         with self._lock:

@@ -352,9 +352,6 @@ class SqlStore:
             self._add(connection, PlanRow, [rows.plan_values(plan) for plan in new])
         return found
 
-    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
-        return self.put_plans(target, {workload: entries})[0]
-
     @patient
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.version))

@@ -147,10 +147,6 @@ class Store(Protocol):
         by workload."""
         ...
 
-    def put_plan(self, workload: str, target: str, entries: str) -> PlanRecord:
-        """`put_plans` of one workload."""
-        ...
-
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
         """Add plans under the versions they have; a version that is there stays. Returns how many were new."""
         ...

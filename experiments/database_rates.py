@@ -61,7 +61,7 @@ def measure(store: Store, count: int, repeats: int) -> dict[str, float]:
     store.add_target(target)
     for task in range(TASKS):
         store.add_workload(Workload(f"w{task}", f"workload {task}", 1))
-        store.put_plan(f"w{task}", target.key, json.dumps([["n <= 64", "v1"], ["true", "v2"]] * 4))
+        store.put_plans(target.key, {f"w{task}": json.dumps([["n <= 64", "v1"], ["true", "v2"]] * 4)})
     tag = target.key[:8]
     bulk = [make(target, count, f"{tag}-bulk{repeat}") for repeat in range(repeats)]
     batches = [make(target, 2000, f"{tag}-fifty{repeat}") for repeat in range(repeats)]

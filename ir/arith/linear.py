@@ -38,12 +38,6 @@ def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[di
     return dict(zip(found, parts, strict=False)), parts[-1]
 
 
-def stride_of(e: ExprLike, var: Var, env: Env | None = None) -> Expr | None:
-    """Return the coefficient of `var` in `e`: zero when free of it, None when not linear in it."""
-    parts = linear(e, (var,), env)
-    return None if parts is None else parts[0].get(var, const(0))
-
-
 def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> Expr:
     """Return the length of the range of `e`: 1 + sum(|coefficient| * (extent - 1)).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar, Union
+from typing import Self, Union
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
@@ -24,13 +24,6 @@ from relax_tune.ir.core.struct_info import (
     TupleInfo,
     info_symbols,
 )
-
-T = TypeVar("T")
-
-
-def _same_or(old: T, new: T) -> T:
-    """`old` where `new` is equal to it."""
-    return old if new == old else new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,7 +331,6 @@ class If(ComputationBase):
             yield from side.ret.symbols()
 
 
-Atom = Union[GVar, Constant, ShapeValue, PrimValue, FunctionRef]
 ATOMS = (GVar, Constant, ShapeValue, PrimValue, FunctionRef)
 Value = Union[
     GVar, Constant, ShapeValue, PrimValue, FunctionRef,

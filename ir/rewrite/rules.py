@@ -204,7 +204,6 @@ def _join(mine: dict[str, T], theirs: Mapping[str, T], what: str) -> None:
 class _Chosen:
     """The replacement of one value: bindings and the value they lead to. unknown: conditions that it needs."""
 
-    rule: Rule
     match: Match
     bindings: tuple[g.Binding, ...]
     value: g.Value
@@ -385,7 +384,7 @@ class _Rewriter:
         if not asked.keys() >= before.keys():
             return None  # a check of what would go would be lost
         more = [c for c in asked if c not in before]
-        return _Chosen(rule, match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
+        return _Chosen(match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 
     def flat(self, value: g.Value, bindings: list[g.Binding], ctx: Deduction, rule: Rule) -> g.Value:
         """`value` over atoms, with a binding for each part that is none."""

@@ -85,7 +85,7 @@ def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ..
     found = _accesses(func, kernel, buffer)
     if not found:
         return ()
-    depth = _declaration_depth(func, buffer, found)
+    depth = _declaration_depth(buffer, found)
     shape = [_touched_extent(buffer, d, found, depth) for d in range(len(buffer.shape))]
     if buffer.row_alignment is not None and len(shape) > 1:
         factor, offset = buffer.row_alignment
@@ -108,7 +108,7 @@ def _accesses(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> list[_Access]:
     return found
 
 
-def _declaration_depth(func: PrimFunc, buffer: Buffer, found: Sequence[_Access]) -> int:
+def _declaration_depth(buffer: Buffer, found: Sequence[_Access]) -> int:
     """Return the number of loops outside the buffer's declaration."""
     paths = [path for _, path, _ in found]
     depth = 0

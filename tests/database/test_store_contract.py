@@ -107,7 +107,7 @@ def test_a_target_never_sees_anothers_records(store: Store) -> None:
     store.add_measurements(
         [timing("fast", 1e-6, target=ZEN_OLD), timing("slow", 1.0), failure("bad", "crash", target=ZEN_OLD)]
     )
-    store.put_plan(MATMUL.key, ZEN_OLD.key, '["old"]')
+    store.put_plans(ZEN_OLD.key, {MATMUL.key: '["old"]'})
     assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["slow"]
     best = store.best(MATMUL.key, ZEN.key, {"n": 8})
     assert best is not None and best.id == "slow"
@@ -219,17 +219,19 @@ def test_plans_have_versions(store: Store) -> None:
     filled(store)
     task = (MATMUL.key, ZEN.key)
     assert store.plan(*task) is None
-    assert store.put_plan(*task, '["a"]') == PlanRecord(*task, 1, '["a"]')
-    assert store.put_plan(*task, '["a"]').version == 1, "the same plan again is no new version"
-    assert store.put_plan(*task, '["b"]').version == 2
+    assert store.put_plans(ZEN.key, {MATMUL.key: '["a"]'}) == [PlanRecord(*task, 1, '["a"]')]
+    (same,) = store.put_plans(ZEN.key, {MATMUL.key: '["a"]'})
+    assert same.version == 1, "the same plan again is no new version"
+    (second,) = store.put_plans(ZEN.key, {MATMUL.key: '["b"]'})
+    assert second.version == 2
     assert store.plan(*task) == PlanRecord(*task, 2, '["b"]') and store.plan(*task, 1) == PlanRecord(*task, 1, '["a"]')
     assert store.plan(*task, 3) is None
     assert store.add_plans([PlanRecord(*task, 2, '["other"]'), PlanRecord(*task, 5, '["e"]')]) == 1
     assert [(plan.version, plan.entries) for plan in store.plans(ZEN.key)] == [(1, '["a"]'), (2, '["b"]'), (5, '["e"]')]
     with pytest.raises(DatabaseError, match="JSON"):
-        store.put_plan(*task, "{not json")
+        store.put_plans(ZEN.key, {MATMUL.key: "{not json"})
     with pytest.raises(DatabaseError, match="add it first"):
-        store.put_plan("w-nobody", ZEN.key, "[]")
+        store.put_plans(ZEN.key, {"w-nobody": "[]"})
     before = store.plans(ZEN.key)
     with pytest.raises(DatabaseError, match="add it first"):
         store.put_plans(ZEN.key, {MATMUL.key: '["f"]', "w-nobody": "[]"})
@@ -329,7 +331,7 @@ def test_threads_write_and_read_at_once(store: Store) -> None:
             for step in range(5):
                 store.add_measurements([timing(f"{worker}-{step}-{i}", 1.0, tile=(worker + i) % 3) for i in range(10)])
                 assert store.count(ZEN.key) >= 10
-                store.put_plan(MATMUL.key, ZEN.key, json.dumps([worker, step]))
+                store.put_plans(ZEN.key, {MATMUL.key: json.dumps([worker, step])})
         except Exception as error:
             errors.append(error)
 

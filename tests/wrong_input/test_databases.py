@@ -133,7 +133,7 @@ def _uses(store: Store) -> Iterator[Callable[[], object]]:
     yield store.check
     yield lambda: list(export_lines(store))
     if not store.read_only:  # type: ignore[attr-defined]
-        yield lambda: store.put_plan(MATMUL.key, ZEN.key, "[2]")
+        yield lambda: store.put_plans(ZEN.key, {MATMUL.key: "[2]"})
         yield lambda: store.add_measurements([timing("new", 1.0)])
         yield lambda: store.prune(ZEN.key, failed=True)
 

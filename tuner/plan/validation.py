@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from relax_tune.database.records import VARIANT_KINDS, Measurement
 from relax_tune.ir.core.expr import Var
-from relax_tune.tuner.plan.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of, slower
+from relax_tune.tuner.plan.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of
 from relax_tune.tuner.plan.select import Times
 from relax_tune.tuner.settings import Effort
 from relax_tune.tuner.task.check import check_work
@@ -104,14 +104,12 @@ class Validation:
 
     shapes: number of shapes at which it was timed
     worst: largest ratio there of the dispatched variant's time to the best time
-    slower: shapes at which that is beyond noise
     added: shapes for which the plan was chosen again
     wrong: number of variants with wrong outputs
     """
 
     shapes: int
     worst: float | None
-    slower: tuple[Point, ...]
     added: tuple[Point, ...]
     wrong: int
 
@@ -119,12 +117,10 @@ class Validation:
 def validation_of(choices: Choices, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
     """Read off the records."""
     samples, _ = pooled(records)
-    behind, points = [], []
+    behind = []
     for point in elsewhere(plan.plan, samples, choices.task.domain):
         own = samples[plan.plan.choose(point)][shape_of(point)]
         rivals = [s for other in samples.values() if (s := other.get(shape_of(point))) is not None]
         behind.append(statistics.median(own) / min(map(statistics.median, rivals)))
-        if any(slower(own, s) for s in rivals):
-            points.append(point)
     wrong = {r.variant.key for r in records if r.stage == "wrong-result"}
-    return Validation(len(behind), max(behind, default=None), tuple(points), plan.added, len(wrong))
+    return Validation(len(behind), max(behind, default=None), plan.added, len(wrong))

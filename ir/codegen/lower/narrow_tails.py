@@ -137,7 +137,7 @@ def _stores(n: Stmt) -> Iterator[BufferStore]:
         yield from _stores(c)
 
 
-def widths(tiles: GuardedTiles, f: For, lanes: int, algebra: Algebra) -> Sequence[int]:
+def widths(tiles: GuardedTiles, f: For, lanes: int) -> Sequence[int]:
     """Return the widths in elements that tiles may need, narrowest first.
 
     For constant shapes, one width if all iterations that are not whole have the same, and none if all are whole.

@@ -151,7 +151,7 @@ class _Splitter:
         loops = None if tiles is None else producer_loops(f, tiles, private, self.algebra)
         if tiles is None or loops is None:
             return None
-        wide = widths(tiles, f, self.lanes, self.algebra)
+        wide = widths(tiles, f, self.lanes)
         never_empty = leaves_elements(tiles, around, self.algebra)
         bodies = narrow(f, tiles, loops, wide, private, self.algebra, never_empty=never_empty)
         return replace(bodies, body=self._with_own_registers(bodies.body, private)) if wide else bodies

@@ -1,4 +1,7 @@
-"""Small passes: annotations deduced again, views that cancel, dead code, tidy names."""
+"""Small passes: annotations deduced again, views that cancel, dead code, tidy names.
+
+Equal views are found by a table and not by a rule: a rule relates a value to its operands, never two values to each other.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ VIEW_RULES = (VIEW_OF_VIEW, UNCHANGED_DIMS)
 class CancelViews:
     """Merge views of views, take equal views once, and drop views that keep the dims.
 
-    The equations are `VIEW_RULES`. Equal views are found by a table, as common subexpressions are."""
+    The equations are `VIEW_RULES`."""
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(VIEW_RULES)

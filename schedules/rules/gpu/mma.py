@@ -170,10 +170,10 @@ def _main_and_epilogue(
     for x in operands:
         _stage(s, x, k_0, tile, steps, stages)
     if form == "stream_k":
-        epilogue_on_warp_tiles(s, last.name, own, tile, True)
+        epilogue_on_warp_tiles(s, own, tile, True)
     else:
         own = s.reverse_compute_at(last.name, j_0)
-        epilogue_on_warp_tiles(s, last.name, own, tile, divides_tile(roles, roles.column))
+        epilogue_on_warp_tiles(s, own, tile, divides_tile(roles, roles.column))
         s.apply("decompose_reduction", block=main, loop=k_0)
     bind_warps(s, loops.warps, loops.thread[0], loops.thread[1])
     i_w, j_w, i_y, j_x, *unrolled, j_c = s.inner_loops(f"{main}_init", j_0)

@@ -103,7 +103,7 @@ def build(func: PrimFunc, machine: HardwareInfo, asynchronous: bool = True) -> S
     for x in operands:
         _stage(s, x, k_0, tile, groups, steps, stages)
     own = s.reverse_compute_at(last.name, j_0)
-    epilogue_on_warp_tiles(s, last.name, own, tile, divides_tile(roles, roles.column))
+    epilogue_on_warp_tiles(s, own, tile, divides_tile(roles, roles.column))
     s.apply("decompose_reduction", block=main, loop=k_0)
     bind_warps(s, [i_w], i_y, j_x, WARPS)
     i_w, i_y, j_x, *unrolled, j_c = s.inner_loops(f"{main}_init", j_0)

@@ -107,12 +107,12 @@ def bind_warps(s: Schedule, warps: Sequence[str], high: str, wide: str, warpgrou
         s.bind(loop, "item", axis)
 
 
-def epilogue_on_warp_tiles(s: Schedule, block: str, own: Sequence[str], tile: WarpTile, whole: bool) -> None:
+def epilogue_on_warp_tiles(s: Schedule, own: Sequence[str], tile: WarpTile, whole: bool) -> None:
     """Compute the epilogue on the fragments of each thread. whole: every vector is complete."""
     warps: Parts = ((None, "group"), (tile.warpgroup, "warp")) if tile.warpgroup else ((None, "warp"),)
     rows: Parts = (*warps, (tile.high, "each"), (ROWS // HIGH, "each"), (HIGH, "item"))
     columns: Parts = ((None, "warp"), (tile.wide, "each"), (WIDE, "item"), (EACH, "lane"))
-    epilogue_on_fragments(s, block, own, rows, columns, whole)
+    epilogue_on_fragments(s, own, rows, columns, whole)
 
 
 def accumulators_in_registers(s: Schedule, main: str, roles: Contraction) -> None:

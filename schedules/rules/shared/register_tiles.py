@@ -170,10 +170,10 @@ def _main_and_epilogue(
     if stages is not None and not any(asynchronous):
         raise ScheduleError(f"{s.func.name}: neither operand is copied as it is")
     if form == "stream_k":
-        _epilogue_on_register_tiles(s, last.name, own, tile, True)
+        _epilogue_on_register_tiles(s, own, tile, True)
     else:
         own = s.reverse_compute_at(last.name, j_0)
-        _epilogue_on_register_tiles(s, last.name, own, tile, divides_tile(roles, roles.column))
+        _epilogue_on_register_tiles(s, own, tile, divides_tile(roles, roles.column))
         s.apply("decompose_reduction", block=main, loop=k_0)
     for name in (main, f"{main}_init"):
         *_, i_t, j_t, i_1, j_1, j_2 = [n for n in s.inner_loops(name, j_0) if n not in (k_0, *loops.steps)]
@@ -258,8 +258,8 @@ def _stage(s: Schedule, x: StagedOperand, k_0: str, tile: RegisterTile, steps: E
     return bypasses_registers
 
 
-def _epilogue_on_register_tiles(s: Schedule, block: str, own: Sequence[str], tile: RegisterTile, whole: bool) -> None:
+def _epilogue_on_register_tiles(s: Schedule, own: Sequence[str], tile: RegisterTile, whole: bool) -> None:
     """Compute the epilogue on the register tile of each thread. whole: every vector is complete."""
     rows: Parts = ((None, "item"), (tile.height, "each"))
     columns: Parts = ((None, "each"), (tile.tx, "item"), (tile.width, "lane"))
-    epilogue_on_fragments(s, block, own, rows, columns, whole)
+    epilogue_on_fragments(s, own, rows, columns, whole)

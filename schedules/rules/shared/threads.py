@@ -130,9 +130,7 @@ Parts = Sequence[tuple[Expr | int | None, Literal["group", "warp", "item", "each
 element that a thread computes in turn (each), a lane of a vector. One factor is None: the rest of the extent."""
 
 
-def epilogue_on_fragments(
-    s: Schedule, block: str, loops: Sequence[str], rows: Parts, columns: Parts, whole: bool
-) -> None:
+def epilogue_on_fragments(s: Schedule, loops: Sequence[str], rows: Parts, columns: Parts, whole: bool) -> None:
     """Compute an epilogue on the elements of a tile that each thread holds in registers (its fragment).
 
     Threads are bound to axes 0 (columns) and 1 (rows), warps to axis 2, groups of warps to axis 3.

@@ -29,8 +29,8 @@ def rich(store: Store) -> Store:
             failure("d", "crash", "bad\nthing «1»"),
         ]
     )
-    store.put_plan(MATMUL.key, ZEN.key, '["one"]')
-    store.put_plan(MATMUL.key, ZEN.key, '["two"]')
+    store.put_plans(ZEN.key, {MATMUL.key: '["one"]'})
+    store.put_plans(ZEN.key, {MATMUL.key: '["two"]'})
     store.put_histogram(ShapeHistogram("minilm", "n", '{"128":3}'))
     return store
 

@@ -11,7 +11,7 @@ from tests.support.effort import examples
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.arith.linear import extent_of, is_dense, linear, stride_of
+from relax_tune.ir.arith.linear import extent_of, is_dense, linear
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, ceildiv, const, minimum, substitute
 
@@ -39,16 +39,10 @@ def test_linear_coefficients_add_and_cancel() -> None:
 @pytest.mark.parametrize("e", [i * j, i * i, i // 2, i % n, minimum(i, 3), (i + 1) // T], ids=repr)
 def test_linear_rejects_nonlinear(e: Expr) -> None:
     assert linear(e, (i, j)) is None
-    assert stride_of(e, i) is None or e is i * j
 
 
 def test_linear_quotients_as_coefficients() -> None:
     assert linear(i * (n // 4) + j // 2, (i,)) == ({i: n // 4}, j // 2)
-
-
-def test_stride_of() -> None:
-    assert stride_of((i * T + j) * n + h, j) is n
-    assert stride_of(j * 4, i) is const(0)
 
 
 def test_extent_of() -> None:
@@ -107,4 +101,3 @@ def test_extent_and_density_by_enumeration(parts: list[tuple[int, int]], base: i
 def test_linear_variable_with_one_value_is_constant() -> None:
     env = Env().with_bound(i, 3, 3)
     assert linear(i * 4 + j, (i, j), env) == ({j: const(1)}, const(12))
-    assert stride_of(i * 4 + j, j, env) is const(1)

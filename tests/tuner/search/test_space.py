@@ -83,7 +83,7 @@ def test_children_stay_in_the_box_and_differ_from_parents(seed: int) -> None:
     space = ParameterSpace([tiles(), flat(), SketchSpace("fixed", (Parameter("x", (3,)),))])
     rng = np.random.default_rng(seed)
     parents = space.sample(rng, 90)
-    for children in (mutate(space, rng, parents), crossover(space, rng, parents, 200)):
+    for children in (mutate(space, rng, parents), crossover(rng, parents, 200)):
         position = children[:, 1:]
         assert ((position >= 0) & (position < space.domain_sizes[children[:, 0]])).all()
     mutants = mutate(space, rng, parents)

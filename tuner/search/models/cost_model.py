@@ -7,11 +7,8 @@ line) for the first few.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +20,6 @@ FeatureArray = npt.NDArray[np.float32]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-FORMAT = 1
 CHUNK = 4096
 """Rows a prediction call takes at once: small enough to stay in the cache, large enough to hide the call."""
 
@@ -62,10 +58,6 @@ class CostModel(Protocol):
         """Mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
         ...
 
-    def dumps(self) -> str:
-        """The trained model as JSON text, for `load_cost_model`."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class BoosterSettings:
@@ -82,8 +74,6 @@ class BoosterSettings:
 
 class GradientBoostedModel:
     """xgboost: a pairwise ranking head and an ensemble of squared-error heads, each on its own subset of the rows."""
-
-    kind = "xgboost"
 
     def __init__(self, settings: BoosterSettings = BoosterSettings()) -> None:
         self.settings = settings
@@ -186,46 +176,9 @@ class GradientBoostedModel:
                 list(pool.map(score, starts))
         return out
 
-    def dumps(self) -> str:
-        """JSON text; the boosters in xgboost's own JSON."""
-        raw = [
-            json.loads(bytes(b.save_raw("json")))
-            for b in ([self._ranker] if self._ranker is not None else []) + self._heads
-        ]
-        document = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "settings": asdict(self.settings),
-            "center": self._center,
-            "noise": self._noise,
-            "ranked": self._ranker is not None,
-            "boosters": raw,
-        }
-        return json.dumps(document, sort_keys=True)
-
-    @classmethod
-    def loads(cls, document: Mapping[str, Any]) -> GradientBoostedModel:
-        """The model of a parsed document."""
-        import xgboost as xgb
-
-        model = cls(BoosterSettings(**document["settings"]))
-        model._center, model._noise = float(document["center"]), float(document["noise"])
-        boosters = []
-        for raw in document["boosters"]:
-            booster = xgb.Booster()
-            booster.load_model(bytearray(json.dumps(raw).encode()))
-            booster.set_param({"nthread": 1})
-            boosters.append(booster)
-        if document["ranked"]:
-            model._ranker = boosters.pop(0)
-        model._heads = boosters
-        return model
-
 
 class RidgeModel:
     """A line through standardised features with a penalty on its slopes; every fit is exact and takes no iterations."""
-
-    kind = "ridge"
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
@@ -285,62 +238,6 @@ class RidgeModel:
             return np.zeros(len(features)), np.ones(len(features))
         z = self._standard(features.astype(np.float64), self._mean, self._scale)
         return self._center + z @ self._slopes, np.full(len(features), self._noise)
-
-    def dumps(self) -> str:
-        """JSON text."""
-        mean = None if self._mean is None else self._mean.tolist()
-        document = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "penalty": self.penalty,
-            "mean": mean,
-            "scale": self._scale.tolist(),
-            "slopes": self._slopes.tolist(),
-            "bad": self._bad.tolist(),
-            "center": self._center,
-            "noise": self._noise,
-        }
-        return json.dumps(document, sort_keys=True)
-
-    @classmethod
-    def loads(cls, document: Mapping[str, Any]) -> RidgeModel:
-        """The model of a parsed document."""
-        model = cls(float(document["penalty"]))
-        model._mean = None if document["mean"] is None else np.asarray(document["mean"], dtype=np.float64)
-        for name in ("scale", "slopes", "bad"):
-            setattr(model, f"_{name}", np.asarray(document[name], dtype=np.float64))
-        model._center, model._noise = float(document["center"]), float(document["noise"])
-        return model
-
-
-COST_MODELS: Mapping[str, Callable[[], CostModel]] = MappingProxyType(
-    {GradientBoostedModel.kind: GradientBoostedModel, RidgeModel.kind: RidgeModel}
-)
-"""Every cost model by its name."""
-
-_LOADERS: Mapping[str, Callable[[Mapping[str, Any]], CostModel]] = MappingProxyType(
-    {GradientBoostedModel.kind: GradientBoostedModel.loads, RidgeModel.kind: RidgeModel.loads}
-)
-
-
-def load_cost_model(text: str) -> CostModel:
-    """The cost model that `dumps` wrote.
-
-    Raises:
-        UserError: text that is no cost model of this format.
-    """
-    try:
-        document = json.loads(text)
-        if document["format"] != FORMAT:
-            raise UserError(
-                f"wanted a cost model of format {FORMAT}, found {document['format']!r}; train it again from the database"
-            )
-        return _LOADERS[document["kind"]](document)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"wanted the JSON text of a cost model (kinds {sorted(_LOADERS)}), found something else ({error!r}); "
-            "train it again from the database"
-        ) from error
 
 
 def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:

@@ -210,7 +210,7 @@ class EvolutionarySearch:
             children = np.concatenate(
                 [
                     mutate(space, self._rng, self._tournament(parents, settings.population)),
-                    crossover(space, self._rng, parents, settings.population // 2),
+                    crossover(self._rng, parents, settings.population // 2),
                 ]
             )
             children = self._history.fresh(children[space.valid(children)])

@@ -30,7 +30,7 @@ def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) 
     return children
 
 
-def crossover(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray, count: int) -> CodeArray:
+def crossover(rng: np.random.Generator, parents: CodeArray, count: int) -> CodeArray:
     """Up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints are not
     looked at.
     """

@@ -1,8 +1,7 @@
-"""Every cost model: determinism, order and times on synthetic rows, failures, JSON."""
+"""Every cost model: determinism, order and times on synthetic rows, failures."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 
@@ -11,15 +10,14 @@ import pytest
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.search.models.cost_model import (
-    COST_MODELS,
     BoosterSettings,
     CostModel,
     GradientBoostedModel,
-    load_cost_model,
+    RidgeModel,
     relative_relevance,
 )
 
-every_model = pytest.mark.parametrize("make", COST_MODELS.values(), ids=COST_MODELS.keys())
+every_model = pytest.mark.parametrize("make", [GradientBoostedModel, RidgeModel])
 Make = Callable[[], CostModel]
 
 
@@ -65,7 +63,11 @@ def test_training_twice_gives_the_same_bits(make: Make) -> None:
         model.fit(*rows(150))
     second.fit(*rows(60, seed=9))
     second.fit(*rows(150))
-    assert first.dumps() == second.dumps()
+    features = rows(200, seed=4)[0]
+    for a, b in zip(
+        (first.rank(features), *first.predict(features)), (second.rank(features), *second.predict(features))
+    ):
+        assert np.array_equal(a, b)
 
 
 @pytest.mark.slow
@@ -93,28 +95,6 @@ def test_prediction_from_several_threads_at_once(make: Make) -> None:
     for worker in workers:
         worker.join()
     assert len(found) == 4 and all(np.array_equal(wanted, f) for f in found)
-
-
-@pytest.mark.slow
-@every_model
-def test_json_round_trip(make: Make) -> None:
-    model = make()
-    model.fit(*rows(120))
-    features = rows(50, seed=4)[0]
-    again = load_cost_model(model.dumps())
-    assert type(again) is type(model) and again.dumps() == model.dumps()
-    assert np.array_equal(again.rank(features), model.rank(features))
-    assert all(np.array_equal(a, b) for a, b in zip(again.predict(features), model.predict(features)))
-    empty = load_cost_model(make().dumps())
-    assert not empty.ready
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", json.dumps({"format": 9}), json.dumps({"format": 1, "kind": "oracle"})]
-)
-def test_foreign_text_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="cost model"):
-        load_cost_model(text)
 
 
 @every_model
