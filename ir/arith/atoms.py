@@ -8,6 +8,7 @@ from typing import Literal
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.normal_form import NormalForm
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.expr import Expr, Var
@@ -42,7 +43,7 @@ class AtomBound:
 
 
 @dataclass(slots=True, eq=False)
-class Atoms:
+class Atoms(NormalForm[int]):
     """The atoms of one question, numbered in order of first appearance. Equal operands give one atom."""
 
     env: Env
@@ -61,10 +62,6 @@ class Atoms:
     def number_of(self, v: Var) -> int | None:
         """Return the number of a variable, None for one that was not met."""
         return self._index.get(v)
-
-    def interval(self, p: Poly) -> Interval:
-        """Return a constant interval of a polynomial."""
-        return P.bounds(p, self.atom_interval)
 
     def atom_interval(self, number: int) -> Interval:
         """Return a constant interval of an atom."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from relax_tune.ir.arith.bounds import Env, opposite
 from relax_tune.ir.arith.counterexamples import Samples
-from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Var, const, eq, free_vars, le, lt, postorder
 from relax_tune.ir.core.scalar_ops import DIVISIONS
@@ -59,11 +59,11 @@ class _Cases:
             return False
         inner = env.with_fact(case)
         ctx = Question(inner)
-        found = decide(self.cond, ctx)
+        found = ctx.decide(self.cond)
         self.left -= max(ctx.prover.spent, _CASE)
         if found is not Proof.UNKNOWN:
-            return found is self.goal or decide(case, Question(env)) is Proof.NO  # nothing is so: anything holds
-        return self.hold(inner, depth + 1) or decide(case, Question(env)) is Proof.NO
+            return found is self.goal or Question(env).decide(case) is Proof.NO  # nothing is so: anything holds
+        return self.hold(inner, depth + 1) or Question(env).decide(case) is Proof.NO
 
 
 def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
@@ -75,13 +75,13 @@ def _splits(cond: Expr, env: Env) -> Iterator[tuple[Expr, ...]]:
             continue
         choice = le(*n.args) if n.op in ("min", "max") else n
         cases = _alternatives(choice)
-        if cases and decide(choice, ctx) is Proof.UNKNOWN:
+        if cases and ctx.decide(choice) is Proof.UNKNOWN:
             yield cases
         if n.op in DIVISIONS or (n.op == "mul" and not any(isinstance(a, Const) for a in n.args)):
             curved.extend(v for v in free_vars(n) if v.dtype.is_int)
     for fact in env.facts:
         cases = fact.args if fact.op == "or" else _alternatives(fact)
-        if fact.op in ("or", "ne") and not any(decide(c, ctx) is Proof.YES for c in cases):
+        if fact.op in ("or", "ne") and not any(ctx.decide(c) is Proof.YES for c in cases):
             yield cases
     for v in dict.fromkeys(curved):
         low, high = env.range_of(v)

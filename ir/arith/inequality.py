@@ -7,12 +7,16 @@ close the search. A step can only lose precision, never truth: no proof found me
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import gcd
 
 from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import opposite
 from relax_tune.ir.arith.counterexamples import Samples
 from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
+from relax_tune.ir.arith.proof import Proof
+from relax_tune.ir.core.expr import Expr
 
 # Polynomials looked at per proof, by nesting depth (a proof inside a proof decides the sign of a factor), and per question.
 FUEL = (40, 12, 4)
@@ -149,7 +153,7 @@ class _Search:
                 yield (P.plus(ctx.mul(whole, bound.limit), rest),)
             else:  # s * p >= factor * limit + s * rest, and p >= 0 iff s * p > -s
                 relaxed = P.plus(ctx.mul(factor, bound.limit), ctx.mul(bound.scale, rest))
-                yield (ctx.minus_one(P.plus(relaxed, bound.scale)),)
+                yield (P.minus_one(P.plus(relaxed, bound.scale)),)
         if P.as_constant(factor) is None:
             end = ctx.atom_interval(a)[0 if sign > 0 else 1]
             if end is not None:
@@ -184,3 +188,24 @@ def _tightened(p: Poly) -> Poly:
     if g == 0:
         return p
     return {m: k // g for m, k in p.items() if k // g}
+
+
+@dataclass(slots=True, eq=False)
+class Question(Normalizer):
+    """Normal forms, proofs and decisions under one env, for one question about expressions of one dtype."""
+
+    prover: Prover = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prover = Prover(self)
+
+    def nonneg(self, p: Poly) -> bool:
+        """Prove p >= 0 for every assignment the env allows."""
+        return self.prover.nonneg(p)
+
+    def assumed(self, cond: Expr) -> Proof:
+        """Decide a condition that is a fact, or whose opposite is one."""
+        facts = self.env.facts
+        if cond in facts:
+            return Proof.YES
+        return Proof.NO if facts and opposite(cond) in facts else Proof.UNKNOWN

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, interval
-from relax_tune.ir.arith.logic import Question
+from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer

@@ -36,17 +36,6 @@ class Normalizer(Atoms):
     _equalities: list[Poly] = field(default_factory=list)
     _inequalities: list[Poly] | None = None
 
-    # -- what a prover knows better
-
-    def nonneg(self, p: Poly) -> bool:
-        """Prove p >= 0 for every assignment the env allows, here by constant intervals alone."""
-        lo = self.interval(p)[0]
-        return lo is not None and lo >= 0
-
-    def decide(self, cond: Expr) -> Proof:
-        """Decide a condition, here not at all."""
-        return Proof.UNKNOWN
-
     # -- expressions to polynomials
 
     def poly(self, e: Expr) -> Poly:
@@ -146,32 +135,25 @@ class Normalizer(Atoms):
             source = None
         if not rest:
             return whole
-        positive = number is not None or self.positive_divisor(c)
+        positive = number is not None or self.nonneg(c)
         if positive:
             inner = self._div_small(rest, c, source)
         else:
             inner = {(self.atom("div", (rest, c), source),): 1}
         return P.plus(whole, inner) if whole else inner
 
-    def positive_divisor(self, c: Poly) -> bool:
-        """Prove c > 0, given that it is not zero."""
-        lo = self.interval(c)[0]
-        return (lo is not None and lo >= 0) or self.nonneg(c)
-
     def _div_small(self, x: Poly, c: Poly, source: Expr | None) -> Poly:
         """Return x // c for c > 0, x already reduced by c."""
         number = P.as_constant(c)
-        lo, hi = self.interval(x)
-        if number is not None and lo is not None and hi is not None and lo // number == hi // number:
-            return P.constant(lo // number)
+        same = None if number is None else self.constant_quotient(x, number)
+        if same is not None:
+            return P.constant(same)
         if number is None or len(x) > 1 or P.ONE not in x:
             # x // c == 0 when 0 <= x < c, and -1 when -c <= x < 0
-            if (lo is not None and lo >= 0) or self.nonneg(x):
-                if self.nonneg(self.minus_one(P.plus(c, x, -1))):
+            if self.nonneg(x):
+                if self.nonneg(P.minus_one(P.plus(c, x, -1))):
                     return {}
-            elif ((hi is not None and hi < 0) or self.nonneg(self.minus_one(P.scaled(x, -1)))) and self.nonneg(
-                P.plus(c, x)
-            ):
+            elif self.nonneg(P.minus_one(P.scaled(x, -1))) and self.nonneg(P.plus(c, x)):
                 return P.constant(-1)
         for dividend, divisor in self._divisible:
             # (k * D + B) // c == k * (D // c) + B // c when c divides D
@@ -181,57 +163,19 @@ class Normalizer(Atoms):
                 if k and not (k == 1 and x == dividend):
                     q: Poly = {(self.atom("div", (dividend, c), None),): k}
                     return P.plus(self.reduced(q), self.div(P.plus(x, dividend, -k), c, None))
-        # (g * x + r) // (g * c) == x // c for 0 <= r < g
-        shorter = self._cancel(x, c)
-        if shorter is not None:
-            return self.div(*shorter, None)
+        cancelled = self.cancel(x, c)
+        if cancelled is not None:
+            factor, quotient, _ = cancelled
+            return self.div(quotient, P.divide(c, factor)[0], None)
         # (x // a + k) // c == (x + k * a) // (a * c)
         if len(x) - (P.ONE in x) == 1:
             ((mono, k),) = ((m, k) for m, k in x.items() if m)
             if k == 1 and len(mono) == 1 and self.atoms[mono[0]].kind == "div":
                 inner, a = self.atoms[mono[0]].args
-                if a and self.positive_divisor(a):
+                if a and self.nonneg(a):
                     offset = P.scaled(a, x.get(P.ONE, 0))
                     return self.div(P.plus(inner, offset), self.mul(a, c), None)
         return self.reduced({(self.atom("div", (x, c), source),): 1})
-
-    def _cancel(self, x: Poly, c: Poly) -> tuple[Poly, Poly] | None:
-        """Cancel a common factor g: x // c == x' // c' for x == g * x' + r, 0 <= r < g, c == g * c'."""
-        size = P.content(c)
-        sizes = {P.content({m: k, P.ONE: size}) for m, k in x.items() if m} - {1}
-        shared = P.common_mono(c)
-        factors: list[tuple[Mono, int]] = []
-        if shared:
-            for m in x:
-                common = P.common_mono((m, shared))
-                if common:
-                    factors.append((common, P.content({P.ONE: size, m: x[m]})))
-        factors += [((), g) for g in sorted(sizes, reverse=True)]
-        for mono, g in dict.fromkeys(factors):
-            quotient: Poly = {}
-            rest: Poly = {}
-            for m, k in x.items():
-                left = P.divide_mono(m, mono)
-                if left is None or (k % g and m):
-                    rest[m] = k
-                else:
-                    quotient[left] = k // g
-                    if k % g:
-                        rest[m] = k % g
-            if not {m for m in quotient if m} and mono == ():
-                continue
-            quotient = {m: k for m, k in quotient.items() if k}
-            factor = {mono: g}
-            if rest:
-                lo = self.interval(rest)[0]
-                if not ((lo is not None and lo >= 0) or self.nonneg(rest)):
-                    continue
-                if not self.nonneg(self.minus_one(P.plus(factor, rest, -1))):
-                    continue
-            elif mono and not self.positive_divisor(factor):
-                continue
-            return quotient, P.divide(c, factor)[0]
-        return None
 
     def extreme(self, kind: Literal["min", "max"], a: Poly, b: Poly, source: Expr | None) -> Poly:
         """Return min or max: flattened, without dominated arguments, with shared terms pulled out."""
@@ -242,10 +186,10 @@ class Normalizer(Atoms):
             args.extend(self.atoms[mono[0]].args if same else (p,))
         kept: list[Poly] = []
         for p in args:
-            if any(self._beats(kind, q, p) for q in kept):
+            if any(self.beats(kind, q, p) for q in kept):
                 source = None
                 continue
-            kept = [q for q in kept if not self._beats(kind, p, q)]
+            kept = [q for q in kept if not self.beats(kind, p, q)]
             kept.append(p)
         if len(kept) == 1:
             return kept[0]
@@ -260,13 +204,7 @@ class Normalizer(Atoms):
         inner: Poly = {(self.atom(kind, tuple(kept), source, identity),): 1}
         return P.plus(shared, inner) if shared else inner
 
-    def _beats(self, kind: Kind, winner: Poly, loser: Poly) -> bool:
-        return self.nonneg(P.plus(loser, winner, -1) if kind == "min" else P.plus(winner, loser, -1))
-
-    # -- intervals and bounds
-
-    def minus_one(self, p: Poly) -> Poly:
-        return P.plus(p, {P.ONE: 1}, -1)
+    # -- bounds
 
     def bounds(self, number: int) -> list[AtomBound]:
         """Return the symbolic bounds of an atom."""
@@ -282,7 +220,7 @@ class Normalizer(Atoms):
         out: list[AtomBound] = []
         if atom.kind == "div":
             x, c = atom.args
-            if c and self.positive_divisor(c):  # x - c + 1 <= c * (x // c) <= x
+            if c and self.nonneg(c):  # x - c + 1 <= c * (x // c) <= x
                 out.append(AtomBound(c, self._increment(P.plus(x, c, -1)), False))
                 out.append(AtomBound(c, x, True))
         source = atom.source
@@ -336,7 +274,7 @@ class Normalizer(Atoms):
                 if fact.op in ("lt", "le") and fact.args[0].dtype.is_int:
                     a, b = fact.args
                     p = P.plus(self._poly(b), self._poly(a), -1)
-                    self._inequality(self.minus_one(p) if fact.op == "lt" else p)
+                    self._inequality(P.minus_one(p) if fact.op == "lt" else p)
         return self._inequalities
 
     def _divides(self, a: Expr, b: Expr) -> None:

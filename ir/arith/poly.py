@@ -73,8 +73,12 @@ def bounds(p: PolyOver[A], of_atom: Callable[[A], Interval]) -> Interval:
     return lo, hi
 
 
-def scaled(p: Poly, k: int) -> Poly:
+def scaled(p: PolyOver[A], k: int) -> PolyOver[A]:
     return {m: v * k for m, v in p.items()} if k else {}
+
+
+def minus_one(p: PolyOver[A]) -> PolyOver[A]:
+    return plus(p, {ONE: 1}, -1)
 
 
 def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
@@ -101,7 +105,7 @@ def product(a: PolyOver[A], b: PolyOver[A], rank: Callable[[A], int] | None = No
     return out
 
 
-def divide_mono(m: Mono, d: Mono) -> Mono | None:
+def divide_mono(m: tuple[A, ...], d: tuple[A, ...]) -> tuple[A, ...] | None:
     """Return m / d, None when d does not divide m."""
     if not d:
         return m
@@ -115,9 +119,9 @@ def divide_mono(m: Mono, d: Mono) -> Mono | None:
     return tuple(rest)
 
 
-def common_mono(monos: Iterable[Mono]) -> Mono:
+def common_mono(monos: Iterable[tuple[A, ...]]) -> tuple[A, ...]:
     """Return the greatest common divisor of monomials."""
-    shared: list[int] | None = None
+    shared: list[A] | None = None
     for m in monos:
         if shared is None:
             shared = list(m)
@@ -134,7 +138,7 @@ def common_mono(monos: Iterable[Mono]) -> Mono:
     return tuple(shared or ())
 
 
-def content(p: Poly) -> int:
+def content(p: PolyOver[A]) -> int:
     """Return the greatest common divisor of the coefficients (0 for the zero polynomial)."""
     g = 0
     for k in p.values():
@@ -157,6 +161,24 @@ def extract(p: Poly, mono: Mono) -> tuple[Poly, Poly]:
     return inside, outside
 
 
+def divide_by_term(p: PolyOver[A], mono: tuple[A, ...], k: int) -> tuple[PolyOver[A], PolyOver[A]]:
+    """Return (A, B) with p == k * mono * A + B for k > 0.
+
+    A term that the divisor does not divide stays whole in B, but a constant is split."""
+    quotient: PolyOver[A] = {}
+    rest: PolyOver[A] = {}
+    for m, v in p.items():
+        left = divide_mono(m, mono)
+        if left is None or (m and v % k):
+            rest[m] = v
+            continue
+        if v // k:
+            quotient[left] = v // k
+        if v % k:
+            rest[m] = v % k
+    return quotient, rest
+
+
 def lead(p: Poly) -> Mono:
     """Return the monomial of highest degree, of earliest atoms among equals."""
     return min(p, key=lambda m: (-len(m), m))
@@ -167,24 +189,30 @@ def _residue(k: int, c: int) -> int:
     return k % c if k >= 0 else -(-k % c)
 
 
+def divide_by_number(p: PolyOver[A], d: int) -> tuple[PolyOver[A], PolyOver[A]]:
+    """Return (A, B) with p == d * A + B, the coefficients of B as `divide` reduces them."""
+    quotient: PolyOver[A] = {}
+    rest: PolyOver[A] = {}
+    for m, k in p.items():
+        r = _residue(k, abs(d)) if m else k % abs(d)
+        if r:
+            rest[m] = r
+        if k != r:
+            quotient[m] = (k - r) // d
+    return quotient, rest
+
+
 def divide(p: Poly, d: Poly) -> tuple[Poly, Poly]:
     """Return (A, B) with p == d * A + B. B is zero when d divides p.
 
     Otherwise the coefficients of B are reduced keeping their sign, its constant term to [0, c) for a constant d = c > 0."""
     number = as_constant(d)
     if number is not None:
-        quotient: Poly = {}
-        rest: Poly = {}
-        for m, k in p.items():
-            r = _residue(k, abs(number)) if m else k % abs(number)
-            if r:
-                rest[m] = r
-            if k != r:
-                quotient[m] = (k - r) // number
-        return quotient, rest
+        return divide_by_number(p, number)
     head = lead(d)
     k0 = d[head]
-    quotient, rest = {}, {}
+    quotient: Poly = {}
+    rest: Poly = {}
     work = dict(p)
     while work:
         m = lead(work)

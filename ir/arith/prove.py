@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relax_tune.ir.arith.bounds import Env, remember
 from relax_tune.ir.arith.case_split import by_cases, possible
-from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.proof import FLIP, Proof
 from relax_tune.ir.core.expr import Const, Expr, ExprLike, eq, expr
 
@@ -30,7 +30,7 @@ def prove(cond: Expr, env: Env | None = None) -> Proof:
 
 def _prove(cond: Expr, env: Env) -> Proof:
     ctx = Question(env)
-    found = decide(cond, ctx)
+    found = ctx.decide(cond)
     if found is Proof.UNKNOWN and cond.op == "not":
         return FLIP[prove(cond.args[0], env)]
     if found is Proof.UNKNOWN and cond.op in ("and", "or"):

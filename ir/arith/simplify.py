@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.bounds import Env, remember
-from relax_tune.ir.arith.logic import Question, decide
+from relax_tune.ir.arith.inequality import Question
 from relax_tune.ir.arith.normal import algebraic
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.proof import Proof
@@ -102,7 +102,7 @@ class _Simplifier:
     def condition(self, n: Expr, new: Expr) -> Expr:
         if new.op in ("and", "or", "not"):
             return new
-        answer = decide(n, self.ctx)
+        answer = self.ctx.decide(n)
         if answer is not Proof.UNKNOWN:
             return TRUE if answer is Proof.YES else FALSE
         return new

@@ -7,11 +7,11 @@ is kept per expression, and variables with a known value (unrolled loops, lanes)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import gcd
 
 from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.normal_form import NormalForm
 from relax_tune.ir.arith.poly import ONE, PolyOver, as_constant, constant, plus
-from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, floormod, free_vars, mul, rebuild, sub
+from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, free_vars, mul, rebuild, sub
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 
@@ -21,7 +21,7 @@ Monomial = tuple[Expr, ...]
 Poly = PolyOver[Expr]
 
 
-class Algebra:
+class Algebra(NormalForm[Expr]):
     """Polynomials under an environment.
 
     env: known values of variables (unrolled loops, lanes).
@@ -137,43 +137,23 @@ class Algebra:
         a, d = self.static(e.args[0]), as_constant(self.static(e.args[1]))
         if d is None or d <= 0:
             return self.atom(e)
-        whole = {m: c - c % d for m, c in a.items() if c - c % d}
-        rest = plus(a, whole, -1)
-        lo, hi = self.bounds(rest)
-        if lo is not None and hi is not None and lo // d == hi // d:
-            quotient = plus({m: c // d for m, c in whole.items()}, constant(lo // d))
-            return quotient if e.op == "floordiv" else plus(rest, constant(-(lo // d) * d))
-        apart = self._apart(a, d, e.op == "floordiv")
-        if apart is not None:
-            return apart
-        # terms with a coefficient divisible by d leave; the others must stay under one division
+        is_quotient = e.op == "floordiv"
+        whole, rest = P.divide_by_number(a, d)
+        same = self.constant_quotient(rest, d)
+        if same is not None:
+            return plus(whole, constant(same)) if is_quotient else plus(rest, constant(-same * d))
+        cancelled = self.cancel(a, constant(d))
+        if cancelled is not None:
+            factor, quotient, rest = cancelled
+            inner = self.static(rebuild(e, (self.expr(quotient), const(d // factor[ONE]))))
+            return inner if is_quotient else plus(rest, inner, factor[ONE])
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
         if not exact:
-            top = self.expr(
-                a
-            )  # the atom must not mention a variable that cancelled: it would seem to move with that loop
+            top = self.expr(a)  # without variables that cancelled: the atom would seem to move with their loops
             return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
-        left = self.expr(plus(a, exact, -1))
-        inner = rebuild(e, (left, const(d)))
-        if e.op == "floordiv":
-            return plus({m: c // d for m, c in exact.items()}, self.static(inner))
-        return self.static(inner)
-
-    def _apart(self, a: Poly, d: int, quotient: bool) -> Poly | None:
-        """Cancel a factor: `(g * x + r) // (g * y) == x // y` for 0 <= r < g, with remainder `x % y * g + r`.
-
-        Offsets inside one tile so divide as the tile does. None without such a factor."""
-        terms = sorted(((m, c) for m, c in a.items() if m), key=lambda t: abs(t[1]))
-        for k in range(1, len(terms)):
-            g = gcd(d, *(c for _, c in terms[k:]))
-            rest = plus(dict(terms[:k]), constant(a.get(ONE, 0)))
-            lo, hi = self.bounds(rest)
-            if g > 1 and lo is not None and lo >= 0 and hi is not None and hi < g:
-                x = self.expr({m: c // g for m, c in terms[k:]})
-                if quotient:
-                    return self.static(floordiv(x, const(d // g)))
-                return plus(rest, self.static(floormod(x, const(d // g))), g)
-        return None
+        # terms with a coefficient divisible by d leave; the others must stay under one division
+        inner = self.static(rebuild(e, (self.expr(plus(a, exact, -1)), const(d))))
+        return plus({m: c // d for m, c in exact.items()}, inner) if is_quotient else inner
 
     def joined(self, p: Poly) -> Poly:
         """Merge quotients and remainders of one number: `a // d * d + a % d == a`.
@@ -191,11 +171,9 @@ class Algebra:
 
     def _choose(self, e: Op) -> Poly:
         a, b = self.static(e.args[0]), self.static(e.args[1])
-        lo, hi = self.bounds(plus(a, b, -1))
-        if lo is not None and lo >= 0:
-            return b if e.op == "min" else a
-        if hi is not None and hi <= 0:
-            return a if e.op == "min" else b
+        for winner, loser in ((b, a), (a, b)):
+            if self.beats("min" if e.op == "min" else "max", winner, loser):
+                return winner
         return self.atom(e)
 
     def expr(self, p: Poly) -> Expr:
@@ -215,44 +193,12 @@ class Algebra:
             return const(offset)
         return add(total, const(offset)) if offset >= 0 else sub(total, const(-offset))
 
-    def bounds(self, p: Poly) -> Interval:
-        """Return inclusive bounds of `p` from the ranges of its atoms."""
-        return P.bounds(p, self.atom_range)
-
-    def atom_range(self, a: Expr) -> Interval:
+    def atom_interval(self, a: Expr) -> Interval:
         """Return inclusive bounds of an atom."""
         if isinstance(a, Var):
             known = self.env.get(a)
-            return self.ranges.get(a, (0, None)) if known is None else self.bounds(known)
+            return self.ranges.get(a, (0, None)) if known is None else self.interval(known)
         of_operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) else None
         if of_operation is None:
             return UNBOUNDED
-        return of_operation(*(self.bounds(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))
-
-    def decide(self, e: Expr) -> bool | None:
-        """Return the value of a condition that the ranges decide, else None."""
-        if isinstance(e, Const):
-            return bool(e.value)
-        if not isinstance(e, Op):
-            return None
-        if e.op in ("lt", "le", "eq", "ne") and e.args[0].dtype.is_int:
-            lo, hi = self.bounds(plus(self.poly(e.args[1]), self.poly(e.args[0]), -1))
-            if e.op in ("lt", "le"):
-                need = 1 if e.op == "lt" else 0
-                if lo is not None and lo >= need:
-                    return True
-                return False if hi is not None and hi < need else None
-            if lo == 0 and hi == 0:
-                return e.op == "eq"
-            apart = (lo is not None and lo > 0) or (hi is not None and hi < 0)
-            return e.op == "ne" if apart else None
-        if e.op in ("and", "or"):
-            parts = [self.decide(a) for a in e.args]
-            short = e.op == "or"
-            if short in parts:
-                return short
-            return None if None in parts else not short
-        if e.op == "not":
-            inner = self.decide(e.args[0])
-            return None if inner is None else not inner
-        return None
+        return of_operation(*(self.interval(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))

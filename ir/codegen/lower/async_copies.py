@@ -97,7 +97,7 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
     ((m, c),) = p.items() if len(p) == 1 else (((), 0),)
     if c == 1 and len(m) == 1 and isinstance(m[0], Op) and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
         return algebra.static(m[0].args[0])
-    low, high = algebra.bounds(p)
+    low, high = algebra.interval(p)
     return p if low is not None and high is not None and 0 <= low <= high < size else None
 
 

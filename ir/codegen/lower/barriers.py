@@ -274,7 +274,7 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
     if not step or algebra.depends(rest, (item,)):
         return None
     moving = {m: c for m, c in rest.items() if algebra.depends({m: c}, tuple(inner))}
-    low, high = algebra.bounds(moving)
+    low, high = algebra.interval(moving)
     if low is None or high is None or high - low >= abs(step):
         return None
     fixed = {m: c for m, c in rest.items() if m not in moving}

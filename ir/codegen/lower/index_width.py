@@ -84,7 +84,7 @@ class Spans:
 
     def _atom(self, a: Expr) -> Span | None:
         if isinstance(a, Var):
-            low, high = self.algebra.atom_range(a)
+            low, high = self.algebra.atom_interval(a)
             if low is not None and high is not None:
                 return {ONE: float(max(abs(low), abs(high)))}
             return self.variables.get(a, {(a,): 1.0})

@@ -55,7 +55,7 @@ def note_ranges(algebra: Algebra, s: Stmt) -> None:
     for m in walk(s):
         if isinstance(m, For):
             extent = as_int(m.extent)
-            high = extent if extent is not None else algebra.bounds(algebra.static(m.extent))[1]
+            high = extent if extent is not None else algebra.interval(algebra.static(m.extent))[1]
             note(m.var, (0, None if high is None else max(high - 1, 0)))
         elif isinstance(m, Let) and m.var not in algebra.ranges:  # a split loop takes no other values
-            note(m.var, algebra.bounds(algebra.static(m.value)))
+            note(m.var, algebra.interval(algebra.static(m.value)))

@@ -202,7 +202,7 @@ def narrow(
     If the conditions guard only stores to memory, not computation, the widest body keeps them and serves whole tiles too.
     """
     left = Var(f"{f.var.name}_left")
-    algebra.ranges[left] = algebra.bounds(tiles.left)
+    algebra.ranges[left] = algebra.interval(tiles.left)
     everywhere = not _guards_any(f.body, tiles, private)
     body = _with_conditions(f.body, tiles, None)
     for width in reversed(wide):

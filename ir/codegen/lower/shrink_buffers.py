@@ -160,7 +160,7 @@ def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
 def _relax(p: Poly, inner: set[Var], algebra: Algebra) -> tuple[Poly, int, int] | None:
     """Return (fixed terms, smallest and largest value of the others); None if the others have no constant range."""
     moving = {m: c for m, c in p.items() if m == ONE or any(not algebra.free(a).isdisjoint(inner) for a in m)}
-    low, high = algebra.bounds(moving)
+    low, high = algebra.interval(moving)
     if low is None or high is None:
         return None
     return plus(p, moving, -1), low, high

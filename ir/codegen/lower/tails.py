@@ -180,7 +180,7 @@ class _Splitter:
         slow = self._clone(f.body, self._private(f)) if rest is None else rest
         known = as_constant(algebra.static(full))
         limit = Var(f"{f.var.name}_full")
-        algebra.ranges[limit] = (0, algebra.bounds(extent)[1])
+        algebra.ranges[limit] = (0, algebra.interval(extent)[1])
         end: Expr = limit if known is None else const(known)
         if f.kind in ("parallel", "group"):
             body = when(lt(f.var, end), fast, slow)
@@ -193,7 +193,7 @@ class _Splitter:
             tail = when(lt(end, f.extent), Let(f.var, end, slow))
         else:
             again = Var(f"{f.var.name}_rest")
-            algebra.ranges[again] = (0, algebra.bounds(extent)[1])
+            algebra.ranges[again] = (0, algebra.interval(extent)[1])
             tail = For(again, algebra.expr(left), Let(f.var, end + again, slow))
         both = seq(main, tail)
         return both if known is not None else Let(limit, full, both)
@@ -210,7 +210,7 @@ class _Splitter:
                 continue
             seen.append(key)
             count = plus(g.rest, constant(g.tile - g.reach))
-            low = algebra.bounds(count)[0]
+            low = algebra.interval(count)[0]
             top = algebra.expr(count)
             here = floordiv(top if low is not None and low >= 0 else maximum(top, 0), const(g.tile))
             full = here if full is None else minimum(full, here)
@@ -284,7 +284,7 @@ class _Splitter:
 def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
     """Tell whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
     target = plus(g.rest, constant(g.tile - 1))
-    lo, _hi = algebra.bounds(target)
+    lo, _hi = algebra.interval(target)
     if isinstance(extent, Op) and extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
         return algebra.static(extent.args[0]) == target
     size, value = as_constant(algebra.static(extent)), as_constant(target)

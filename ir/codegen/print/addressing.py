@@ -179,7 +179,7 @@ class AddressPrinter:
         assert isinstance(a, Op)
         if a.op in ("floordiv", "floormod"):
             top, bottom = (self.algebra.poly(x) for x in a.args)
-            low, under = self.algebra.bounds(top)[0], self.algebra.bounds(bottom)[0]
+            low, under = self.algebra.interval(top)[0], self.algebra.interval(bottom)[0]
             x, y = self.poly_text(top), self.poly_text(bottom)
             if low is not None and low >= 0 and under is not None and under >= 0:
                 return f"({bracketed(x)} {C_INFIX[a.op]} {bracketed(y)})"

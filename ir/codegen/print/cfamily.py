@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
@@ -132,11 +133,11 @@ class CFamilyPrinter(CopyPrinter):
         lanes: list[Expr] = []
         for c in conjuncts(n.cond):
             decided = self.algebra.decide(c)
-            if decided is False:
+            if decided is Proof.NO:
                 if n.orelse is not None:
                     self.statement(n.orelse)
                 return
-            if decided is None:
+            if decided is Proof.UNKNOWN:
                 (lanes if self.moves(c) else uniform).append(c)
         if uniform:
             text = bracketed(" && ".join(self.condition(c) for c in uniform))
@@ -164,7 +165,7 @@ class CFamilyPrinter(CopyPrinter):
             room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
             room = plus(room, constant(1)) if c.op == "le" else room
             room = {m: k for m, k in room.items() if m != (lane.symbol,)}
-            low = self.algebra.bounds(room)[0]
+            low = self.algebra.interval(room)[0]
             some = some and low is not None and low > 0
             kind = i64 if self.index_type(room) is i64 else kind
             parts.append(self.poly_text(room))
@@ -254,7 +255,7 @@ class CFamilyPrinter(CopyPrinter):
         kinds = [(self.space(b), b.dtype) for b, _ in found.operands]
         name = self.prelude.intrinsic(found.intrinsic, kinds, sizes)
         rooms = [self.algebra.resolve(r) for r in found.rooms]
-        bounds = [self.algebra.bounds(r) for r in rooms]
+        bounds = [self.algebra.interval(r) for r in rooms]
         if any(high is not None and high <= 0 for _, high in bounds):
             require_shared(f)
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
 from relax_tune.ir.codegen.lower.vectors import is_prefix
 from relax_tune.ir.codegen.print.addressing import Address, Lane
@@ -83,7 +84,7 @@ class AsyncCopyPrinter(GridPrinter):
 
     def _for_all(self, c: Expr, f: For, size: int) -> str | None:
         """Return a condition that holds for all lanes or none as text, empty if it always holds; None for other conditions."""
-        if self.algebra.decide(c) is True:
+        if self.algebra.decide(c) is Proof.YES:
             return ""
         if not self.moves(c):
             return self.condition(c)
@@ -119,8 +120,8 @@ class AsyncCopyPrinter(GridPrinter):
         count, flags = str(size), list[str]()
         for c in held:
             decided = self.algebra.decide(c)
-            if decided is not None:
-                count = count if decided else "0"
+            if decided is not Proof.UNKNOWN:
+                count = count if decided is Proof.YES else "0"
             elif not self.moves(c):
                 flags.append(self.condition(c))
             else:

@@ -285,7 +285,7 @@ class CUDAPrinter(AsyncCopyPrinter):
 
     def _along_one(self) -> bool:
         """Tell whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
-        tops = [self.algebra.bounds(self.algebra.static(e))[1] for e in self.groups[1:]]
+        tops = [self.algebra.interval(self.algebra.static(e))[1] for e in self.groups[1:]]
         return any(top is None or top > AXIS_LIMIT for top in tops)
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lower.narrow_ints import fits, four_bits, power_of_two
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
@@ -134,7 +135,7 @@ class ValuePrinter(AddressPrinter):
         if e.op != "select" or not isinstance(e.args[0], Op) or any(a.dtype is not i64 for a in e.args[0].args):
             return None
         known = self.algebra.decide(e.args[0])
-        return None if known is None else e.args[1 if known else 2]
+        return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
     def _four_bits(self, e: Op) -> str | None:
         """A vector of floats that four bits of each int32 choose."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
+from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, as_constant, constant
-from relax_tune.ir.core.expr import Expr, Var, const
+from relax_tune.ir.core.expr import Expr, Var, and_, const, eq, le, lt, not_, or_
 
 A, B, W, K = Var("a"), Var("b"), Var("w"), Var("k")
 
@@ -31,6 +32,17 @@ def test_algebra_offset_within_tile_divides_as_the_tile() -> None:
     assert made.static((A * 8 + B) // 24) == made.static(A // 3)
     assert made.static((A * 8 + B) % 24) == made.static(A % 3 * 8 + B)
     assert made.static((A * 4 + B) // 24) != made.static(A // 6)
+    # an offset above the factor counts in the quotient too
+    assert made.static((W * 4 + 6) // 96) == made.static((W + 1) // 24)
+    assert made.static((W * 4 + 6) % 96) == made.static((W + 1) % 24 * 4 + 2)
+
+
+def test_algebra_decides_conditions() -> None:
+    made = algebra()
+    assert made.decide(and_(lt(A, 10), not_(eq(B, 8)))) is Proof.YES
+    assert made.decide(or_(lt(9, A), le(W + 1, W))) is Proof.NO
+    assert made.decide(eq(A * 2, 2 * B + 1)) is Proof.NO  # even numbers are not odd
+    assert made.decide(and_(lt(A, 10), lt(A, B))) is Proof.UNKNOWN
 
 
 def test_algebra_polynomial_equals_expression_at_all_values() -> None:
@@ -39,6 +51,8 @@ def test_algebra_polynomial_equals_expression_at_all_values() -> None:
         (A * 8 + B) % 24,
         (A * 4 + B) % 24,
         (A * 2 + K) // 2,
+        (A * 4 + 6) // 24 + (A * 4 + 6) % 24,
+        (B - A * 4 + 9) // 12,
         (A * 2 + K) % 2,
         (A * 6 + K) // 4 + B % 3,
     ]
