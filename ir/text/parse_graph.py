@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping, Sequence
 from typing import get_type_hints
 
@@ -20,7 +19,7 @@ from relax_tune.ir.core.struct_info import (
     TupleInfo,
 )
 from relax_tune.ir.deduce.deduce import signature
-from relax_tune.ir.text.parse_tensor import TensorReader
+from relax_tune.ir.text.parse_tensor import TensorReader, name_of, plain_number
 
 _INFOS = ("Tensor", "Shape", "Prim", "Tuple", "Callable", "Object")
 
@@ -78,17 +77,18 @@ class GraphReader(TensorReader):
     # values
 
     def value(self, node: ast.expr) -> g.Value:
-        if isinstance(node, ast.Name):
-            found = self.names.get(node.id)
-            if not isinstance(found, g.GVar):
-                raise self.error(node, f"nothing is called {node.id!r} here, wanted a value defined before")
-            return found
-        if isinstance(node, ast.Tuple):
-            return g.TupleValue(tuple(self.value(e) for e in node.elts))
-        if isinstance(node, ast.Subscript):
-            return g.TupleItem(self.value(node.value), self.integer(node.slice, "the number of a tuple's field"))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            return self._operator(node, node.func)
+        match node:
+            case ast.Name(id=name):
+                found = self.names.get(name)
+                if not isinstance(found, g.GVar):
+                    raise self.error(node, f"nothing is called {name!r} here, wanted a value defined before")
+                return found
+            case ast.Tuple(elts=parts):
+                return g.TupleValue(tuple(self.value(e) for e in parts))
+            case ast.Subscript(value=whole, slice=field):
+                return g.TupleItem(self.value(whole), self.integer(field, "the number of a tuple's field"))
+            case ast.Call(func=ast.Attribute() as operator):
+                return self._operator(node, operator)
         kinds = (
             "const",
             "shape",
@@ -131,7 +131,7 @@ class GraphReader(TensorReader):
         self.only(options, ("out", "scalars", "inplace") if inplace else ("out", "scalars"))
         if len(args) != 2 or "out" not in options:
             raise self.error(node, f'wanted {kind}("callee", (arguments,), out=Tensor(dims, dtype))')
-        callee = args[0].id if isinstance(args[0], ast.Name) else self.constant(args[0], str, "the callee's name")
+        callee = name_of(args[0]) or self.constant(args[0], str, "the callee's name")
         values = tuple(self.value(a) for a in self.items(args[1], "a tuple of arguments"))
         outs = options["out"].elts if isinstance(options["out"], ast.Tuple) else [options["out"]]
         infos = tuple(self.tensor(o) for o in outs)
@@ -187,24 +187,23 @@ class GraphReader(TensorReader):
         """Parse an attribute of an operator: a plain value, dtype, tuple of attributes, or expression.
 
         A list is a tuple of expressions."""
-        sign = 1
-        inner = node
-        if isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub):
-            sign, inner = -1, inner.operand
-        if isinstance(inner, ast.Constant) and type(inner.value) in (int, float):
-            return sign * inner.value  # type: ignore[operator]
-        if isinstance(inner, ast.Name) and inner.id in ("inf", "nan"):
-            return sign * (math.inf if inner.id == "inf" else math.nan)
-        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, str))):
-            return node.value
-        if isinstance(node, ast.Tuple):
-            return tuple(self.attribute(e) for e in node.elts)
-        if isinstance(node, ast.List):
-            return tuple(self.expr(e) for e in node.elts)
-        if isinstance(node, ast.Name) and node.id not in self.names:
-            return self.dtype(node)
-        found: Expr = self.expr(node)
-        return found
+        number = plain_number(node)
+        if number is not None:
+            return number
+        match node:
+            case ast.Name(id="inf" | "nan" as name):
+                return float(name)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf" | "nan" as name)):
+                return -float(name)
+            case ast.Constant(value=None | bool() | str() as value):
+                return value
+            case ast.Tuple(elts=parts):
+                return tuple(self.attribute(e) for e in parts)
+            case ast.List(elts=parts):
+                return tuple(self.expr(e) for e in parts)
+            case ast.Name(id=name) if name not in self.names:
+                return self.dtype(node)
+        return self.expr(node)
 
     # functions
 
@@ -247,20 +246,21 @@ class GraphReader(TensorReader):
         rest = list(reversed(body))
         while rest:
             part = rest.pop()
-            if isinstance(part, ast.AnnAssign):
-                if part.value is None and rest and isinstance(rest[-1], ast.If):
-                    plain.append(self.branch(part, rest.pop()))  # type: ignore[arg-type]
-                else:
+            match part, rest[-1:]:
+                case ast.AnnAssign(value=None), [ast.If() as choice]:
+                    rest.pop()
+                    plain.append(self.branch(part, choice))
+                case ast.AnnAssign(), _:
                     plain.append(self.binding(part))
-                continue
-            if plain:
-                blocks.append(g.BindingBlock(tuple(plain)))
-                plain = []
-            if not isinstance(part, ast.With) or len(part.items) != 1:
-                raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
-            self.call(part.items[0].context_expr, ("dataflow",))
-            bindings = [self.binding(b) for b in part.body if not isinstance(b, ast.Pass)]
-            blocks.append(g.DataflowBlock(tuple(bindings)))
+                case ast.With(items=[ast.withitem(context_expr=header)], body=inner), _:
+                    if plain:
+                        blocks.append(g.BindingBlock(tuple(plain)))
+                        plain = []
+                    self.call(header, ("dataflow",))
+                    bindings = [self.binding(b) for b in inner if not isinstance(b, ast.Pass)]
+                    blocks.append(g.DataflowBlock(tuple(bindings)))
+                case _:
+                    raise self.error(part, "wanted `with dataflow():`, a binding, or the final return")
         if plain:
             blocks.append(g.BindingBlock(tuple(plain)))
         return tuple(blocks)
@@ -272,13 +272,15 @@ class GraphReader(TensorReader):
         cond = self.value(node.test)
         sides: list[g.Body] = []
         for side in (node.body, node.orelse):
-            last = side[-1] if side else node
-            ends = isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name) and last.targets[0].id == name
-            if not isinstance(last, ast.Assign) or not ends:
-                raise self.error(last, f"wanted both sides of the `if` to end in `{name} = value`")
-            with self.scope():
-                blocks = self.blocks(side[:-1])
-                sides.append(g.Body(blocks, self.value(last.value)))
+            match side:
+                case [*body, ast.Assign(targets=[ast.Name(id=ending), *_], value=value)] if ending == name:
+                    with self.scope():
+                        blocks = self.blocks(body)
+                        sides.append(g.Body(blocks, self.value(value)))
+                case _:
+                    raise self.error(
+                        side[-1] if side else node, f"wanted both sides of the `if` to end in `{name} = value`"
+                    )
         self.names[name] = var
         return g.Binding(var, g.If(cond, sides[0], sides[1]))
 
@@ -287,14 +289,14 @@ class GraphReader(TensorReader):
             raise self.error(node, "wanted a binding such as y: Tensor((n,), f32) = op.exp(x)")
         name = self.one_name(node.target, "a binding")
         var = g.GVar(name, self.annotation(node.annotation))
-        called = node.value.func if isinstance(node.value, ast.Call) else None
-        if isinstance(called, ast.Name) and called.id == "match_cast":
-            _, args, options = self.call(node.value, ("match_cast",))
-            if len(args) != 2 or options:
+        result: g.AnyBinding
+        match node.value:
+            case ast.Call(func=ast.Name(id="match_cast"), args=[value, wanted], keywords=[]):
+                result = g.MatchCast(var, self.value(value), self.annotation(wanted))
+            case ast.Call(func=ast.Name(id="match_cast")):
                 raise self.error(node.value, "wanted match_cast(value, annotation)")
-            result: g.AnyBinding = g.MatchCast(var, self.value(args[0]), self.annotation(args[1]))
-        else:
-            result = g.Binding(var, self.value(node.value))
+            case value:
+                result = g.Binding(var, self.value(value))
         self.names[name] = var
         return result
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_args
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.buffer import Buffer, Scope
 from relax_tune.ir.core.dtype import ALL, DType, bool_, i64
-from relax_tune.ir.core.expr import TRUE, Const, Expr, Tunable, Var, as_int, const, load, op
+from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, as_int, const, load, op
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.scalar_ops import ATOM, PYTHON_ARITHMETIC, PYTHON_COMPARISONS, SCALAR_OPS
@@ -43,6 +43,7 @@ _DTYPES = {d.short: d for d in ALL}
 _COMPARE: dict[type[ast.cmpop], tuple[str, bool]] = {node: (name, False) for node, name in PYTHON_COMPARISONS.items()} | {
     ast.Gt: ("lt", True), ast.GtE: ("le", True),
 }  # fmt: skip
+_JUNCTIONS: dict[type[ast.boolop], str] = {ast.And: "and", ast.Or: "or"}
 _ARITY = {o.name: o.arity for o in SCALAR_OPS.values() if o.precedence == ATOM and o.kind != "cast"}
 
 
@@ -80,9 +81,10 @@ class TensorReader:
 
     def call(self, node: ast.AST, wanted: Sequence[str]) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
         """Parse `name(args, key=value)` with a name from `wanted`."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in wanted:
-            raise self.error(node, f"wanted {' or '.join(f'{w}(...)' for w in wanted)}")
-        return node.func.id, list(node.args), self.keywords(node)
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in wanted:
+                return name, list(node.args), self.keywords(node)
+        raise self.error(node, f"wanted {' or '.join(f'{w}(...)' for w in wanted)}")
 
     def keywords(self, node: ast.Call) -> dict[str, ast.expr]:
         found: dict[str, ast.expr] = {}
@@ -105,8 +107,9 @@ class TensorReader:
         return value
 
     def integer(self, node: ast.AST, what: str) -> int:
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self.constant(node.operand, int, what)
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -self.constant(inner, int, what)
         return self.constant(node, int, what)
 
     def choice(self, node: ast.AST, options: Sequence[str], what: str) -> str:
@@ -116,9 +119,10 @@ class TensorReader:
         return value
 
     def dtype(self, node: ast.AST) -> DType:
-        if isinstance(node, ast.Name) and node.id in _DTYPES:
-            return _DTYPES[node.id]
-        raise self.error(node, f"wanted an element type, one of {', '.join(_DTYPES)}")
+        found = _DTYPES.get(name_of(node) or "")
+        if found is None:
+            raise self.error(node, f"wanted an element type, one of {', '.join(_DTYPES)}")
+        return found
 
     def items(self, node: ast.AST, what: str) -> list[ast.expr]:
         if isinstance(node, (ast.Tuple, ast.List)):
@@ -126,9 +130,20 @@ class TensorReader:
         raise self.error(node, f"wanted {what}")
 
     def one_name(self, node: ast.AST, what: str) -> str:
-        if isinstance(node, ast.Name):
-            return node.id
-        raise self.error(node, f"wanted a plain name for {what}")
+        name = name_of(node)
+        if name is None:
+            raise self.error(node, f"wanted a plain name for {what}")
+        return name
+
+    def assignments(self, body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+        """Take the leading lines `name = value` off a body."""
+        while body:
+            match body[0]:
+                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                    body.pop(0)
+                    yield name, value
+                case _:
+                    return
 
     # scalar expressions
 
@@ -139,14 +154,18 @@ class TensorReader:
             spine.append(node)
             node = node.left
         result = self._term(node)
-        plain = _is_number(node)
+        plain = plain_number(node) is not None
         for binary in reversed(spine):
             name = PYTHON_ARITHMETIC.get(type(binary.op))
             if name is None:
                 raise self.error(binary.right, "wanted one of + - * / // % between scalars")
-            a, b = self._alike((result, plain), (self.expr(binary.right), _is_number(binary.right)))
+            a, b = self._alike((result, plain), self._operand(binary.right))
             result, plain = op(name, (a, b), a.dtype), False
         return result
+
+    def _operand(self, node: ast.expr) -> tuple[Expr, bool]:
+        """Parse an operand, and say whether it is a plain number."""
+        return self.expr(node), plain_number(node) is not None
 
     def _alike(self, *operands: tuple[Expr, bool]) -> list[Expr]:
         """Give plain numbers the dtype of the first operand that is none; of an integer and a float, both become floats."""
@@ -156,44 +175,43 @@ class TensorReader:
         found: list[Expr] = []
         for e, plain in operands:
             fits = dtype is not None and (dtype.is_float or (dtype.is_int and e.dtype.is_int))
-            retyped = plain and isinstance(e, Const) and fits and e.dtype is not bool_
-            found.append(const(cast(Const, e).value, dtype) if retyped else e)
+            value = e.value if plain and fits and e.dtype is not bool_ else None
+            found.append(e if value is None else const(value, dtype))
         return found
 
     def _term(self, node: ast.expr) -> Expr:
-        if isinstance(node, ast.Constant):
-            return self._number(node, node.value)
-        if isinstance(node, ast.UnaryOp):
-            if isinstance(node.op, ast.Not):
-                return op("not", (self.expr(node.operand),), bool_)
-            if isinstance(node.op, ast.USub) and _is_number(node):
-                return self._number(node, -cast(ast.Constant, node.operand).value)  # type: ignore[operator]
-            if isinstance(node.op, ast.USub):
-                inner = self.expr(node.operand)
+        number = plain_number(node)
+        if number is not None:
+            return self._number(node, number)
+        match node:
+            case ast.Constant(value=value):
+                return self._number(node, value)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return op("not", (self.expr(operand),), bool_)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                inner = self.expr(operand)
                 return op("mul", (inner, const(-1, inner.dtype)), inner.dtype)
-        if isinstance(node, ast.Name):
-            return self.variable(node)
-        if isinstance(node, ast.BoolOp):
-            name = "and" if isinstance(node.op, ast.And) else "or"
-            result = self.expr(node.values[0])
-            for value in node.values[1:]:
-                result = op(name, (result, self.expr(value)), bool_)
-            return result
-        if isinstance(node, ast.Compare):
-            return self._comparison(node)
-        if isinstance(node, ast.Subscript):
-            return load(self.buffer(node.value), self.indices(node.slice, self.buffer(node.value)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return self._function(node, node.func.id)
+            case ast.Name():
+                return self.variable(node)
+            case ast.BoolOp(op=junction, values=[first, *others]):
+                result = self.expr(first)
+                for other in others:
+                    result = op(_JUNCTIONS[type(junction)], (result, self.expr(other)), bool_)
+                return result
+            case ast.Compare():
+                return self._comparison(node)
+            case ast.Subscript(value=read, slice=where):
+                return load(self.buffer(read), self.indices(where, self.buffer(read)))
+            case ast.Call(func=ast.Name(id=name)):
+                return self._function(node, name)
         raise self.error(node, "wanted a scalar expression")
 
     def _number(self, node: ast.AST, value: object) -> Expr:
-        if isinstance(value, bool):
-            return const(value)
-        if isinstance(value, int) and -(2**63) <= value < 2**63:
-            return const(value)
-        if isinstance(value, float) and math.isfinite(value):
-            return const(value)
+        match value:
+            case int() if -(2**63) <= value < 2**63:
+                return const(value)
+            case float() if math.isfinite(value):
+                return const(value)
         raise self.error(
             node, "wanted a 64-bit integer, a finite float, True or False; infinities are const('inf', f32)"
         )
@@ -217,8 +235,7 @@ class TensorReader:
                 node, "wanted one comparison of two scalars (<, <=, >, >=, ==, !=); join several with `and`"
             )
         name, swapped = _COMPARE[type(node.ops[0])]
-        left, right = node.left, node.comparators[0]
-        a, b = self._alike((self.expr(left), _is_number(left)), (self.expr(right), _is_number(right)))
+        a, b = self._alike(self._operand(node.left), self._operand(node.comparators[0]))
         return op(name, (b, a) if swapped else (a, b), bool_)
 
     def _function(self, node: ast.Call, name: str) -> Expr:
@@ -233,7 +250,7 @@ class TensorReader:
             raise self.error(node, f"unknown function {name!r} with {len(args)} arguments; known: {known}")
         if len(args) != _ARITY[name]:
             raise self.error(node, f"{name} takes {_ARITY[name]} arguments, found {len(args)}")
-        pairs = [(self.expr(a), _is_number(a)) for a in args]
+        pairs = [self._operand(a) for a in args]
         if name == "select":
             a, b = self._alike(*pairs[1:])
             return op(name, (pairs[0][0], a, b), a.dtype)
@@ -244,10 +261,11 @@ class TensorReader:
         """Parse `const(value, dtype)`; infinities and nan are strings."""
         if isinstance(node, ast.Constant) and node.value in ("inf", "-inf", "nan") and dtype.is_float:
             return const(float(node.value), dtype)
-        found = self._term(node) if _is_number(node) or isinstance(node, ast.Constant) else None
-        if not isinstance(found, Const) or (isinstance(found.value, float) and not dtype.is_float):
+        plain = plain_number(node) is not None or isinstance(node, ast.Constant)
+        value = self._term(node).value if plain else None
+        if value is None or (isinstance(value, float) and not dtype.is_float):
             raise self.error(node, f"wanted a literal of type {dtype}")
-        return const(found.value, dtype)
+        return const(value, dtype)
 
     # buffers
 
@@ -291,7 +309,7 @@ class TensorReader:
         with self.scope():
             annotated = [(a, a.annotation) for a in node.args.args]
             for arg, annotation in annotated:
-                if isinstance(annotation, ast.Name):
+                if annotation is not None and name_of(annotation):
                     known = self.names.get(arg.arg)
                     dtype = self.dtype(annotation)
                     self.names[arg.arg] = known if isinstance(known, Var) else Var(arg.arg, dtype)
@@ -302,7 +320,7 @@ class TensorReader:
                     raise self.error(
                         arg, f"parameter {arg.arg}: wanted an annotation such as Buffer((n, 4), f32) or i64"
                     )
-                if isinstance(annotation, ast.Name):
+                if name_of(annotation):
                     params.append(cast(Var, self.names[arg.arg]))
                     continue
                 with self.declaring():
@@ -315,37 +333,35 @@ class TensorReader:
                 raise self.error(node, f"outputs={outputs}, but there are {len(params)} parameters")
             allocs: list[Buffer] = []
             body = list(node.body)
-            while body and isinstance(body[0], ast.Assign) and isinstance(body[0].targets[0], ast.Name):
-                target = self.one_name(body[0].targets[0], "a buffer")
-                allocs.append(self.new_buffer(target, body[0].value, ("alloc",))[1])
+            for target, value in self.assignments(body):
+                allocs.append(self.new_buffer(target, value, ("alloc",))[1])
                 self.names[target] = allocs[-1]
-                body.pop(0)
             return PrimFunc(name, tuple(params), outputs, self.body(body), tuple(allocs), tuple(consts))
 
     def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
         return seq(*(self.stmt(n) for n in nodes if not isinstance(n, ast.Pass)))
 
     def stmt(self, node: ast.stmt) -> Stmt:
-        if isinstance(node, ast.For) and not node.orelse:
-            return self._for(node)
-        if isinstance(node, ast.If):
-            orelse = self.body(node.orelse) if node.orelse else None
-            return IfThenElse(self.expr(node.test), self.body(node.body), orelse)
-        if isinstance(node, ast.With) and len(node.items) == 1:
-            return self._block(node, node.items[0].context_expr)
-        if isinstance(node, ast.Assign):
-            return self.store(node)
+        match node:
+            case ast.For(orelse=[]):
+                return self._for(node)
+            case ast.If(test=test, body=body, orelse=orelse):
+                return IfThenElse(self.expr(test), self.body(body), self.body(orelse) if orelse else None)
+            case ast.With(items=[ast.withitem(context_expr=header)]):
+                return self._block(node, header)
+            case ast.Assign():
+                return self.store(node)
         raise self.error(node, "wanted a loop, a block, an if or a store")
 
     def store(self, node: ast.stmt) -> BufferStore:
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
-            raise self.error(node, "wanted a store such as C[i, j] = value; alloc(...) goes to the top of the function")
-        target = node.targets[0]
-        buffer = self.buffer(target.value)
-        value = self.expr(node.value)
-        if _is_number(node.value) and isinstance(value, Const):
-            value = self._alike((op("cast", (value,), buffer.dtype), False), (value, True))[1]
-        return BufferStore(buffer, self.indices(target.slice, buffer), value)
+        match node:
+            case ast.Assign(targets=[ast.Subscript(value=target, slice=where)], value=written):
+                buffer = self.buffer(target)
+                value, plain = self._operand(written)
+                if plain:
+                    value = self._alike((op("cast", (value,), buffer.dtype), False), (value, True))[1]
+                return BufferStore(buffer, self.indices(where, buffer), value)
+        raise self.error(node, "wanted a store such as C[i, j] = value; alloc(...) goes to the top of the function")
 
     def _for(self, node: ast.For) -> Stmt:
         name = self.one_name(node.target, "a loop variable")
@@ -383,27 +399,23 @@ class TensorReader:
         body = list(node.body)
         iters: list[IterVar] = []
         bindings: list[Expr] = []
-        while body and isinstance(body[0], ast.Assign) and isinstance(body[0].targets[0], ast.Name):
-            line = body.pop(0)
-            assert isinstance(line, ast.Assign)
-            kind, parts, more = self.call(line.value, get_args(IterKind))
+        for own, value in self.assignments(body):
+            kind, parts, more = self.call(value, get_args(IterKind))
             self.only(more, ("dtype",))
             if len(parts) != 2:
-                raise self.error(line.value, f"wanted {kind}(extent, value)")
-            dtype = self.dtype(more["dtype"]) if "dtype" in more else i64
-            var = Var(self.one_name(line.targets[0], "a block iterator"), dtype)
+                raise self.error(value, f"wanted {kind}(extent, value)")
+            var = Var(own, self.dtype(more["dtype"]) if "dtype" in more else i64)
             iters.append(IterVar(var, self.expr(parts[0]), cast(IterKind, kind)))
             bindings.append(self.expr(parts[1]))
         with self.scope():
             self.names.update((i.var.name, i.var) for i in iters)
             init: BufferStore | None = None
-            if body and isinstance(body[0], ast.With):
-                first = body.pop(0)
-                assert isinstance(first, ast.With)
-                self.call(first.items[0].context_expr, ("init",))
-                if len(first.body) != 1:
-                    raise self.error(first, "wanted one store inside init()")
-                init = self.store(first.body[0])
+            match body:
+                case [ast.With(items=[ast.withitem(context_expr=start), *_], body=stores) as first, *body]:
+                    self.call(start, ("init",))
+                    if len(stores) != 1:
+                        raise self.error(first, "wanted one store inside init()")
+                    init = self.store(stores[0])
             if len(body) != 1:
                 raise self.error(node, f"wanted one store in block {name!r}, found {len(body)} statements")
             update = self.store(body[0])
@@ -433,8 +445,18 @@ class TensorReader:
         return lower, self.integer(options["upper"], "an integer bound") if "upper" in options else None
 
 
-def _is_number(node: ast.expr) -> bool:
-    """Return True for a plain number: `3`, `0.5`, `-1` (not True)."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+def name_of(node: ast.AST) -> str | None:
+    """Return the text of a plain name, None for any other syntax."""
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def plain_number(node: ast.expr) -> int | float | None:
+    """Return a plain number (`3`, `0.5`, `-1`, but not True), None for any other syntax."""
+    sign = 1
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            sign, node = -1, inner
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return sign * value
+    return None

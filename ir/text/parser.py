@@ -19,6 +19,7 @@ from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import CallableInfo
 from relax_tune.ir.text.parse_graph import GraphReader
+from relax_tune.ir.text.parse_tensor import name_of
 from relax_tune.ir.text.printer import FORMAT_VERSION
 
 # Longer text is refused first, since the parser of Python is not made for hostile input.
@@ -158,7 +159,7 @@ def _heading(reader: GraphReader, node: ast.FunctionDef) -> tuple[str, str, dict
             node, "wanted @prim_func(outputs=...) or @function on the line before, and no other decorator"
         )
     decorator = node.decorator_list[0]
-    if isinstance(decorator, ast.Name) and decorator.id == "function":
+    if name_of(decorator) == "function":
         return "function", node.name, {}
     kind, args, options = reader.call(decorator, ("prim_func", "function"))
     reader.only(options, ("outputs", "name") if kind == "prim_func" else ("pure", "name"))
