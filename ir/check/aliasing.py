@@ -20,7 +20,7 @@ from relax_tune.ir.core.graph import (
     TupleValue,
     Value,
 )
-from relax_tune.ir.core.graph_walk import used_vars
+from relax_tune.ir.core.graph_walk import operator_of, used_vars
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, info_parts
 from relax_tune.ir.op.indexing.movement import VIEWS
 
@@ -30,7 +30,7 @@ AllocatedTensor = tuple[GVar, int]
 
 def is_view(value: g.Value) -> bool:
     """Return whether a value is a view: another value's memory under other dims."""
-    return isinstance(value, g.Call) and isinstance(value.op, VIEWS)
+    return operator_of(value, *VIEWS) is not None
 
 
 @dataclass(slots=True)
@@ -68,37 +68,36 @@ class AliasSets:
 
     def tensors_of(self, value: Value) -> tuple[AllocatedTensor, ...]:
         """Return every allocated tensor that `value` may be or hold."""
-        if isinstance(value, GVar):
-            if value in self._of:
-                return self._of[value]
-            count = len(value.info.fields) if isinstance(value.info, TupleInfo) else 1
-            return tuple((value, i) for i in range(count))
-        if isinstance(value, TupleItem):
-            parts = self.tensors_by_field(value.value)
-            return self.tensors_of(value.value) if parts is None else parts[value.index]
-        if isinstance(value, TupleValue):
-            return tuple(k for f in value.fields for k in self.tensors_of(f))
-        if isinstance(value, If):  # the result of either side
-            return (*self.tensors_of(value.then.ret), *self.tensors_of(value.orelse.ret))
-        if isinstance(value, (Call, CallFunction, CallHost)):  # a callee may return an argument
-            return tuple(k for v in used_vars(value) for k in self.tensors_of(v))
+        match value:
+            case GVar(info=info):
+                made = tuple((value, i) for i in range(len(info_parts(info))))
+                return self._of.get(value, made)
+            case TupleItem(whole, index):
+                parts = self.tensors_by_field(whole)
+                return self.tensors_of(whole) if parts is None else parts[index]
+            case TupleValue(fields):
+                return tuple(k for f in fields for k in self.tensors_of(f))
+            case If():  # the result of either side
+                return tuple(k for side in value.bodies for k in self.tensors_of(side.ret))
+            case Call() | CallFunction() | CallHost():  # a callee may return an argument
+                return tuple(k for v in used_vars(value) for k in self.tensors_of(v))
         return ()
 
     def read_tensors(self, value: Value) -> set[AllocatedTensor]:
         """Return every allocated tensor that computing `value` reads, or that it may be."""
         if isinstance(value, TupleItem):
             return set(self.tensors_of(value))
-        found = {k for v in used_vars(value) for k in self.tensors_of(v)}
-        return found | set(self.tensors_of(value)) if isinstance(value, If) else found
+        read = (*used_vars(value), *(side.ret for side in value.bodies))
+        return {k for v in read for k in self.tensors_of(v)}
 
 
 def allocated_tensors(value: Value, info: StructInfo) -> Sequence[tuple[int, TensorInfo]]:
     """Return the fields of a binding that need new memory; none for views and tuples."""
-    if isinstance(value, CallTIR) and value.inplace:
-        return [(i, t) for i, (t, at) in enumerate(zip(value.out, value.inplace, strict=True)) if at is None]
-    if isinstance(value, (CallTIR, CallDPSLibrary)):
-        return list(enumerate(value.out))
-    if isinstance(value, Call) and not is_view(value):
-        fields = info_parts(info)
-        return [(i, f) for i, f in enumerate(fields) if isinstance(f, TensorInfo)]
+    match value:
+        case CallTIR(out=out, inplace=places) if places:
+            return [(i, t) for i, (t, at) in enumerate(zip(out, places, strict=True)) if at is None]
+        case CallTIR(out=out) | CallDPSLibrary(out=out):
+            return list(enumerate(out))
+        case Call() if not is_view(value):
+            return [(i, f) for i, f in enumerate(info_parts(info)) if isinstance(f, TensorInfo)]
     return ()

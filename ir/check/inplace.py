@@ -9,7 +9,7 @@ from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor, allocated_t
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Load, loads
 from relax_tune.ir.core.function import IRModule, PrimFunc
-from relax_tune.ir.core.graph import AnyBinding, Body, CallTIR, Function, GVar, If, Value
+from relax_tune.ir.core.graph import AnyBinding, Body, CallTIR, Function, GVar, Value
 from relax_tune.ir.core.graph_walk import all_bindings, nested_values
 from relax_tune.ir.core.stmt import Block, BufferStore, IfThenElse, blocks, replace_buffers, seq, statements, walk
 
@@ -24,8 +24,7 @@ def why_not_inplace(func: PrimFunc, output: Buffer, source: Buffer) -> str | Non
     if output.dtype is not source.dtype or len(output.shape) != len(source.shape):
         return f"{output!r} is not like {source!r}"
     for s in walk(func.body):
-        where = (s.cond,) if isinstance(s, IfThenElse) else (*s.indices, s.value) if isinstance(s, BufferStore) else ()
-        if any(x.buffer in (source, output) for e in where for x in loads(e)):
+        if isinstance(s, (IfThenElse, BufferStore)) and any(x.buffer in (source, output) for x in loads(*s.own_exprs)):
             return f"{source.name} is read outside of blocks"
     order = blocks(func.body)
     readers = [b for b in order if any(x.buffer is source for x in reads_of(b))]
@@ -117,9 +116,8 @@ class _InplaceChecker:
 
     def body(self, body: Function | Body) -> Iterator[InplaceConflict]:
         for b in body.bindings:
-            if isinstance(b.value, If):
-                yield from self.body(b.value.then)
-                yield from self.body(b.value.orelse)
+            for side in b.value.bodies:
+                yield from self.body(side)
             yield from self.reads(b.value, b)
             if isinstance(b.value, CallTIR) and b.value.inplace:
                 yield from self.call(b, b.value, body)

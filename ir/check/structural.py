@@ -19,7 +19,7 @@ import numpy as np
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.expr import Const, Expr, Load, Tunable, Var, postorder
-from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.function import AnyFunction, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBlock, Body, Function, FunctionRef, GVar, MatchCast
 from relax_tune.ir.core.graph_walk import regions
 from relax_tune.ir.core.stmt import NO_MARKS, Block, BufferStore, For, IfThenElse, Seq, Stmt, unknown
@@ -137,18 +137,25 @@ class _Encoder:
         self.numbers = saved
 
     def root(self, node: Node) -> None:
-        if isinstance(node, IRModule):
-            self.module(node)
-        elif isinstance(node, PrimFunc):
-            self.prim(node, "")
-        elif isinstance(node, Function):
-            self.function(node, "")
-        elif isinstance(node, ExternFunc):
-            self.generic(node.signature, "signature")
-        elif isinstance(node, Expr):
-            self.expr(node, "")
-        else:
-            self.stmt(node, "")
+        match node:
+            case IRModule():
+                self.module(node)
+            case PrimFunc() | Function() | ExternFunc():
+                self.named(node, "")
+            case Expr():
+                self.expr(node, "")
+            case _:
+                self.stmt(node, "")
+
+    def named(self, f: AnyFunction, at: str) -> None:
+        """Encode a function; the name of a tensor or graph function does not count."""
+        match f:
+            case PrimFunc():
+                self.prim(f, at)
+            case Function():
+                self.function(f, at)
+            case ExternFunc():
+                self.generic(f.signature, at + "signature")
 
     # modules and functions
 
@@ -165,13 +172,9 @@ class _Encoder:
             path = f"functions[{name!r}]"
             self.emit(path, "named", name)
             with self.scope():
-                if isinstance(f, PrimFunc):
-                    self.prim(f, path + ".")
-                elif isinstance(f, Function):
-                    self.function(f, path + ".")
-                else:
+                if isinstance(f, ExternFunc):
                     self.emit(path, "extern", f.name)
-                    self.generic(f.signature, path + ".signature")
+                self.named(f, path + ".")
 
     def prim(self, f: PrimFunc, at: str) -> None:
         self.emit(at + "params", "prim_func", len(f.params), f.outputs, len(f.allocs))
@@ -213,73 +216,75 @@ class _Encoder:
 
     def generic(self, x: object, path: str) -> None:
         """Encode a value, annotation or operator field by field: dataclasses of plain fields."""
-        if isinstance(x, Expr):
-            self.expr(x, path)
-        elif isinstance(x, GVar):
-            known = x in self.numbers
-            self.emit(path, "gvar", self.numbers[x] if known else self.bind(x))
-            if not known:
-                self.generic(x.info, path + ".info")
-        elif isinstance(x, FunctionRef):
-            self.emit(path, "fn", x.name)
-        elif isinstance(x, Body):
-            self.emit(path, "side")
-            with self.scope():
-                self.blocks(x.blocks, path + ".")
-                self.generic(x.ret, path + ".ret")
-        elif isinstance(x, CallableInfo):
-            self.emit(path, "callable", x.pure)
-            with self.scope():
-                self.generic(x.params, path + ".params")
-                self.generic(x.ret, path + ".ret")
-        elif isinstance(x, DType):
-            self.emit(path, "dtype", x.short)
-        elif isinstance(x, (tuple, list)):
-            self.emit(path, "tuple", len(x))
-            for i, item in enumerate(x):
-                self.generic(item, f"{path}[{i}]")
-        elif is_dataclass(x):
-            self.emit(path, type(x).__name__)
-            for f in fields(x):
-                self.generic(getattr(x, f.name), f"{path}.{f.name}")
-        else:
-            self.emit(path, type(x).__name__, repr(x))
+        match x:
+            case Expr():
+                self.expr(x, path)
+            case GVar(info=info):
+                known = x in self.numbers
+                self.emit(path, "gvar", self.numbers[x] if known else self.bind(x))
+                if not known:
+                    self.generic(info, path + ".info")
+            case FunctionRef(name):
+                self.emit(path, "fn", name)
+            case Body(blocks, ret):
+                self.emit(path, "side")
+                with self.scope():
+                    self.blocks(blocks, path + ".")
+                    self.generic(ret, path + ".ret")
+            case CallableInfo(params, ret, pure):
+                self.emit(path, "callable", pure)
+                with self.scope():
+                    self.generic(params, path + ".params")
+                    self.generic(ret, path + ".ret")
+            case DType():
+                self.emit(path, "dtype", x.short)
+            case tuple() | list():
+                self.emit(path, "tuple", len(x))
+                for i, item in enumerate(x):
+                    self.generic(item, f"{path}[{i}]")
+            case _ if is_dataclass(x):
+                self.emit(path, type(x).__name__)
+                for f in fields(x):
+                    self.generic(getattr(x, f.name), f"{path}.{f.name}")
+            case _:
+                self.emit(path, type(x).__name__, repr(x))
 
     # statements and expressions
 
     def stmt(self, s: Stmt, path: str) -> None:
-        if isinstance(s, For):
-            self.emit(path, "for", s.kind, s.axis, s.tail, s.var.dtype.short)
-            if s.marks != NO_MARKS:
-                self.emit(path + ".marks", *(x for mark in s.marks.given() for x in mark))
-            self.expr(s.extent, path + ".extent")
-            with self.scope():
-                self.bind(s.var)
-                self.stmt(s.body, path + ".body")
-        elif isinstance(s, Seq):
-            parts = flattened(s)
-            if len(parts) == 1:
-                self.stmt(parts[0], path)
-                return
-            self.emit(path, "seq", len(parts))
-            for i, child in enumerate(parts):
-                self.stmt(child, f"{path}.stmts[{i}]")
-        elif isinstance(s, IfThenElse):
-            self.emit(path, "if", s.orelse is not None)
-            self.expr(s.cond, path + ".cond")
-            self.stmt(s.then, path + ".then")
-            if s.orelse is not None:
-                self.stmt(s.orelse, path + ".orelse")
-        elif isinstance(s, BufferStore):
-            self.emit(path, "store", len(s.indices))
-            self.buffer(s.buffer, path + ".buffer")
-            for i, index in enumerate(s.indices):
-                self.expr(index, f"{path}.indices[{i}]")
-            self.expr(s.value, path + ".value")
-        elif isinstance(s, Block):
-            self.block(s, path)
-        else:
-            raise unknown(s, "structural equality")
+        match s:
+            case For(var, extent, body, marks=marks):
+                self.emit(path, "for", s.kind, s.axis, s.tail, var.dtype.short)
+                if marks != NO_MARKS:
+                    self.emit(path + ".marks", *(x for mark in marks.given() for x in mark))
+                self.expr(extent, path + ".extent")
+                with self.scope():
+                    self.bind(var)
+                    self.stmt(body, path + ".body")
+            case Seq():
+                parts = flattened(s)
+                if len(parts) == 1:
+                    self.stmt(parts[0], path)
+                    return
+                self.emit(path, "seq", len(parts))
+                for i, child in enumerate(parts):
+                    self.stmt(child, f"{path}.stmts[{i}]")
+            case IfThenElse(cond, then, orelse):
+                self.emit(path, "if", orelse is not None)
+                self.expr(cond, path + ".cond")
+                self.stmt(then, path + ".then")
+                if orelse is not None:
+                    self.stmt(orelse, path + ".orelse")
+            case BufferStore(buffer, indices, value):
+                self.emit(path, "store", len(indices))
+                self.buffer(buffer, path + ".buffer")
+                for i, index in enumerate(indices):
+                    self.expr(index, f"{path}.indices[{i}]")
+                self.expr(value, path + ".value")
+            case Block():
+                self.block(s, path)
+            case _:
+                raise unknown(s, "structural equality")
 
     def block(self, b: Block, path: str) -> None:
         self.emit(path, "block", b.role, len(b.iters), len(b.bindings), b.init is not None)
@@ -317,14 +322,15 @@ class _Encoder:
         for node in postorder((e,)):
             below = tuple(local[c] for c in node.children)
             local[node] = len(local)
-            if isinstance(node, Const):
-                self.emit(path, "literal", node.dtype.short, repr(node.value))
-            elif isinstance(node, Tunable):
-                self.emit(path, "tunable", self.variable(node), node.domain)
-            elif isinstance(node, Var):
-                self.emit(path, "variable", self.variable(node), node.dtype.short)
-            elif isinstance(node, Load):
-                self.buffer(node.buffer, path)
-                self.emit(path, "load", below)
-            else:
-                self.emit(path, node.op, node.dtype.short, below)
+            match node:
+                case Const(value=value):
+                    self.emit(path, "literal", node.dtype.short, repr(value))
+                case Tunable(domain=domain):
+                    self.emit(path, "tunable", self.variable(node), domain)
+                case Var():
+                    self.emit(path, "variable", self.variable(node), node.dtype.short)
+                case Load(buffer=buffer):
+                    self.buffer(buffer, path)
+                    self.emit(path, "load", below)
+                case _:
+                    self.emit(path, node.op, node.dtype.short, below)

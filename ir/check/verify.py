@@ -45,12 +45,16 @@ def verify(x: Union[IRModule, PrimFunc, Function]) -> None:
     Raises:
         VerifyError: the first broken rule: what was wanted, what was found, and the line it is on.
     """
-    if isinstance(x, PrimFunc):
-        _Prim(x).run()
-        return
-    if isinstance(x, Function):
-        verify_function(x, IRModule({x.name: x}))
-        return
+    match x:
+        case PrimFunc():
+            _Prim(x).run()
+        case Function():
+            verify_function(x, IRModule({x.name: x}))
+        case IRModule():
+            _verify_module(x)
+
+
+def _verify_module(x: IRModule) -> None:
     declared = [b.var for b in x.bounds]
     for b in x.bounds:
         if b.lower < 0 or (b.upper is not None and b.upper < b.lower) or declared.count(b.var) > 1:
@@ -58,10 +62,11 @@ def verify(x: Union[IRModule, PrimFunc, Function]) -> None:
     for key, f in x.functions.items():
         if f.name != key and not isinstance(f, ExternFunc):
             raise VerifyError(f"wanted the function under the key {key!r} to be called that, found {f.name!r}")
-        if isinstance(f, PrimFunc):
-            _Prim(f).run()
-        elif isinstance(f, Function):
-            verify_function(f, x)
+        match f:
+            case PrimFunc():
+                _Prim(f).run()
+            case Function():
+                verify_function(f, x)
 
 
 class _Prim:
@@ -147,19 +152,22 @@ class _Prim:
     # statements
 
     def stmt(self, s: Stmt, scope: set[Var]) -> None:
-        if isinstance(s, For):
-            self.loop(s, scope)
-            return
-        if isinstance(s, IfThenElse):
-            self.uses((s.cond,), scope, s)
-            if s.cond.dtype is not bool_:
-                self.fail(f"wanted a condition, found {s.cond!r} of type {s.cond.dtype}", s)
-        elif isinstance(s, BufferStore):
-            self.store(s, scope, s)
-        elif isinstance(s, Block):
-            self.block(s, scope)
-        elif not isinstance(s, Seq):
-            raise unknown(s, "the verifier")
+        match s:
+            case For():
+                self.loop(s, scope)
+                scope = scope | {s.var}
+            case IfThenElse(cond):
+                self.uses((cond,), scope, s)
+                if cond.dtype is not bool_:
+                    self.fail(f"wanted a condition, found {cond!r} of type {cond.dtype}", s)
+            case BufferStore():
+                self.store(s, scope, s)
+            case Block():
+                self.block(s, scope)
+            case Seq():
+                pass
+            case _:
+                raise unknown(s, "the verifier")
         for c in s.children:
             self.stmt(c, scope)
 
@@ -175,7 +183,6 @@ class _Prim:
             self.fail(f"wanted a constant extent for a {s.kind} loop, found {s.extent!r}", s)
         if s.axis not in range(AXES.get(s.kind, 1)):
             self.fail(f"wanted a grid axis of a {s.kind} loop below {AXES.get(s.kind, 1)}, found {s.axis}", s)
-        self.stmt(s.body, scope | {s.var})
 
     def store(self, s: BufferStore, scope: set[Var], at: Stmt) -> None:
         self.uses((*s.indices, s.value), scope, at)

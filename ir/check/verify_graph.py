@@ -91,8 +91,8 @@ class _Graph:
         for block in blocks:
             for b in block.bindings:
                 self.annotation(b.var)
-                if isinstance(block, g.DataflowBlock) and (isinstance(b.value, g.If) or graph_walk.is_impure(b.value)):
-                    what = "an if" if isinstance(b.value, g.If) else "a call with side effects"
+                if isinstance(block, g.DataflowBlock) and (b.value.bodies or graph_walk.is_impure(b.value)):
+                    what = "an if" if b.value.bodies else "a call with side effects"
                     self.fail(f"wanted only pure bindings in a dataflow block, found {what}; bind it outside", b)
                 if self.f.pure and graph_walk.is_impure(b.value):
                     self.fail(f"{self.f.name} is declared pure, but this has side effects; say pure=False", b)
@@ -129,19 +129,20 @@ class _Graph:
     def atoms(self, values: Sequence[g.Value], node: object) -> None:
         """Require operands that are atoms in scope."""
         for v in values:
-            if isinstance(v, g.GVar):
-                if v not in self.defined:
-                    self.fail(f"{v.name} is used before it is defined", node)
-            elif isinstance(v, g.Constant):
-                self.constant(v, node)
-            elif isinstance(v, g.ShapeValue):
-                self.known(free_vars(*v.values), node)
-            elif isinstance(v, g.PrimValue):
-                self.known(free_vars(v.value), node)
-            elif isinstance(v, g.FunctionRef):
-                self.reference(v, node)
-            else:
-                self.fail(f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node)
+            match v:
+                case g.GVar(name):
+                    if v not in self.defined:
+                        self.fail(f"{name} is used before it is defined", node)
+                case g.Constant():
+                    self.constant(v, node)
+                case g.ShapeValue() | g.PrimValue():
+                    self.known(tuple(v.symbols()), node)
+                case g.FunctionRef():
+                    self.reference(v, node)
+                case _:
+                    self.fail(
+                        f"wanted a variable, constant or shape here, found a {type(v).__name__}; bind it first", node
+                    )
 
     def reference(self, v: g.FunctionRef, node: object) -> None:
         found = self.module.functions.get(v.name)

@@ -24,7 +24,20 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, free_vars, loads
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Seq, Stmt, lower_block, unknown, walk
+from relax_tune.ir.core.stmt import (
+    Block,
+    BufferStore,
+    For,
+    IfThenElse,
+    Seq,
+    Stmt,
+    blocks,
+    lower_block,
+    map_blocks,
+    stores,
+    unknown,
+    walk,
+)
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 from relax_tune.ir.interp.interp_expr import Env, Fault, Storage, Tape
 from relax_tune.ir.text.printer import excerpt
@@ -300,23 +313,28 @@ class _Compiler:
 
     def stmt(self, s: Stmt, origin: Stmt | None = None) -> _Code:
         origin = origin or s
-        if isinstance(s, For):
-            body = self.stmt(s.body)
-            nest = self.nest(s) if self.vectorise else None
-            return _For(self.func, s, self.tape((s.extent,), s), body, nest)
-        if isinstance(s, Seq):
-            return _Seq(tuple(self.stmt(c, None if origin is s else origin) for c in s.stmts))
-        if isinstance(s, IfThenElse):
-            orelse = None if s.orelse is None else self.stmt(s.orelse, None if origin is s else origin)
-            then = self.stmt(s.then, None if origin is s else origin)
-            return _If(self.func, origin, self.tape((s.cond,), origin), then, orelse)
-        if isinstance(s, BufferStore):
-            storage = self.storages.get(s.buffer)
-            if storage is None:
-                raise _located(self.func, Fault(f"buffer {s.buffer.name} is neither a parameter nor allocated"), origin)
-            return _Store(self.func, origin, storage, self.tape((*s.indices, s.value), origin))
-        if not isinstance(s, Block):
-            raise unknown(s, "the interpreter")
+        inner = None if origin is s else origin
+        match s:
+            case For(extent=extent, body=body):
+                nest = self.nest(s) if self.vectorise else None
+                return _For(self.func, s, self.tape((extent,), s), self.stmt(body), nest)
+            case Seq(parts):
+                return _Seq(tuple(self.stmt(c, inner) for c in parts))
+            case IfThenElse(cond, then, orelse):
+                other = None if orelse is None else self.stmt(orelse, inner)
+                return _If(self.func, origin, self.tape((cond,), origin), self.stmt(then, inner), other)
+            case BufferStore(buffer, indices, value):
+                storage = self.storages.get(buffer)
+                if storage is None:
+                    raise _located(
+                        self.func, Fault(f"buffer {buffer.name} is neither a parameter nor allocated"), origin
+                    )
+                return _Store(self.func, origin, storage, self.tape((*indices, value), origin))
+            case Block():
+                return self.block(s)
+        raise unknown(s, "the interpreter")
+
+    def block(self, s: Block) -> _Code:
         pairs = [e for it, b in zip(s.iters, s.bindings, strict=True) for e in (b, it.extent)]
         body = _Seq((_Domain(self.func, s, self.tape(pairs, s)), self.stmt(lower_block(replace(s, predicate=TRUE)), s)))
         return body if s.predicate is TRUE else _If(self.func, s, self.tape((s.predicate,), s), body, None)
@@ -358,16 +376,7 @@ class _Compiler:
 
 def _effects(leaf: Stmt) -> tuple[list[BufferStore], list[Expr]]:
     """Return the stores of loop-free statements and all expressions they evaluate, in terms of the loops around."""
-    stores: list[BufferStore] = []
-    read: list[Expr] = []
-    for s in walk(leaf):
-        parts = walk(lower_block(s)) if isinstance(s, Block) else (s,)
-        for part in parts:
-            if isinstance(part, BufferStore):
-                stores.append(part)
-                read += [*part.indices, part.value]
-            elif isinstance(part, IfThenElse):
-                read.append(part.cond)
-        if isinstance(s, Block):
-            read += [*s.bindings, *(i.extent for i in s.iters)]
-    return stores, read
+    plain = map_blocks(leaf, lower_block)
+    read = [e for s in walk(plain) for e in s.own_exprs]
+    domains = [e for b in blocks(leaf) for e in (*b.bindings, *(i.extent for i in b.iters))]
+    return list(stores(plain)), read + domains

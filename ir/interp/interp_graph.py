@@ -134,33 +134,28 @@ class _Run:
 
     def match(self, info: StructInfo, value: Result, where: str) -> None:
         """Check a value against `info`, as far as its symbols have values. Raises UserError."""
-        if isinstance(info, TupleInfo):
-            if not isinstance(value, tuple) or len(value) != len(info.fields):
+        match info, value:
+            case ObjectInfo(), _:
+                pass
+            case TupleInfo(parts), tuple() if len(value) == len(parts):
+                for i, (part, v) in enumerate(zip(parts, value, strict=True)):
+                    self.match(part, v, f"{where}, field {i}")
+            case TensorInfo(shape, dtype, ndim), np.ndarray():
+                if ndim is not None and value.ndim != ndim:
+                    raise UserError(f"{where}: wanted {info!r} with {ndim} dims, found {value.ndim} dims {value.shape}")
+                if dtype is not None and value.dtype != dtype.numpy:
+                    raise UserError(f"{where}: wanted {info!r} of {dtype.name}, found {value.dtype}")
+                self.dims(shape, value.shape, info, where)
+            case ShapeInfo(values, ndim), tuple() if is_shape(value) and ndim in (None, len(value)):
+                self.dims(values, value, info, where)
+            case PrimInfo() as wanted, _:
+                self.scalar(wanted, value, where)
+            case CallableInfo(), g.FunctionRef(name):
+                real = signature(_graph(self.module, name))
+                if is_base(info, real, self.deduction) is Proof.NO:
+                    raise UserError(f"{where}: wanted {info!r}, found {name}, which is {real!r}")
+            case _:
                 raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
-            for i, (part, v) in enumerate(zip(info.fields, value, strict=True)):
-                self.match(part, v, f"{where}, field {i}")
-        elif isinstance(info, TensorInfo):
-            if not isinstance(value, np.ndarray):
-                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
-            if info.ndim is not None and value.ndim != info.ndim:
-                raise UserError(
-                    f"{where}: wanted {info!r} with {info.ndim} dims, found {value.ndim} dims {value.shape}"
-                )
-            if info.dtype is not None and value.dtype != info.dtype.numpy:
-                raise UserError(f"{where}: wanted {info!r} of {info.dtype.name}, found {value.dtype}")
-            self.dims(info.shape, value.shape, info, where)
-        elif isinstance(info, ShapeInfo):
-            if not is_shape(value) or (info.ndim is not None and len(value) != info.ndim):
-                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
-            self.dims(info.values, value, info, where)
-        elif isinstance(info, PrimInfo):
-            self.scalar(info, value, where)
-        elif isinstance(info, CallableInfo):
-            if not isinstance(value, g.FunctionRef):
-                raise UserError(f"{where}: wanted {info!r}, found {describe(value)}")
-            real = signature(_graph(self.module, value.name))
-            if is_base(info, real, self.deduction) is Proof.NO:
-                raise UserError(f"{where}: wanted {info!r}, found {value.name}, which is {real!r}")
 
     def scalar(self, info: PrimInfo, value: Result, where: str) -> None:
         kind = scalar_dtype(value)
@@ -227,28 +222,35 @@ class _Run:
         return {d.proof for d in differences(b.var.info, found, self.deduction)} == {Proof.UNKNOWN}
 
     def value(self, v: g.Value, at: object = None) -> Result:
-        if isinstance(v, g.GVar):
-            return self.values[v]
-        if isinstance(v, g.Constant):
-            return self.module.constants[v.name]
-        if isinstance(v, g.ShapeValue):
-            return tuple(self.number(d) for d in v.values)
-        if isinstance(v, g.PrimValue):
-            return self.compute(v.value)
-        if isinstance(v, g.FunctionRef):
-            return v
-        if isinstance(v, g.TupleValue):
-            return tuple(self.value(f, at) for f in v.fields)
-        if isinstance(v, g.TupleItem):
-            return self.value(v.value, at)[v.index]
-        if isinstance(v, g.If):
-            return self.branch(v)
-        args = [self.value(a, at) for a in v.args]
-        if isinstance(v, g.CallFunction):
-            return self.call(v, args, at)
-        if isinstance(v, g.CallHost):
-            return self.host(v, args)
-        return self.operator(v, args, at) if isinstance(v, g.Call) else self.destination(v, args, at)
+        match v:
+            case g.GVar():
+                return self.values[v]
+            case g.Constant(name):
+                return self.module.constants[name]
+            case g.ShapeValue(dims):
+                return tuple(self.number(d) for d in dims)
+            case g.PrimValue(scalar):
+                return self.compute(scalar)
+            case g.FunctionRef():
+                return v
+            case g.TupleValue(parts):
+                return tuple(self.value(f, at) for f in parts)
+            case g.TupleItem(whole, index):
+                return self.value(whole, at)[index]
+            case g.If():
+                return self.branch(v)
+            case g.CallFunction(args=args):
+                return self.call(v, self.arguments(args, at), at)
+            case g.CallHost(args=args):
+                return self.host(v, self.arguments(args, at))
+            case g.Call(args=args):
+                return self.operator(v, self.arguments(args, at), at)
+            case g.CallTIR(args=args) | g.CallDPSLibrary(args=args):
+                return self.destination(v, self.arguments(args, at), at)
+        raise TypeError(f"the interpreter has no case for the value {type(v).__name__}")
+
+    def arguments(self, args: Sequence[g.Value], at: object) -> list[Result]:
+        return [self.value(a, at) for a in args]
 
     def branch(self, v: g.If) -> Result:
         """Run one branch; its bindings end with it."""
@@ -344,35 +346,38 @@ def scalar_dtype(value: Result) -> DType | None:
 
 def actual_info(value: Result) -> StructInfo:
     """Return the full annotation of a value."""
-    if isinstance(value, np.ndarray):
-        return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
-    if is_shape(value):
-        return ShapeInfo(tuple(const(int(d)) for d in value))
-    if isinstance(value, tuple):
-        return TupleInfo(tuple(map(actual_info, value)))
+    match value:
+        case np.ndarray():
+            return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
+        case tuple() if is_shape(value):
+            return ShapeInfo(tuple(const(int(d)) for d in value))
+        case tuple():
+            return TupleInfo(tuple(map(actual_info, value)))
     kind = scalar_dtype(value)
     return ObjectInfo() if kind is None else PrimInfo(kind)
 
 
 def describe_info(info: StructInfo, value: Result) -> StructInfo:
     """Return the annotation of a value in numbers, with dims as far as `info` has them."""
-    if isinstance(info, TensorInfo) and isinstance(value, np.ndarray):
-        return TensorInfo(tuple(const(d) for d in value.shape), None)
-    if isinstance(info, ShapeInfo) and is_shape(value):
-        return ShapeInfo(tuple(const(int(d)) for d in value))
-    if isinstance(info, PrimInfo) and isinstance(value, (int, np.integer)):
-        return PrimInfo(info.dtype, const(int(value)))
-    if isinstance(info, TupleInfo) and isinstance(value, tuple):
-        return TupleInfo(tuple(describe_info(i, v) for i, v in zip(info.fields, value)))
+    match info, value:
+        case TensorInfo(), np.ndarray():
+            return TensorInfo(tuple(const(d) for d in value.shape), None)
+        case ShapeInfo(), tuple() if is_shape(value):
+            return ShapeInfo(tuple(const(int(d)) for d in value))
+        case PrimInfo(kind), int() | np.integer():
+            return PrimInfo(kind, const(int(value)))
+        case TupleInfo(parts), tuple():
+            return TupleInfo(tuple(describe_info(i, v) for i, v in zip(parts, value)))
     return ObjectInfo()
 
 
 def describe(value: object) -> str:
     """Describe a value in an error message."""
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} with shape {value.shape}"
-    if isinstance(value, g.FunctionRef):
-        return f"the function {value.name}"
-    if scalar_dtype(value) is not None:
-        return f"the number {value}"
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
+    match value:
+        case np.ndarray():
+            return f"an array of {value.dtype} with shape {value.shape}"
+        case g.FunctionRef(name):
+            return f"the function {name}"
+        case tuple():
+            return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}" if scalar_dtype(value) is None else f"the number {value}"

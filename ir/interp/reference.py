@@ -204,18 +204,18 @@ class _Block:
         return done[root]
 
     def _node(self, e: Expr, args: Sequence[Array]) -> Array:
-        if isinstance(e, Const):
-            return np.asarray(e.value)
-        if isinstance(e, Var):
-            if e not in self.axes:
+        match e:
+            case Const(value=value):
+                return np.asarray(value)
+            case Var() if e not in self.axes:
                 return np.asarray(self.symbols[e])
-            p = self.axes[e]
-            low = self.low if p == 0 else 0
-            return np.arange(low, low + self.extents[p]).reshape(
-                [-1 if q == p else 1 for q in range(len(self.extents))]
-            )
-        if isinstance(e, Load):
-            return self._load(e, args)
+            case Var():
+                p = self.axes[e]
+                low = self.low if p == 0 else 0
+                spread = [-1 if q == p else 1 for q in range(len(self.extents))]
+                return np.arange(low, low + self.extents[p]).reshape(spread)
+            case Load():
+                return self._load(e, args)
         if e.op == "cast":
             return _cast(args[0], e)
         with np.errstate(all="ignore"):
@@ -291,27 +291,30 @@ class _Graph:
             _bind(where, var.name, var.info.shape, array, self.symbols)
 
     def value(self, v: Value) -> Any:
-        if isinstance(v, GVar):
-            return self.values[v]
-        if isinstance(v, Constant):
-            return _wide(self.module.constants[v.name]) if self.double else self.module.constants[v.name]
-        if isinstance(v, TupleValue):
-            return tuple(self.value(f) for f in v.fields)
-        if isinstance(v, TupleItem):
-            return self.value(v.value)[v.index]
-        if isinstance(v, ShapeValue):
-            return tuple(size_of(d, self.symbols) for d in v.values)
-        if isinstance(v, PrimValue):
-            return substitute(v.value, {s: const(n) for s, n in self.symbols.items()}).value
-        if isinstance(v, Call) and isinstance(v.op, OperatorSpec):
-            bound = v.op.substituted({s: const(n) for s, n in self.symbols.items()})
-            return bound.evaluate([self.value(a) for a in v.args])
-        if isinstance(v, CallTIR):
-            scalars = [size_of(s, self.symbols) for s in v.scalars]
-            shapes = [tuple(size_of(d, self.symbols) for d in o.shape or ()) for o in v.out]
-            outs = evaluate_prim(self.module.prim(v.callee), [self.value(a) for a in v.args], scalars, shapes)
-            if not self.double:
-                outs = tuple(o.astype(i.dtype.numpy) if i.dtype else o for o, i in zip(outs, v.out, strict=True))
-            return outs[0] if len(outs) == 1 else outs
+        match v:
+            case GVar():
+                return self.values[v]
+            case Constant(name):
+                return _wide(self.module.constants[name]) if self.double else self.module.constants[name]
+            case TupleValue(parts):
+                return tuple(map(self.value, parts))
+            case TupleItem(whole, index):
+                return self.value(whole)[index]
+            case ShapeValue(dims):
+                return tuple(size_of(d, self.symbols) for d in dims)
+            case PrimValue(scalar):
+                return substitute(scalar, self.numbers()).value
+            case Call(OperatorSpec() as operator, args):
+                return operator.substituted(self.numbers()).evaluate([self.value(a) for a in args])
+            case CallTIR(callee, args, out):
+                scalars = [size_of(s, self.symbols) for s in v.scalars]
+                shapes = [tuple(size_of(d, self.symbols) for d in o.shape or ()) for o in out]
+                outs = evaluate_prim(self.module.prim(callee), [self.value(a) for a in args], scalars, shapes)
+                if not self.double:
+                    outs = tuple(o.astype(i.dtype.numpy) if i.dtype else o for o, i in zip(outs, out, strict=True))
+                return outs[0] if len(outs) == 1 else outs
         what = f"library routine {v.routine}" if isinstance(v, CallDPSLibrary) else repr(v)
         raise UserError(f"wanted a value this reference can compute, found {what}")
+
+    def numbers(self) -> dict[Var, Expr]:
+        return {s: const(n) for s, n in self.symbols.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -88,42 +87,47 @@ class GraphPrinter(TensorPrinter):
             self.depth -= 1
 
     def value(self, v: g.Value) -> str:
-        if isinstance(v, g.GVar):
-            return self.name(v)
-        if isinstance(v, g.Constant):
-            return f"const({quote(v.name)}, {self.info(v.info)})"
-        if isinstance(v, g.ShapeValue):
-            return f"shape({', '.join(map(self.expr, v.values))})"
-        if isinstance(v, g.PrimValue):
-            return f"prim({self.attribute(v.value)})"
-        if isinstance(v, g.FunctionRef):
-            return f"fn({quote(v.name)})"
-        if isinstance(v, g.CallFunction):
-            callee = quote(v.callee.name) if isinstance(v.callee, g.FunctionRef) else self.value(v.callee)
-            return f"call({', '.join([callee, *map(self.value, v.args)])})"
-        if isinstance(v, g.CallHost):
-            pure = ", pure=True" if v.pure else ""
-            args = self.tuple([self.value(a) for a in v.args])
-            return f"call_host({quote(v.routine)}, {args}, out={self.annotation(v.out)}{pure})"
-        if isinstance(v, g.TupleValue):
-            return self.tuple([self.value(x) for x in v.fields])
-        if isinstance(v, g.TupleItem):
-            return f"{self.value(v.value)}[{v.index}]"
-        if isinstance(v, g.Call):
-            attributes = [f"{f.name}={self.attribute(getattr(v.op, f.name))}" for f in fields(v.op)]
-            return f"op.{operator_name(v.op)}({', '.join([*map(self.value, v.args), *attributes])})"
-        assert isinstance(v, (g.CallTIR, g.CallDPSLibrary))
-        return self.call(v)
+        match v:
+            case g.GVar():
+                return self.name(v)
+            case g.Constant(name, info):
+                return f"const({quote(name)}, {self.info(info)})"
+            case g.ShapeValue(dims):
+                return f"shape({', '.join(map(self.expr, dims))})"
+            case g.PrimValue(scalar):
+                return f"prim({self.attribute(scalar)})"
+            case g.FunctionRef(name):
+                return f"fn({quote(name)})"
+            case g.CallFunction(g.FunctionRef(name), args):
+                return f"call({', '.join([quote(name), *map(self.value, args)])})"
+            case g.CallFunction(callee, args):
+                return f"call({', '.join([self.value(callee), *map(self.value, args)])})"
+            case g.CallHost(routine, args, out, pure):
+                options = f"out={self.annotation(out)}{', pure=True' if pure else ''}"
+                return f"call_host({quote(routine)}, {self.values(args)}, {options})"
+            case g.TupleValue(parts):
+                return self.values(parts)
+            case g.TupleItem(whole, index):
+                return f"{self.value(whole)}[{index}]"
+            case g.Call(operator, args):
+                attributes = [f"{f.name}={self.attribute(getattr(operator, f.name))}" for f in fields(operator)]
+                return f"op.{operator_name(operator)}({', '.join([*map(self.value, args), *attributes])})"
+            case g.CallDPSLibrary(routine):
+                return self.call("call_dps_library", routine, v)
+            case g.CallTIR(callee, inplace=()):
+                return self.call("call_tir", callee, v)
+            case g.CallTIR(callee, inplace=places):
+                return self.call("call_tir_inplace", callee, v, f", inplace=[{', '.join(map(str, places))}]")
+        raise TypeError(f"the printer has no case for the value {type(v).__name__}")
 
-    def call(self, v: g.CallTIR | g.CallDPSLibrary) -> str:
-        kind, callee = ("call_tir", v.callee) if isinstance(v, g.CallTIR) else ("call_dps_library", v.routine)
+    def call(self, kind: str, callee: str, v: g.CallTIR | g.CallDPSLibrary, where: str = "") -> str:
         infos = [self.annotation(o) for o in v.out]
         out = infos[0] if len(infos) == 1 else self.tuple(infos)
         scalars = f", scalars=[{', '.join(map(self.expr, v.scalars))}]" if v.scalars else ""
-        where = ""
-        if isinstance(v, g.CallTIR) and v.inplace:
-            kind, where = "call_tir_inplace", f", inplace=[{', '.join(map(str, v.inplace))}]"
-        return f"{kind}({quote(callee)}, {self.tuple([self.value(a) for a in v.args])}, out={out}{scalars}{where})"
+        return f"{kind}({quote(callee)}, {self.values(v.args)}, out={out}{scalars}{where})"
+
+    def values(self, values: Sequence[g.Value]) -> str:
+        return self.tuple([self.value(v) for v in values])
 
     @staticmethod
     def tuple(parts: Sequence[str]) -> str:
@@ -134,22 +138,21 @@ class GraphPrinter(TensorPrinter):
 
         A non-empty tuple of expressions prints as a list and a literal expression in full, so that the parser tells expressions
         from plain numbers."""
-        if isinstance(x, Const):
-            return f"const({x.value!r}, {x.dtype})"
-        if isinstance(x, Expr):
-            return self.expr(x)
-        if isinstance(x, DType):
-            return x.short
-        if isinstance(x, tuple) and x and all(isinstance(i, Expr) for i in x):
-            return f"[{', '.join(map(self.expr, x))}]"
-        if isinstance(x, tuple):
-            return self.tuple([self.attribute(i) for i in x])
-        if isinstance(x, float) and not math.isfinite(x):
-            return {math.inf: "inf", -math.inf: "-inf"}.get(x, "nan")
-        if isinstance(x, str):
-            return quote(x)
-        if x is None or isinstance(x, (bool, int, float)):
-            return repr(x)
+        match x:
+            case Const(value=value):
+                return f"const({value!r}, {x.dtype})"
+            case Expr():
+                return self.expr(x)
+            case DType():
+                return x.short
+            case tuple() if x and all(isinstance(i, Expr) for i in x):
+                return f"[{', '.join(map(self.expr, x))}]"
+            case tuple():
+                return self.tuple([self.attribute(i) for i in x])
+            case str():
+                return quote(x)
+            case None | bool() | int() | float():  # infinities print as `inf`
+                return repr(x)
         raise TypeError(f"wanted an operator attribute of plain values, expressions or tuples of them; found {x!r}")
 
     def annotation(self, info: StructInfo) -> str:
@@ -160,24 +163,25 @@ class GraphPrinter(TensorPrinter):
         return text
 
     def info(self, info: StructInfo) -> str:
-        if isinstance(info, TensorInfo):
-            if info.shape is not None:
-                return f"Tensor({self.dims(info.shape)}, {info.dtype})"
-            return f"Tensor(None, {info.dtype}{'' if info.ndim is None else f', ndim={info.ndim}'})"
-        if isinstance(info, ShapeInfo):
-            if info.values is not None:
-                return f"Shape([{', '.join(map(self.expr, info.values))}])"
-            return f"Shape(None{'' if info.ndim is None else f', ndim={info.ndim}'})"
-        if isinstance(info, PrimInfo):
-            return f"Prim({info.dtype}{'' if info.value is None else f', {self.expr(info.value)}'})"
-        if isinstance(info, TupleInfo):
-            return f"Tuple({', '.join(map(self.info, info.fields))})"
-        if isinstance(info, CallableInfo):
-            with self.scope():
-                params = "None" if info.params is None else self.tuple([self.info(p) for p in info.params])
-                return f"Callable({params}, {self.info(info.ret)}{'' if info.pure else ', pure=False'})"
-        assert isinstance(info, ObjectInfo)
-        return "Object()"
+        match info:
+            case TensorInfo(shape, dtype) if shape is not None:
+                return f"Tensor({self.dims(shape)}, {dtype})"
+            case TensorInfo(_, dtype, ndim):
+                return f"Tensor(None, {dtype}{'' if ndim is None else f', ndim={ndim}'})"
+            case ShapeInfo(values) if values is not None:
+                return f"Shape([{', '.join(map(self.expr, values))}])"
+            case ShapeInfo(_, ndim):
+                return f"Shape(None{'' if ndim is None else f', ndim={ndim}'})"
+            case PrimInfo(dtype, value):
+                return f"Prim({dtype}{'' if value is None else f', {self.expr(value)}'})"
+            case TupleInfo(parts):
+                return f"Tuple({', '.join(map(self.info, parts))})"
+            case CallableInfo(params, ret, pure):
+                with self.scope():
+                    given = "None" if params is None else self.tuple([self.info(p) for p in params])
+                    return f"Callable({given}, {self.info(ret)}{'' if pure else ', pure=False'})"
+            case ObjectInfo():
+                return "Object()"
 
 
 def operator_name(op: Operator) -> str:

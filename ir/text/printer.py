@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Union
 
 from relax_tune.ir.core.expr import Expr
-from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
+from relax_tune.ir.core.function import AnyFunction, ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.stmt import Stmt
 from relax_tune.ir.core.struct_info import StructInfo
@@ -63,20 +63,17 @@ class Printer(GraphPrinter):
     """Printer of modules and functions."""
 
     def run(self, x: Printable) -> str:
-        if isinstance(x, IRModule):
-            self.module(x)
-        elif isinstance(x, PrimFunc):
-            self.prim(x, x.name)
-        elif isinstance(x, Function):
-            self.function(x, x.name)
-        elif isinstance(x, ExternFunc):
-            self.extern(x, x.name)
-        elif isinstance(x, Expr):
-            self.emit(self.expr(x))
-        elif isinstance(x, Stmt):
-            self.stmt(x)
-        else:
-            self.emit(self.info(x))
+        match x:
+            case IRModule():
+                self.module(x)
+            case PrimFunc() | Function() | ExternFunc():
+                self.named(x, x.name)
+            case Expr():
+                self.emit(self.expr(x))
+            case Stmt():
+                self.stmt(x)
+            case _:
+                self.emit(self.info(x))
         if self.header and self.lines[:1] != [""]:
             self.header.append("")
         return "\n".join(self.header + self.lines)
@@ -93,12 +90,16 @@ class Printer(GraphPrinter):
         for key, f in m.functions.items():
             self.emit("")
             with self.scope():
-                if isinstance(f, PrimFunc):
-                    self.prim(f, key)
-                elif isinstance(f, Function):
-                    self.function(f, key)
-                else:
-                    self.extern(f, key)
+                self.named(f, key)
+
+    def named(self, f: AnyFunction, key: str) -> None:
+        match f:
+            case PrimFunc():
+                self.prim(f, key)
+            case Function():
+                self.function(f, key)
+            case ExternFunc():
+                self.extern(f, key)
 
     def extern(self, f: ExternFunc, key: str) -> None:
         signature = "" if f.signature is None else f", {self.annotation(f.signature)}"
