@@ -88,8 +88,12 @@ def _version(python: str) -> str:
 
 
 TESTS = (
-    *("runtime/test_device_contract.py", "cuda_emulation/test_few_queries.py", "schedules/test_late_copies.py"),
-    *("schedules/test_rules_cuda.py", "schedules/test_rules_tensor.py", "schedules/test_warp_products.py"),
+    *(
+        "runtime/device/test_device_contract.py",
+        "cuda_emulation/test_few_queries.py",
+        "schedules/rules/test_async_copies.py",
+    ),
+    *("schedules/rules/test_cuda.py", "schedules/rules/test_mma.py", "schedules/rules/test_mma_intrinsics.py"),
 )
 
 

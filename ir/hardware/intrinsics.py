@@ -262,7 +262,7 @@ def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16
 
 
 def _transpose(size: int) -> Intrinsic:
-    """A square tile of f32 turned over in registers: rows swap halves, quarters, ... with their partners."""
+    """Return the transpose of a square tile of f32 in registers: rows exchange halves, then quarters, and so on."""
     text = f"""
 @prim_func(outputs=1)
 def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({size}, {size}), f32)):
@@ -299,7 +299,10 @@ def transpose_f32_{size}x{size}(A: Buffer(({size}, {size}), f32), C: Buffer(({si
 
 
 def _products() -> Iterator[tuple[str, Intrinsic]]:
-    """C += A B, f32 of 16-bit floats, by a warp or four. For each operand `n`: as it is multiplied; `t`: turned; `o`: held by items."""
+    """Yield C += A B in f32 of 16-bit floats, by one warp or four.
+
+    The suffix has a letter for each operand. `n`: not transposed. `t`: transposed. `o`: in the registers of work-items.
+    """
     for dtype in ("f16", "bf16"):
         for form in ("nn", "nt", "tn", "tt"):
             lies = (dtype, form[0] == "t", form[1] == "t")
@@ -370,7 +373,7 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
             ),
         }),
     ),
-    # a tile turned over
+    # a tile transposed
     "transpose_f32_8x8": _transpose(8),
     "transpose_f32_16x16": _transpose(16),
     # a tile of a product grows by one step of its reduction

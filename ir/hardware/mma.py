@@ -17,10 +17,13 @@ CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
 ROW = 8
 
 
-def semantics(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
-    """C += A B for m by n tiles. A lies in rows of steps, turned in steps of rows; B in steps of columns, turned in columns of steps."""
-    a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_turned else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
-    b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_turned else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
+def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
+    """Return the semantics of C += A B for m by n tiles of sums.
+
+    A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
+    """
+    a = ("(16, m, 2, 8)", "vk, vm, vr, vy") if a_transposed else ("(m, 2, 8, 16)", "vm, vr, vy, vk")
+    b = ("(n, 4, 2, 16)", "vn, vx, vc, vk") if b_transposed else ("(16, n, 8)", "vk, vn, vx * 2 + vc")
     return f"""
 @prim_func(outputs=1)
 def {name}(A: Buffer({a[0]}, {dtype}), B: Buffer({b[0]}, {dtype}), C: Buffer((m, 2, 8, n, 4, 2), f32)):
@@ -68,9 +71,9 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 """
 
 
-def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
-    if a_turned:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
+    if a_transposed:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
         a = "(l & 7) * a_y + (l >> 3 & 1) * a_r + (l >> 4) * 8"
@@ -78,8 +81,8 @@ def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
   a_at += {a};
   unsigned rows[m][4];
 #pragma unroll
-  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_turned).lower()}>(rows[i], a + rt_place<a_row>(a_at, i * a_i));
-{_columns(dtype, b_turned, "b_k")}"""
+  for (int i = 0; i < m; i++) rt_matrices<4, {str(a_transposed).lower()}>(rows[i], a + rt_place<a_row>(a_at, i * a_i));
+{_columns(dtype, b_transposed, "b_k")}"""
 
 
 def warp_operand_cuda_body(dtype: str) -> str:
@@ -97,9 +100,9 @@ def warp_operand_cuda_body(dtype: str) -> str:
 {_columns(dtype, False, "b_e")}"""
 
 
-def _columns(dtype: str, b_turned: bool, step: str) -> str:
+def _columns(dtype: str, b_transposed: bool, step: str) -> str:
     """The other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
-    if b_turned:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
+    if b_transposed:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
         b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
     else:
         b = f"(l & 15) * {step}"
@@ -108,8 +111,8 @@ def _columns(dtype: str, b_turned: bool, step: str) -> str:
   for (int j = 0; j < n; j += 2) {{
     unsigned columns[4];
     const unsigned short *const p = b + rt_place<b_row>(b_at, j * b_j);
-    if (j + 1 < n) rt_matrices<4, {str(not b_turned).lower()}>(columns, p);
-    else rt_matrices<2, {str(not b_turned).lower()}>(columns, p);
+    if (j + 1 < n) rt_matrices<4, {str(not b_transposed).lower()}>(columns, p);
+    else rt_matrices<2, {str(not b_transposed).lower()}>(columns, p);
 #pragma unroll
     for (int i = 0; i < m; i++)
 #pragma unroll
@@ -118,10 +121,10 @@ def _columns(dtype: str, b_turned: bool, step: str) -> str:
   }}"""
 
 
-def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
-    a = "k * a_k + i * a_i + r * a_r + y" if a_turned else "i * a_i + r * a_r + y * a_y + k"
-    b = "j * b_j + x * b_x + q * b_c + k" if b_turned else "k * b_k + j * b_j + x * 2 + q"
+    a = "k * a_k + i * a_i + r * a_r + y" if a_transposed else "i * a_i + r * a_r + y * a_y + k"
+    b = "j * b_j + x * b_x + q * b_c + k" if b_transposed else "k * b_k + j * b_j + x * 2 + q"
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
@@ -165,21 +168,21 @@ def _mma_function(dtype: str) -> str:
 # Where an element lies that is `step` elements behind `at` in rows of `row`, swizzled by eight elements (`ir/hardware/swizzle`); in other
 # rows 0. Steps of whole periods leave the sum, so that all those of a loop have one place in common.
 PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
-  const unsigned vectors = row / 8, beside = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
+  const unsigned vectors = row / 8, per_line = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
   if (row == 0) return at + step;
-  if (step % (row * beside * most) != 0) at += step, step = 0;
+  if (step % (row * per_line * most) != 0) at += step, step = 0;
   const unsigned r = at / 8 / (row ? vectors : 1), v = at / 8 % (row ? vectors : 1);
-  return (r * vectors + (v + r / beside % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
+  return (r * vectors + (v + r / per_line % (row ? most : 1)) % (row ? vectors : 1)) * 8 + at % 8 + step; }"""
 
-# What the texts call: matrices of 8 by 8 elements from shared memory, as they are or turned, and one product.
+# Functions of the bodies: `ldmatrix` of 8 x 8 elements from shared memory, transposed or not, and one `mma`.
 OPERATIONS = """#if !defined(RT_WARPS) && __CUDA_ARCH__ >= 800
-template <int count, bool turned> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
+template <int count, bool transposed> static __device__ __forceinline__ void rt_matrices(unsigned *r, const unsigned short *p) {
   const unsigned at = (unsigned)__cvta_generic_to_shared(p);
-  if (count == 4 && turned) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+  if (count == 4 && transposed) asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
   else if (count == 4) asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-  else if (turned) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+  else if (transposed) asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
     : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory");
   else asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at) : "memory"); }
 """ + "\n".join([*map(_mma_function, ("f16", "bf16")), "#endif"])

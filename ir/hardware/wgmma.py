@@ -19,18 +19,18 @@ CORE = 8
 MAX_TILES = 32
 # Where there are such products.
 CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
-PROXY_FENCE_CALL = "rt_shown();"
+PROXY_FENCE_CALL = "rt_proxy_fence();"
 
 
-def semantics(name: str, dtype: str, a_turned: bool, b_turned: bool) -> str:
+def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """Return the semantics of C += A B for m by n tiles and 16 s steps.
 
-    A lies in rows of steps, turned in steps of rows. B lies in steps of columns, turned in columns of steps.
+    A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
     """
-    a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_turned else "vy, vk")
+    a = "vm, vz, vr, vt, vh, " + ("vk, vy" if a_transposed else "vy, vk")
     b = (
         ("(n, s, 2, 4, 2, 8)", "vn, vt, vh, vx, vc, vk")
-        if b_turned
+        if b_transposed
         else ("(n, s, 2, 8, 8)", "vn, vt, vh, vk, vx * 2 + vc")
     )
     return f"""
@@ -53,19 +53,19 @@ def {name}(A: Buffer((m, 4, 2, s, 2, 8, 8), {dtype}), B: Buffer({b[0]}, {dtype})
 """
 
 
-def fixed_strides(a_turned: bool, b_turned: bool) -> tuple[tuple[str, str, int, str], ...]:
+def fixed_strides(a_transposed: bool, b_transposed: bool) -> tuple[tuple[str, str, int, str], ...]:
     """Return the required strides as (operand, loop variable, factor, other variable).
 
     The variable's stride is `factor` times the other's, or `factor` elements if the other is empty.
     """
-    b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_turned else (("B", "k", CORE, ""),)
-    return ("A", "k" if a_turned else "y", CORE, ""), ("A", "z", 2, "r"), *b
+    b = (("B", "x", 2 * CORE, ""), ("B", "c", CORE, "")) if b_transposed else (("B", "k", CORE, ""),)
+    return ("A", "k" if a_transposed else "y", CORE, ""), ("A", "z", 2, "r"), *b
 
 
-def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """Return the CUDA body. The sums are pinned before and after, as nothing may touch them from the first product to the wait."""
     return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
-  typedef rt_multiply_{dtype}<n, {int(a_turned)}, {int(not b_turned)}> product;
+  typedef rt_multiply_{dtype}<n, {int(a_transposed)}, {int(not b_transposed)}> product;
 #pragma unroll
   for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);
   rt_begin_products();
@@ -78,10 +78,10 @@ def cuda_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
   for (int i = 0; i < m; i++) rt_held<n>(c + i * c_i, c_r, c_j);"""
 
 
-def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
+def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
     """Return the CUDA body for other architectures: every work-item by itself, as the semantics say."""
-    a = "k * a_k + y" if a_turned else "y * a_y + k"
-    b = "x * b_x + q * b_c + k" if b_turned else "k * b_k + x * 2 + q"
+    a = "k * a_k + y" if a_transposed else "y * a_y + k"
+    b = "x * b_x + q * b_c + k" if b_transposed else "k * b_k + x * 2 + q"
     return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
@@ -98,15 +98,15 @@ def scalar_body(dtype: str, a_turned: bool, b_turned: bool) -> str:
                   * rt_from_{dtype}_f32(b[j * b_j + t * b_t + h * b_h + {b}]);"""
 
 
-# Where matrices are, as the machine wants it told; the rest is done by emulations in their own way.
+# Matrix descriptors and the fences of `wgmma` (PTX ISA); the emulation defines its own products.
 OPERATIONS = f"""#if {CONDITION}
 static __device__ __forceinline__ unsigned long long rt_described(const unsigned short *p, i64 steps, i64 others) {{
   const unsigned long long at = (unsigned)__cvta_generic_to_shared(p);
   return (at >> 4 & 0x3fff) | (unsigned long long)(steps >> 3 & 0x3fff) << 16 | (unsigned long long)(others >> 3 & 0x3fff) << 32; }}
 #endif
 #if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <int n, int turned, int flat> struct rt_multiply_f16;
-template <int n, int turned, int flat> struct rt_multiply_bf16;
+template <int n, int transposed, int flat> struct rt_multiply_f16;
+template <int n, int transposed, int flat> struct rt_multiply_bf16;
 template <int n> static __device__ __forceinline__ void rt_held(float *c, i64 r, i64 j) {{
 #pragma unroll
   for (int k = 0; k < n; k++)
@@ -117,11 +117,11 @@ static __device__ __forceinline__ void rt_end_products() {{
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }}
 #endif"""
 
-# What ordinary writes of an item left in shared memory is there for the machine too.
+# Make ordinary writes to shared memory visible to the async proxy (PTX ISA, fence.proxy.async).
 PROXY_FENCE = """#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-static __device__ __forceinline__ void rt_shown() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+static __device__ __forceinline__ void rt_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #elif !defined(RT_WARPS)
-static __device__ __forceinline__ void rt_shown() {}
+static __device__ __forceinline__ void rt_proxy_fence() {}
 #endif"""
 
 
@@ -133,13 +133,13 @@ def helpers(dtype: str, sizes: Mapping[str, int]) -> Mapping[str, str]:
         f'"+f"(c[{k} * j]), "+f"(c[{k} * j + 1]), "+f"(c[{k} * j + r]), "+f"(c[{k} * j + r + 1])' for k in range(n)
     )
     product = f"""#if !defined(RT_WARPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <int turned, int flat> struct rt_multiply_{dtype}<{n}, turned, flat> {{
+template <int transposed, int flat> struct rt_multiply_{dtype}<{n}, transposed, flat> {{
   static __device__ __forceinline__ void add(float *c, i64 r, i64 j, unsigned long long a, unsigned long long b) {{
     asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\nwgmma.mma_async.sync.aligned.m64n{COLUMNS * n}k16.f32.{dtype}.{dtype} "
       "{{{sums}}}, "
       "%{4 * n}, %{4 * n + 1}, p, 1, 1, %{4 * n + 2}, %{4 * n + 3};\\n}}"
       : {held}
-      : "l"(a), "l"(b), "n"(turned), "n"(flat)); }}
+      : "l"(a), "l"(b), "n"(transposed), "n"(flat)); }}
 }};
 #endif"""
     return {"warpgroup_operations": OPERATIONS, f"multiply_{dtype}_{n}": product}

@@ -101,14 +101,14 @@ static bool rt_is_shared(const void *p) {
   const char *const at = (const char *)p;
   return (at >= __start_rt_tiles && at < __stop_rt_tiles) || (at >= (char *)rt_shared && at < (char *)(&rt_shared + 1));
 }
-template <int count, bool turned> static void rt_matrices(unsigned *r, const unsigned short *row) {
+template <int count, bool transposed> static void rt_matrices(unsigned *r, const unsigned short *row) {
   const rt_fibre *const warp = rt_show(__LINE__, row);
   const int lane = rt_current - warp;
   if (lane < 8 * count && (!rt_is_shared(row) || (size_t)row % 16)) abort();
   for (int q = 0; q < count; q++) {
     unsigned short pair[2];
     for (int h = 0; h < 2; h++) {
-      const int y = turned ? lane % 4 * 2 + h : lane / 4, x = turned ? lane / 4 : lane % 4 * 2 + h;
+      const int y = transposed ? lane % 4 * 2 + h : lane / 4, x = transposed ? lane / 4 : lane % 4 * 2 + h;
       pair[h] = ((const unsigned short *)warp[8 * q + y].shown)[x];
     }
     memcpy(r + q, pair, sizeof pair);
@@ -192,7 +192,7 @@ template <float (*value)(unsigned short)> static float rt_element(unsigned long 
   const bool plain = !(described >> 46); /* no offset of patterns, no swizzling */
   return plain && rt_is_shared(p) ? value(*(const unsigned short *)p) : NAN;
 }
-template <float (*value)(unsigned short), int n, int turned, int flat> static void rt_multiply(const rt_product &p) {
+template <float (*value)(unsigned short), int n, int transposed, int flat> static void rt_multiply(const rt_product &p) {
   const int lane = (rt_current - rt_fibres) % rt_warpgroup;
   bool there = rt_own_works().begun;
   for (const rt_works &works : rt_working) there = there && !works.hidden;
@@ -200,19 +200,19 @@ template <float (*value)(unsigned short), int n, int turned, int flat> static vo
     for (int e = 0; e < 4; e++) {
       const int row = lane / 32 * 16 + e / 2 * 8 + lane % 32 / 4, column = j * 8 + lane % 4 * 2 + e % 2;
       for (int k = 0; k < 16; k++)
-        p.c[j * p.j + e / 2 * p.r + e % 2] += there ? rt_element<value>(p.a, turned, row, k) * rt_element<value>(p.b, flat, column, k) : NAN;
+        p.c[j * p.j + e / 2 * p.r + e % 2] += there ? rt_element<value>(p.a, transposed, row, k) * rt_element<value>(p.b, flat, column, k) : NAN;
     }
 }
-template <float (*value)(unsigned short), int n, int turned, int flat> struct rt_multiply_any {
+template <float (*value)(unsigned short), int n, int transposed, int flat> struct rt_multiply_any {
   static void add(float *c, long long r, long long j, unsigned long long a, unsigned long long b) {
     rt_works &works = rt_own_works();
-    works.waiting.push_back({rt_multiply<value, n, turned, flat>, c, r, j, a, b});
-    if (rt_early) rt_multiply<value, n, turned, flat>(works.waiting.back()), works.waiting.clear();
+    works.waiting.push_back({rt_multiply<value, n, transposed, flat>, c, r, j, a, b});
+    if (rt_early) rt_multiply<value, n, transposed, flat>(works.waiting.back()), works.waiting.clear();
     rt_meet(__LINE__, a, b);
   }
 };
-template <int n, int turned, int flat> using rt_multiply_f16 = rt_multiply_any<rt_value_f16, n, turned, flat>;
-template <int n, int turned, int flat> using rt_multiply_bf16 = rt_multiply_any<rt_value_bf16, n, turned, flat>;
+template <int n, int transposed, int flat> using rt_multiply_f16 = rt_multiply_any<rt_value_f16, n, transposed, flat>;
+template <int n, int transposed, int flat> using rt_multiply_bf16 = rt_multiply_any<rt_value_bf16, n, transposed, flat>;
 template <int n> static void rt_held(float *, long long, long long) {}
 static void rt_begin_products() { rt_own_works().begun = true; }
 static void rt_end_products() {
@@ -221,7 +221,7 @@ static void rt_end_products() {
   works.waiting.clear(), works.begun = false;
   rt_meet(__LINE__, 0, 0);
 }
-static void rt_shown() { rt_own_works().hidden = false; }
+static void rt_proxy_fence() { rt_own_works().hidden = false; }
 template <int most> static void rt_arrived() {
   rt_lots &lots = rt_own_lots();
   rt_own_works().hidden = true;

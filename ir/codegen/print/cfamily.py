@@ -245,11 +245,11 @@ class CFamilyPrinter(CopyPrinter):
         sizes = list(found.sizes)
         for (b, at), operand in zip(found.operands, found.intrinsic.semantics.buffers, strict=True):
             start = self.algebra.resolve(at)
-            row, turned = split_swizzle(b, start)
-            offset = self.poly_text(plus(start, turned, -1))
+            row, phase = split_swizzle(b, start)
+            offset = self.poly_text(plus(start, phase, -1))
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
             if found.intrinsic.of_warp and b.scope == "shared":
-                places.append(self.poly_text(turned))
+                places.append(self.poly_text(phase))
                 sizes.append((f"{operand.name.lower()}_row", row))
         names += [self.poly_text(self.algebra.resolve(s)) for s in found.strides] + places
         kinds = [(self.space(b), b.dtype) for b, _ in found.operands]

@@ -73,7 +73,7 @@ class AsyncCopyPrinter(GridPrinter):
             places = [self.address(b, p) for b, p in ((s.buffer, to), (value.buffer, source))]
             if (size > 1 and any(self.stride(p) != 1 for p in (to, source))) or any(a.multiple % size for a in places):
                 return False
-            self.prelude.add("late_copies", ASYNC_COPIES)
+            self.prelude.add("async_copies", ASYNC_COPIES)
             known = [text for text in whole if text]
             if not known:
                 self._copy(places, size, held)
@@ -132,5 +132,5 @@ class AsyncCopyPrinter(GridPrinter):
         self.line(f"rt_copy<{size}>({', '.join(a.text for a in places)}, {count});")
 
     def async_fence(self, n: AsyncFence) -> None:
-        self.prelude.add("late_copies", ASYNC_COPIES)
+        self.prelude.add("async_copies", ASYNC_COPIES)
         self.line("rt_sent();" if n.pending is None else f"rt_arrived<{n.pending}>();")

@@ -304,12 +304,12 @@ class CUDAPrinter(AsyncCopyPrinter):
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
         marked = {m.marks.intrinsic for m in walk(body) if isinstance(m, For)} & INTRINSICS.keys()
-        self.proxy_fences = sorted({shown for x in marked if (shown := INTRINSICS[x].proxy_fence) is not None})
+        self.proxy_fences = sorted({fence for x in marked if (fence := INTRINSICS[x].proxy_fence) is not None})
         return super().kernel(name, buffers, written, body)
 
     def barrier(self, n: Barrier) -> None:
         for call, piece in self.proxy_fences:
-            self.prelude.add("showing", piece)
+            self.prelude.add("proxy_fence", piece)
             self.line(call)
         self.line("__syncthreads();")
 

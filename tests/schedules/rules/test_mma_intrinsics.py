@@ -77,7 +77,7 @@ def test_mma_intrinsics_compute_reference_products(tmp_path: Path, where: str) -
     [
         ("(l >> 4) * 8", "(l >> 3 & 1) * 8"),
         ("columns + 2 * q", "columns + q"),
-        ("r / beside % ", "r % "),
+        ("r / per_line % ", "r % "),
         ("__syncthreads();", ""),
     ],
 )

@@ -84,7 +84,7 @@ def test_candidates_are_products_of_four_warps(case: str) -> None:
     sketch, values = sketch_of(case), SMALL[case]
     found = text(small(case))
     assert sketch.guesses and found.count("rt_wgmma_") == 1
-    assert found.count("rt_shown();") == found.count("__syncthreads();") > 0, "before every barrier"
+    assert found.count("rt_proxy_fence();") == found.count("__syncthreads();") > 0, "before every barrier"
     assert ("rt_copy<8>" in found) == (case in ("NT", "NN, bias", "int8")), "where rows begin at multiples of a copy"
     replayed = replace(replay_with(sketch.trace, CASES[case][0](), values), name=small(case).name)
     assert text(replayed) == found
@@ -153,7 +153,7 @@ def test_so_does_each_item_for_itself(tmp_path: Path) -> None:
     ("old", "new", "backwards"),
     [
         ("rt_described(a, a_h, a_r)", "rt_described(a, a_r, a_h)", False),
-        ("rt_shown();\n", "\n", False),
+        ("rt_proxy_fence();\n", "\n", False),
         ("__syncthreads();", "", True),
     ],
 )
