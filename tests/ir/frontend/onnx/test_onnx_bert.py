@@ -274,3 +274,18 @@ def test_positions_cut_from_a_table_need_no_gather() -> None:
       k = Slice(ids, zero, n, one)
       y = Gather(table, k) }"""
     assert [o.name for o in operators(check(model(text), [floats(2, 4)]))] == ["slice", "reshape"]
+
+
+def test_repeated_heads_are_read_in_place() -> None:
+    text = """(float[2, 6, n, 4] q, float[2, 2, m, 4] k) => (float[2, 6, n, m] y)
+      <int64[1] two = {2}, int64[1] four = {4}, int64[2] heads = {2, 2}, int64[1] times = {3}, int64[2] all = {2, 6}> {
+      m0 = Shape<start = 2, end = 3>(k)
+      wide = Concat<axis = 0>(heads, times, m0, four)
+      one = Unsqueeze(k, two)
+      e = Expand(one, wide)
+      dims = Concat<axis = 0>(all, m0, four)
+      r = Reshape(e, dims)
+      t = Transpose<perm = [0, 1, 3, 2]>(r)
+      y = MatMul(q, t) }"""
+    found = operators(check(model(text), [floats(2, 6, 5, 4), floats(2, 2, 3, 4)]))
+    assert [o.name for o in found if o.name != "reshape"] == ["expand_dims", "matmul"]
