@@ -32,7 +32,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from relax_tune.database import sqlite_file
-from relax_tune.errors import DatabaseError
+from relax_tune.errors import DatabaseError, system_reason
 
 BUSY_SECS = 60
 """How long a writer waits for another's write transaction."""
@@ -269,7 +269,7 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
     """One paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
     say who holds it."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    reason = system_reason(cause)
     lines = [line.strip() for line in masked(reason).splitlines() if line.strip()]
     said = "; ".join(lines[:2])[:300] or type(cause).__name__
     if isinstance(error, IntegrityError):

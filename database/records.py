@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from relax_tune.errors import DatabaseError
+from relax_tune.json_shapes import has_shape
 
 VariantKind = Literal["tuned", "library", "generic"]
 Status = Literal["ok", "failed"]
@@ -144,7 +145,7 @@ def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
         raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(value)}")
     pairs = []
     for pair in value:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if not has_shape(pair, (object, object)):
             raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(pair)}")
         pairs.append((_key(pair[0], where), _text(pair[1], f"{where}[{pair[0]!r}]")))
     pairs.sort()

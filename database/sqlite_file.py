@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from relax_tune.errors import DatabaseError
+from relax_tune.errors import DatabaseError, system_reason
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -46,7 +46,7 @@ def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: b
         path.touch()
     except OSError as error:
         raise DatabaseError(
-            f"{where}: wanted to make this file, found {_said(error)}; choose another place with --db"
+            f"{where}: wanted to make this file, found {system_reason(error)}; choose another place with --db"
         ) from None
     return True
 
@@ -69,7 +69,9 @@ def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
     except FileNotFoundError:
         found = None
     except (OSError, ValueError) as error:
-        raise DatabaseError(f"{where}: wanted a database file, found {_said(error)}; correct the path") from None
+        raise DatabaseError(
+            f"{where}: wanted a database file, found {system_reason(error)}; correct the path"
+        ) from None
     if found is None:
         return _verify_missing(path, where, create)
     if stat.S_ISDIR(found.st_mode):
@@ -82,7 +84,9 @@ def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
-        raise DatabaseError(f"{where}: wanted a readable file, found {_said(error)}; fix its permissions") from None
+        raise DatabaseError(
+            f"{where}: wanted a readable file, found {system_reason(error)}; fix its permissions"
+        ) from None
     if header and not header.startswith(_MAGIC):
         kind = next((name for start, name in _KNOWN if header.startswith(start)), "another kind of file")
         raise DatabaseError(f"{where}: wanted a SQLite database, found {kind} (not a database); give another path")
@@ -235,8 +239,3 @@ def holder(path: Path) -> str | None:
                         name = ", " + Path("/proc", fields[4], "comm").read_text().strip()
                     return f"process {fields[4]}{name}"
     return None
-
-
-def _said(error: OSError | ValueError) -> str:
-    """The reason alone: the path is named already."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -13,6 +13,7 @@ from typing import Any
 
 from relax_tune.database.records import VariantRecord, canonical_json
 from relax_tune.errors import DatabaseError
+from relax_tune.json_shapes import has_shape
 
 PRIMITIVES: Mapping[str, str] = {
     "share_evenly": "stream_k",
@@ -105,29 +106,27 @@ def rename_trace(text: str) -> str:
 
 def _trace(trace: Any) -> Any:
     """The value of a trace, renamed; the order of the fields stays, since keys hash the text."""
-    if not isinstance(trace, dict):
-        return trace
-    if isinstance(parts := trace.get("parts"), list):
-        return {**trace, "parts": [_part(part) for part in parts]}
-    if isinstance(steps := trace.get("steps"), list):
-        return {**trace, "steps": [_step(step) for step in steps]}
+    if has_shape(trace, {"parts": list}):
+        return {**trace, "parts": list(map(_part, trace["parts"]))}
+    if has_shape(trace, {"steps": list}):
+        return {**trace, "steps": list(map(_step, trace["steps"]))}
     return trace
 
 
 def _part(part: Any) -> Any:
     """`[kind, sketch, trace]` of one function of an unfused variant."""
-    if not isinstance(part, list) or len(part) != 3 or not isinstance(part[1], str):
+    if not has_shape(part, (object, str, object)):
         return part
     return [part[0], rename_sketch(part[1]), _trace(part[2])]
 
 
 def _step(step: Any) -> Any:
     """`[primitive, arguments]`."""
-    if not isinstance(step, list) or len(step) != 2 or not isinstance(step[0], str):
+    if not has_shape(step, (str, object)):
         return step
     name, arguments = step
-    if name == "rolling_update" and isinstance(arguments, dict) and isinstance(skip := arguments.get("skip"), str):
-        arguments = {**arguments, "skip": SKIPS.get(skip, skip)}
+    if name == "rolling_update" and has_shape(arguments, {"skip": str}):
+        arguments = {**arguments, "skip": SKIPS.get(arguments["skip"], arguments["skip"])}
     return [PRIMITIVES.get(name, name), arguments]
 
 
@@ -189,8 +188,7 @@ def _document(text: str) -> dict[str, Any] | None:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(document, dict) and isinstance(document.get("variants"), dict)
-    return document if whole and isinstance(document.get("entries"), list) else None
+    return document if has_shape(document, {"variants": dict, "entries": list}) else None
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +212,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
             "parameters": new.parameters,
         }
     entries = [
-        {**e, "variant": keys.get(str(e.get("variant")), e.get("variant"))} if isinstance(e, dict) else e
+        {**e, "variant": keys.get(str(e.get("variant")), e.get("variant"))} if has_shape(e, {}) else e
         for e in document["entries"]
     ]
     return {**document, "entries": entries, "variants": variants}

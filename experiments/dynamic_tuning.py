@@ -98,7 +98,7 @@ class Work:
         self._save(case, "oracle" if alone else "ours", job.artifact(built))
         if not alone:
             self._save(case, "library", job.artifact(job.build("library")))
-            job.__dict__["choices"] = {t.name: Choices(t, job.machine, job.code_target) for t in job.tasks}
+            job.__dict__["choices"] = {t.name: Choices(t, job.hardware, job.code_target) for t in job.tasks}
             self._save(case, "kernels", job.artifact(job.build()))
         timed = [r for r in records if r.status == "ok"]
         pairs = {(r.workload, r.variant.key, tuple(sorted(r.symbols.items()))) for r in timed}

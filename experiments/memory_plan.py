@@ -137,7 +137,7 @@ def lowered_with(module: IRModule) -> tuple[LoweredModule, Needs]:
     """The lowered module, and bytes that each call needs while it runs."""
     device = DeviceInfo("c", "described", (), LIMITS)
     job = Job(module, device, MemoryStore(), Settings("c"))
-    choices = {t.name: Choices(t, job.machine, job.code_target, ALTERNATIVES) for t in job.tasks}
+    choices = {t.name: Choices(t, job.hardware, job.code_target, ALTERNATIVES) for t in job.tasks}
     plans = {name: plan_task(own, (), "library") for name, own in choices.items()}
     main = job.lowered.functions["main"]
     found = workspaces(job.lowered, main, choices, plans, ProgramBuilder("main", job.code_target))

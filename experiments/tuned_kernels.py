@@ -42,7 +42,7 @@ def tune_kernel(
     """Tune what the store lacks and write the artifact."""
     job = Job(KERNELS[name].module(symbolic), runner.device_info(), store, settings)
     if not libraries:
-        job.__dict__["choices"] = {t.name: Choices(t, job.machine, job.code_target) for t in job.tasks}
+        job.__dict__["choices"] = {t.name: Choices(t, job.hardware, job.code_target) for t in job.tasks}
     start = time.perf_counter()
     work = job.tune(runner)
     wall = time.perf_counter() - start

@@ -30,14 +30,14 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from relax_tune.errors import ArtifactError, UserError
+from relax_tune.errors import ArtifactError, UserError, system_reason
+from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.model import Model, choose_function, open_model
 from relax_tune.runtime.program.host_program import (
     HostProgram,
-    LoadWeight,
     host_programs_from_json,
     parts_of,
     verify_host_programs,
@@ -45,7 +45,7 @@ from relax_tune.runtime.program.host_program import (
 from relax_tune.runtime.program.program import Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
-from relax_tune.runtime.signature import Spec, tensor_specs, value_specs
+from relax_tune.runtime.signature import Spec, function_specs
 from relax_tune.runtime.vm import Host
 
 FORMAT = "relax-tune artifact"
@@ -171,8 +171,9 @@ def _read_file(where: str, path: Path) -> bytes:
             f"{where}: wanted a readable file, found no such file; check its name, or build it"
         ) from None
     except (OSError, ValueError) as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise ArtifactError(f"{where}: wanted a readable file, found: {said}; check its name and permissions") from None
+        raise ArtifactError(
+            f"{where}: wanted a readable file, found: {system_reason(error)}; check its name and permissions"
+        ) from None
     except MemoryError:
         raise ArtifactError(
             f"{where}: wanted it in memory, found too little; free some, or use a larger machine"
@@ -271,8 +272,9 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
             f"{where}: wanted schema {ARTIFACT_SCHEMA} (relax-tune {tool_version()}), found {schema!r:.40} "
             f"(written by {manifest.get('tool_version')!r:.40}); update relax-tune or build again"
         )
-    listed, extra = manifest.get("members"), manifest.get("extra")
-    if not isinstance(listed, dict) or set(listed) != set(members) - {_MANIFEST} or not isinstance(extra, dict):
+    listed: Any = manifest.get("members")
+    extra: Any = manifest.get("extra")
+    if not has_shape((listed, extra), (dict, dict)) or set(listed) != set(members) - {_MANIFEST}:
         raise ArtifactError(
             f"{where}: {_MANIFEST}: wanted hashes of {_PROGRAM} and {_CONSTANTS}, and `extra`, found others; build it again"
         )
@@ -281,7 +283,7 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
             raise ArtifactError(
                 f"{where}: {name}: wanted the hash in the manifest, found another: altered; build it again"
             )
-    if not isinstance(manifest.get("device_kind"), str):
+    if not has_shape(manifest, {"device_kind": str}):
         raise ArtifactError(
             f"{where}: {_MANIFEST}: wanted a device kind, found {manifest.get('device_kind')!r:.40}; build it again"
         )
@@ -313,7 +315,7 @@ def check_constants(
 ) -> None:
     """Raises ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
     names = ", ".join([*(p.name for p in programs), *(d.name for d in host_programs)])
-    weights = [i for d in host_programs for i in d.instructions() if isinstance(i, LoadWeight)]
+    weights = [w for d in host_programs for w in d.weights]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
     missing, unknown = sorted(used - set(constants)), sorted(set(constants) - used)
     if missing or unknown:
@@ -406,14 +408,12 @@ class Artifact:
     @property
     def inputs(self) -> tuple[Spec, ...]:
         """The parameters of `main`, or of the only function, in order."""
-        found = self._chosen()
-        return value_specs(found.params) if isinstance(found, HostProgram) else tensor_specs(found, found.inputs)
+        return function_specs(self._chosen())[0]
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
         """The results of `main`, or of the only function, in order."""
-        found = self._chosen()
-        return value_specs(found.results) if isinstance(found, HostProgram) else tensor_specs(found, found.outputs)
+        return function_specs(self._chosen())[1]
 
     @property
     def notes(self) -> tuple[str, ...]:

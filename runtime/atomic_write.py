@@ -8,6 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from relax_tune.errors import system_reason
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -39,8 +41,6 @@ def write_whole(target: Path, data: memoryview) -> None:
 
 def reason(error: OSError | ValueError) -> str:
     """The system's reason without numbers and temporary names, and a remedy."""
-    said = (isinstance(error, OSError) and error.strerror) or str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    return (
-        f"{said}; {'free some space, then try again' if number in _FULL else 'choose another place, or fix this one'}"
-    )
+    full = isinstance(error, OSError) and error.errno in _FULL
+    remedy = "free some space, then try again" if full else "choose another place, or fix this one"
+    return f"{system_reason(error)}; {remedy}"

@@ -68,9 +68,9 @@ def open_model(
     shapes: ShapeProfile | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
-    if not (device is None or isinstance(device, str) or hasattr(device, "info")):
-        raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
     owned = device is None or isinstance(device, str)
+    if not (owned or hasattr(device, "info")):
+        raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
     opened = open_device(device or artifact.device_kind) if device is None or isinstance(device, str) else device
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
@@ -124,7 +124,7 @@ class Model:
         host: Mapping[str, Host] | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        self._machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
+        self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned_device = weights, owned_device
 
@@ -165,7 +165,7 @@ class Model:
         """
         name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
         if name in self._host_programs:
-            return self._machine.run(name, inputs, {**self._host, **(host or {})})
+            return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_tune.errors import ArtifactError, UserError
+from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.runtime.program.scalars import INT64_MAX
 from relax_tune.runtime.validation import parse_json
@@ -186,16 +187,15 @@ class ShapeProfile:
     def from_json(text: str) -> ShapeProfile:
         """A profile from the text of `to_json`. Raises ArtifactError for anything else."""
         document = parse_json(text, "shape profile")
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
+        if not has_shape(document, {"format": object}) or document["format"] != FORMAT:
             raise ArtifactError(f"shape profile: wanted JSON of format {FORMAT!r}, found another kind of text")
         if document.get("schema") != SCHEMA:
             raise ArtifactError(f"shape profile: wanted schema {SCHEMA}, found {document.get('schema')!r:.40}")
-        model, functions = document.get("model"), document.get("functions")
-        if not isinstance(model, str) or not isinstance(functions, dict):
+        if not has_shape(document, {"model": str, "functions": dict}):
             raise ArtifactError("shape profile: wanted a model and its functions, found none")
-        found = ShapeProfile(model)
-        for function, symbols in functions.items():
-            if not isinstance(symbols, dict):
+        found = ShapeProfile(document["model"])
+        for function, symbols in document["functions"].items():
+            if not has_shape(symbols, {}):
                 raise ArtifactError(f"shape profile: {function!r:.80}: wanted symbols, found others")
             for symbol, data in symbols.items():
                 found.add(function, symbol, _histogram(data, f"shape profile: {function}.{symbol}"))
@@ -206,13 +206,13 @@ class ShapeProfile:
 
 def _histogram(data: Any, where: str) -> Histogram:
     """A histogram read from a file, every number checked."""
-    if not isinstance(data, dict) or set(data) != {"binned", "low", "high", "counts"}:
+    if not has_shape(data, dict.fromkeys(("binned", "low", "high", "counts"), object)) or len(data) != 4:
         raise ArtifactError(f"{where}: wanted binned, low, high and counts, found others")
     binned, low, high, counts = data["binned"], data["low"], data["high"], data["counts"]
-    if type(binned) is not bool or not isinstance(counts, list) or not counts:
+    if not has_shape((binned, counts), (bool, list)) or not counts:
         raise ArtifactError(f"{where}: wanted a list of counts, found {counts!r:.40}")
     for row in counts:
-        if not (isinstance(row, list) and len(row) == 3 and all(type(x) is int and 0 <= x <= INT64_MAX for x in row)):
+        if not (has_shape(row, (int, int, int)) and all(type(x) is int and 0 <= x <= INT64_MAX for x in row)):
             raise ArtifactError(f"{where}: wanted [lower edge, upper edge, count], found {row!r:.60}")
         if (row[0], row[1]) != (bin_of(row[0]) if binned else (row[0], row[0])) or row[2] < 1:
             raise ArtifactError(f"{where}: wanted one of the fixed bins with a count, found {row!r:.60}")

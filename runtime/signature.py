@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from relax_tune.runtime.program.host_program import Value
+from relax_tune.runtime.program.host_program import HostProgram, Value
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
@@ -61,6 +61,13 @@ def value_specs(values: Sequence[Value]) -> tuple[Spec, ...]:
         else:
             found.append(TensorSpec(v.name, np.dtype(v.dtype), tuple(int(d) if d.isdecimal() else d for d in v.dims)))
     return tuple(found)
+
+
+def function_specs(function: Program | HostProgram) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+    """Return the specs of the inputs and of the outputs of a function."""
+    if isinstance(function, HostProgram):
+        return value_specs(function.params), value_specs(function.results)
+    return tensor_specs(function, function.inputs), tensor_specs(function, function.outputs)
 
 
 def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, ...]:

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from relax_tune.errors import ArtifactError
+from relax_tune.json_shapes import has_shape
 
 _SHOWN_LIMIT = 4000
 _LARGEST = 1e300
@@ -33,8 +34,7 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
     """Build a value of a declared field type from JSON data, checking every type on the way."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
-        if not isinstance(data, list):
-            raise wrong(where, "a list", data)
+        check_list(data, where, "a list")
         element = arguments[0]
         if element is int:  # the scalar list can be long: no path text per number
             for index, number in enumerate(data):
@@ -43,7 +43,7 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
             return tuple(data)
         return tuple(read_value(element, item, f"{where}[{index}]") for index, item in enumerate(data))
     if origin is Literal:
-        if not isinstance(data, str) or data not in arguments:
+        if data not in arguments:
             raise wrong(where, "one of " + ", ".join(arguments), data)
         return data
     if origin in (Union, UnionType):
@@ -81,20 +81,38 @@ def read_value(kind: Any, data: Any, where: str) -> Any:
 def _kind_of(kinds: Sequence[type], data: Any, where: str) -> type:
     """Return the declared type that the field `kind` of the data names."""
     known = {get_args(_hints(kind)["kind"])[0]: kind for kind in kinds}
-    found = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(found, str) or found not in known:
+    found = data["kind"] if has_shape(data, {"kind": object}) else None
+    if found not in tuple(known):
         raise wrong(where, "an object whose kind is one of " + ", ".join(known), found)
     return known[found]
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def wrong(where: str, wanted: str, found: object) -> ArtifactError:
     """The error of a value that is not what it has to be."""
     return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
+
+
+def check_list(data: Any, where: str, wanted: str) -> list[Any]:
+    """Return JSON data that must be a list."""
+    if not isinstance(data, list):
+        raise wrong(where, wanted, data)
+    return data
+
+
+def check_schema(data: Any, schema: int, where: str) -> None:
+    """Check that JSON data is of this schema. Raises ArtifactError."""
+    found = data["schema"] if has_shape(data, {"schema": object}) else None
+    if type(found) is not int or found != schema:
+        raise ArtifactError(
+            f"{where}: wanted schema {schema}, found {found!r:.40}; rebuild the model or update relax-tune"
+        )
 
 
 def check_index(number: int, size: int, where: str, what: str) -> None:

@@ -58,13 +58,24 @@ class FunctionValue:
 class _Frame:
     """The frame of an active call: its registers, and where to continue when blocks end."""
 
-    __slots__ = ("at", "code", "into", "outer", "registers")
+    __slots__ = ("at", "code", "hosts", "into", "outer", "registers")
 
-    def __init__(self, code: _Code, args: Sequence[Any], into: int) -> None:
-        self.code, self.into = code, into
+    def __init__(self, code: _Code, args: Sequence[Any], into: int, hosts: Mapping[str, Host]) -> None:
+        self.code, self.into, self.hosts = code, into, hosts
         self.registers: list[Any] = [*args, *[None] * (code.program.registers - len(args))]
         self.at: Place = (0, 0)
         self.outer: list[Place] = []
+
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return self.code.program.name
+
+    def values(self, registers: Sequence[int]) -> list[Any]:
+        return [self.registers[r] for r in registers]
+
+    def numbers(self, registers: Sequence[int]) -> list[int]:
+        return [_number(self.registers[r], self.name) for r in registers]
 
 
 class _Code:
@@ -93,12 +104,7 @@ class VirtualMachine:
     ) -> None:
         self.executors = executors
         self._codes = {d.name: _Code(d) for d in host_programs}
-        self._weights = {
-            i.name: _guarded(constants[i.name])
-            for d in host_programs
-            for i in d.instructions()
-            if isinstance(i, LoadWeight)
-        }
+        self.weights = {w.name: _guarded(constants[w.name]) for d in host_programs for w in d.weights}
 
     def run(
         self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
@@ -120,7 +126,7 @@ class VirtualMachine:
         return results
 
     def _call(self, name: str, args: Sequence[Any], hosts: Mapping[str, Host]) -> Any:
-        frames = [_Frame(self._codes[name], args, 0)]
+        frames = [_Frame(self._codes[name], args, 0, hosts)]
         while True:
             frame = frames[-1]
             block, at = frame.at
@@ -140,22 +146,24 @@ class VirtualMachine:
             if isinstance(i, CallHostProgram):
                 code, given = self._callee(i, frame)
                 if here in frame.code.last:
-                    frames[-1] = _Frame(code, given, frame.into)
+                    frames[-1] = _Frame(code, given, frame.into, hosts)
                     continue
                 if len(frames) > MAX_DEPTH:
                     raise UserError(
-                        f"{frame.code.program.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
+                        f"{frame.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
                         f"of {code.program.name}; does its recursion end? (a call whose result is returned as it is does not count)"
                     )
-                frames.append(_Frame(code, given, i.into))
+                frames.append(_Frame(code, given, i.into, hosts))
             elif isinstance(i, Branch):
                 frame.outer.append(frame.at)
                 frame.at = (i.then if _condition(frame, i) else i.orelse, 0)
+            elif type(i) in _EXECUTE:
+                _EXECUTE[type(i)](self, i, frame)
             else:
-                self._execute(i, frame, hosts)
+                raise ArtifactError(f"{frame.name}: wanted an instruction, found {i!r:.200}")
 
     def _callee(self, i: CallHostProgram, frame: _Frame) -> tuple[_Code, list[Any]]:
-        r, where = frame.registers, frame.code.program.name
+        r, where = frame.registers, frame.name
         name = i.function
         if i.callee is not None:
             target = r[i.callee]
@@ -166,49 +174,34 @@ class VirtualMachine:
         code = self._codes[name]
         if len(i.args) != len(code.program.params):
             raise UserError(f"{name}: wanted {len(code.program.params)} arguments, found {len(i.args)}")
-        return code, [r[a] for a in i.args]
+        return code, frame.values(i.args)
 
-    def _execute(self, i: Instruction, frame: _Frame, hosts: Mapping[str, Host]) -> None:
-        r = frame.registers
-        where = frame.code.program.name
-        if isinstance(i, CallSubgraph):
-            executor = self.executors[i.part]
-            found = executor.run([r[a] for a in i.args], [_number(r[s], where) for s in i.symbols], in_place=True)
-            for into, array in zip(i.into, found, strict=True):
-                r[into] = array
-        elif isinstance(i, Compute):
-            try:
-                values = frame.code.computes[i]([_number(r[s], where) for s in i.symbols])
-            except UserError as error:
-                raise UserError(f"{where}: {error}") from None
-            for into, slot, dtype in zip(i.into, i.slots, i.dtypes, strict=True):
-                r[into] = _scalar(values[slot], dtype)
-        elif isinstance(i, Require):
-            if not r[i.cond]:
-                raise UserError(f"{where}: {format_message(i.message, [r[v] for v in i.values])}")
-        elif isinstance(i, CheckValue):
-            _match(i, r, where)
-        elif isinstance(i, Pack):
-            r[i.into] = tuple(r[a] for a in i.args)
-        elif isinstance(i, GetItem):
-            r[i.into] = _item(r[i.value], i.index, where)
-        elif isinstance(i, Move):
-            r[i.into] = r[i.value]
-        elif isinstance(i, Apply):
-            try:
-                r[i.into] = HOST_OPERATORS[i.operator].run(*(r[a] for a in i.args))
-            except UserError as error:
-                raise UserError(f"{where}: {error}{_below(i.shown)}") from None
-        elif isinstance(i, CallHostRoutine):
-            r[i.into] = _host(i, [r[a] for a in i.args], hosts, where)
-        elif isinstance(i, LoadWeight):
-            r[i.into] = self._weights[i.name]
-        elif isinstance(i, Number):
-            r[i.into] = np.dtype(i.dtype).type(i.value)
-        elif isinstance(i, Refer):
-            r[i.into] = FunctionValue(i.function)
-        else:
-            raise ArtifactError(f"{where}: wanted an instruction, found {i!r:.200}")
+
+def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: _Frame) -> None:
+    found = vm.executors[i.part].run(frame.values(i.args), frame.numbers(i.symbols), in_place=True)
+    for into, array in zip(i.into, found, strict=True):
+        frame.registers[into] = array
+
+
+def _compute(vm: VirtualMachine, i: Compute, frame: _Frame) -> None:
+    try:
+        values = frame.code.computes[i](frame.numbers(i.symbols))
+    except UserError as error:
+        raise UserError(f"{frame.name}: {error}") from None
+    for into, slot, dtype in zip(i.into, i.slots, i.dtypes, strict=True):
+        frame.registers[into] = _scalar(values[slot], dtype)
+
+
+def _require(vm: VirtualMachine, i: Require, frame: _Frame) -> None:
+    if not frame.registers[i.cond]:
+        raise UserError(f"{frame.name}: {format_message(i.message, frame.values(i.values))}")
+
+
+def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
+    try:
+        return HOST_OPERATORS[i.operator].run(*frame.values(i.args))
+    except UserError as error:
+        raise UserError(f"{frame.name}: {error}{_below(i.shown)}") from None
 
 
 def _last_calls(host_program: HostProgram) -> frozenset[Place]:
@@ -216,8 +209,7 @@ def _last_calls(host_program: HostProgram) -> frozenset[Place]:
     around: dict[int, Place] = {}
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
-            if isinstance(i, Branch):
-                around[i.then] = around[i.orelse] = (number, at)
+            around |= dict.fromkeys(i.entered, (number, at))
     found = set[Place]()
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
@@ -250,11 +242,12 @@ def _condition(frame: _Frame, i: Branch) -> bool:
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype == np.bool_:
         return bool(value)
     raise UserError(
-        f"{frame.code.program.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
+        f"{frame.name}: wanted a scalar of bool as the condition of an `if`, found {describe(value)}{_below(i.shown)}"
     )
 
 
-def _match(i: CheckValue, r: list[Any], where: str) -> None:
+def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
+    r, where = frame.registers, frame.name
     value = r[i.value]
 
     def refuse(found: str) -> UserError:
@@ -309,17 +302,17 @@ def _scalar(value: int, dtype: str) -> Any:
     return bool(value) if dtype == "bool" else np.dtype(dtype).type(value)
 
 
-def _host(i: CallHostRoutine, args: Sequence[Any], hosts: Mapping[str, Host], where: str) -> Any:
-    routine = hosts.get(i.routine)
+def _host(vm: VirtualMachine, i: CallHostRoutine, frame: _Frame) -> Any:
+    routine = frame.hosts.get(i.routine)
     if routine is None:
         raise UserError(
-            f"{where}: wanted the host routine {i.routine!r}; given: {', '.join(hosts) or 'none'}; "
+            f"{frame.name}: wanted the host routine {i.routine!r}; given: {', '.join(frame.hosts) or 'none'}; "
             f"give it as host={{{i.routine!r}: ...}}"
         )
     try:
-        return _given(routine(*map(_given, args)))
+        return _given(routine(*map(_given, frame.values(i.args))))
     except Exception as error:
-        error.add_note(f"in the host routine {i.routine!r}, called by {where}")
+        error.add_note(f"in the host routine {i.routine!r}, called by {frame.name}")
         raise
 
 
@@ -375,3 +368,32 @@ def describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"{value!r:.200}" if is_shape(value) else f"a tuple of {len(value)}"
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+_Execute = Callable[[VirtualMachine, Any, _Frame], Any]
+
+
+def _result(compute: _Execute) -> _Execute:
+    """Return the execution of an instruction that sets the register `into`."""
+
+    def execute(vm: VirtualMachine, i: Any, frame: _Frame) -> None:
+        frame.registers[i.into] = compute(vm, i, frame)
+
+    return execute
+
+
+# the execution of each class of instruction but calls and branches, which change the frames
+_EXECUTE: Mapping[type[Instruction], _Execute] = {
+    CallSubgraph: _run_subgraph,
+    Compute: _compute,
+    Require: _require,
+    CheckValue: _match,
+    Pack: _result(lambda vm, i, frame: tuple(frame.values(i.args))),
+    GetItem: _result(lambda vm, i, frame: _item(frame.registers[i.value], i.index, frame.name)),
+    Move: _result(lambda vm, i, frame: frame.registers[i.value]),
+    Apply: _result(_apply),
+    CallHostRoutine: _result(_host),
+    LoadWeight: _result(lambda vm, i, frame: vm.weights[i.name]),
+    Number: _result(lambda vm, i, frame: np.dtype(i.dtype).type(i.value)),
+    Refer: _result(lambda vm, i, frame: FunctionValue(i.function)),
+}

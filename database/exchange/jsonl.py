@@ -19,7 +19,8 @@ from relax_tune.database.records import Measurement, PlanRecord, VariantRecord, 
 from relax_tune.database.rules import RefusedRecord
 from relax_tune.database.store import Store
 from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
-from relax_tune.errors import DatabaseError
+from relax_tune.errors import DatabaseError, system_reason
+from relax_tune.json_shapes import has_shape
 
 FORM = 2
 """The version of the form, on every line as `v`. Form 1 has the old names of sketches and primitives, which are renamed."""
@@ -138,9 +139,8 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
                 partial.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error)
         raise DatabaseError(
-            f"{path}: wanted to write the export, found: {said}; free some space or choose another place"
+            f"{path}: wanted to write the export, found: {system_reason(error)}; free some space or choose another place"
         ) from None
     return count
 
@@ -155,8 +155,7 @@ def import_file(store: Store, path: Path) -> ImportReport:
         with path.open("rb") as file:
             report = import_lines(store, _numbered(file))
     except (OSError, ValueError) as error:
-        said = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise DatabaseError(f"{path}: wanted a file to import, found: {said}; check the path") from None
+        raise DatabaseError(f"{path}: wanted a file to import, found: {system_reason(error)}; check the path") from None
     if report.left_out and report.left_out == report.lines:
         first = report.problems[0]
         raise DatabaseError(
@@ -232,7 +231,7 @@ class _Import:
         except _StoreFailed as failure:
             raise failure.error from None
         except DatabaseError as error:
-            torn = not (line.endswith(b"\n") if isinstance(line, bytes) else True)
+            torn = isinstance(line, bytes) and not line.endswith(b"\n")
             self.report.add_problem(
                 number, f"{error} (the file ends in the middle of this line)" if torn else str(error)
             )
@@ -247,7 +246,7 @@ class _Import:
         if not text.strip():
             return
         values = parse_json(text, "line")
-        if not isinstance(values, dict) or "record" not in values or "v" not in values:
+        if not has_shape(values, {"v": object, "record": object}):
             raise DatabaseError("wanted an object with `v` and `record`, found something else")
         form, kind = values.pop("v"), values.pop("record")
         if type(form) is not int or form not in (FORM, _OLD_FORM):

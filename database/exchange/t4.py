@@ -24,6 +24,7 @@ from relax_tune.database.records import (
 )
 from relax_tune.database.stored_names import rename_variant
 from relax_tune.errors import DatabaseError
+from relax_tune.json_shapes import has_shape
 
 SCHEMA = "1.1.0"
 
@@ -113,14 +114,14 @@ def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = Fal
         DatabaseError: not T4, a result is malformed (named by its index), or all results are of other workloads.
     """
     document = parse_json(text, "T4")
-    if not isinstance(document, dict) or not isinstance(document.get("results"), list):
+    if not has_shape(document, {"results": list}):
         raise DatabaseError("T4: wanted an object with a list `results`, found something else; give a T4 results file")
     schema = document.get("schema_version", "1.0.0")
     if not isinstance(schema, str) or schema.split(".")[0] != "1":
         raise DatabaseError(f"T4: wanted schema version 1.x, found {schema!r:.40}; upgrade the tool")
     metadata = document.get("metadata", {})
     unit = metadata.get("timeunit", "milliseconds") if isinstance(metadata, dict) else None
-    if not isinstance(unit, str) or unit not in _UNITS:
+    if unit not in tuple(_UNITS):
         raise DatabaseError(f"T4: wanted a timeunit of {', '.join(_UNITS)}, found {unit!r:.40}; correct the file")
     found = []
     others: dict[str, None] = {}
@@ -142,15 +143,16 @@ def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = Fal
 
 
 def _own_workload(result: Any, named: str) -> str:
-    own = _extra(result.get("measurements", [])).get("workload") if isinstance(result, Mapping) else None
+    if not isinstance(result, Mapping):
+        raise DatabaseError("wanted an object, found something else")
+    own = _extra(result.get("measurements", [])).get("workload")
     return own if isinstance(own, str) else named
 
 
-def _measurement(result: Any, workload: str, target: str, unit: float, trust_checks: bool) -> Measurement:
-    if not isinstance(result, Mapping):
-        raise DatabaseError("wanted an object, found something else")
-    configuration, times = result.get("configuration"), result.get("times", {})
-    if not isinstance(configuration, Mapping) or not isinstance(times, Mapping):
+def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: float, trust_checks: bool) -> Measurement:
+    configuration: Any = result.get("configuration")
+    times: Any = result.get("times", {})
+    if not has_shape((configuration, times), (Mapping, Mapping)):
         raise DatabaseError("wanted the objects `configuration` and `times`, found something else")
     extra = _extra(result.get("measurements", []))
     symbols = {k.removeprefix("symbol."): v for k, v in configuration.items() if k.startswith("symbol.")}
@@ -184,7 +186,7 @@ def _measurement(result: Any, workload: str, target: str, unit: float, trust_che
             checked=checked,
             build_secs=build,
         )
-    if not isinstance(invalidity, str) or invalidity not in _STAGES:
+    if invalidity not in tuple(_STAGES):
         raise DatabaseError(f"wanted an `invalidity` of correct, {', '.join(_STAGES)}, found {invalidity!r:.40}")
     stage = extra.get("stage", _STAGES[invalidity])
     message = extra.get("message", f"T4: {invalidity}")
@@ -208,9 +210,8 @@ def _extra(measurements: Any) -> dict[str, Any]:
         raise DatabaseError("wanted a list `measurements`, found something else")
     found = {}
     for entry in measurements:
-        name = entry.get("name") if isinstance(entry, Mapping) else None
-        if isinstance(name, str) and name.startswith("relax_tune."):
-            found[name.removeprefix("relax_tune.")] = entry.get("value")
+        if has_shape(entry, {"name": str}) and entry["name"].startswith("relax_tune."):
+            found[entry["name"].removeprefix("relax_tune.")] = entry.get("value")
     return found
 
 

@@ -27,19 +27,19 @@ from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
-from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars
+from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars, tunables
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.stmt import (
-    BufferStore,
     Declare,
     For,
-    Seq,
     Stmt,
     accesses,
     blocks,
     loops,
     rewrite,
     seq,
+    statements,
+    stores,
     substitute_stmt,
     walk,
 )
@@ -122,7 +122,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
         body = insert_barriers(body, algebra)
     layouts = register_layouts(body, algebra, lanes)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
-    written = frozenset(m.buffer for m in walk(body) if isinstance(m, BufferStore))
+    written = frozenset(s.buffer for s in stores(body))
     for narrow in (True, False) if _for_gpus(target, body) else (False,):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params) if narrow else None
@@ -137,7 +137,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
 def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
     """Tell whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast."""
-    return target.language == "cuda" or any(isinstance(m, For) and m.kind == "item" for m in walk(body))
+    return target.language == "cuda" or bool(loops(body, "item"))
 
 
 def _lanes(func: PrimFunc, target: CodeTarget) -> int:
@@ -148,8 +148,9 @@ def _lanes(func: PrimFunc, target: CodeTarget) -> int:
 
 def _varying(s: Stmt) -> frozenset[Var]:
     """Return the variables of thread loops whose iterations differ in work, by the extents of loops inside."""
-    spread = [p for p in loops(s) if p.kind in ("parallel", "group")]
-    return frozenset(p.var for p in spread if any(p.var in free_vars(q.extent) for q in loops(p.body)))
+    return frozenset(
+        p.var for p in loops(s, "parallel", "group") if any(p.var in free_vars(q.extent) for q in loops(p.body))
+    )
 
 
 def _check(func: PrimFunc, target: CodeTarget) -> None:
@@ -164,16 +165,15 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
                 f"wanted int64 scalar parameters in {func.name}, found {v.name} of {v.dtype}; pass a 0-d buffer instead"
             )
     for s in walk(func.body):
-        for v in free_vars(*s.own_exprs):
-            if isinstance(v, Tunable):
-                raise BuildError(
-                    f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
-                )
-        if target.language == "c" and isinstance(s, For) and s.kind == "item":
+        for v in tunables(*s.own_exprs):
             raise BuildError(
-                f"wanted loops a CPU can run in {func.name}, found work-item loop {s.var.name}; bind it to `parallel`, "
-                "or generate OpenCL or CUDA"
+                f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
             )
+    for f in loops(func.body, "item") if target.language == "c" else ():
+        raise BuildError(
+            f"wanted loops a CPU can run in {func.name}, found work-item loop {f.var.name}; bind it to `parallel`, "
+            "or generate OpenCL or CUDA"
+        )
 
 
 def _check_shared(func: PrimFunc, target: CodeTarget, body: Stmt) -> None:
@@ -191,11 +191,10 @@ def _one_index_per_axis(n: Stmt) -> Stmt:
     """Give all group (or item) loops over one axis the same variable: they are the same index of the launch."""
     first: dict[tuple[str, int], Var] = {}
     same: dict[Var, Expr] = {}
-    for m in walk(n):
-        if isinstance(m, For) and m.kind in ("group", "item"):
-            one = first.setdefault((m.kind, m.axis), m.var)
-            if one is not m.var:
-                same[m.var] = one
+    for f in loops(n, "group", "item"):
+        one = first.setdefault((f.kind, f.axis), f.var)
+        if one is not f.var:
+            same[f.var] = one
     if not same:
         return n
 
@@ -250,8 +249,8 @@ def _together(func: PrimFunc) -> tuple[Stmt, ...]:
     """
     done: list[Stmt] = []
     held: list[set[Buffer] | None] = []
-    for part in func.body.stmts if isinstance(func.body, Seq) else (func.body,):
-        spread = any(isinstance(x, For) and x.kind in ("parallel", "group", "item") for x in walk(part))
+    for part in statements(func.body):
+        spread = loops(part, "parallel", "group", "item")
         mine = None if spread else {b for b, _i, _w in accesses(lower_blocks(part)) if b.scope == "local"}
         first = next((k for k, other in enumerate(held) if mine and other and mine & other), len(held))
         if None in held[first:]:
@@ -285,7 +284,7 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
 
 def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
     """The free variables of a statement and of the shapes of its buffers."""
-    bound: set[Var] = {s.var for s in walk(body) if isinstance(s, For)}
+    bound = {f.var for f in loops(body)}
     found: dict[Var, None] = {}
     lowered = lower_blocks(body)
     for m in walk(lowered):

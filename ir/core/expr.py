@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeGuard, Union
+from typing import TYPE_CHECKING, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
@@ -203,11 +203,6 @@ def as_int(e: ExprLike) -> int | None:
     if isinstance(e, int):
         return e
     return int(e.value) if isinstance(e, Const) and e.dtype.is_int else None
-
-
-def is_op(e: object, *names: str) -> TypeGuard[Op]:
-    """Tell whether an expression is an operation of one of these names."""
-    return isinstance(e, Op) and e.op in names
 
 
 def _literal(e: Expr, value: Number) -> bool:

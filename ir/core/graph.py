@@ -442,3 +442,8 @@ def captured(value: If) -> tuple[Value, ...]:
                     found[v] = None
                 stack.extend(reversed(v.operands))
     return tuple(found)
+
+
+def name_of(value: Value, otherwise: str) -> str:
+    """Return the name of a variable or weight; `otherwise` for other values."""
+    return value.name if isinstance(value, (GVar, Constant)) else otherwise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -105,6 +106,17 @@ def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
     if isinstance(info, ShapeInfo):
         return info.values
     return (info.value,) if isinstance(info, PrimInfo) and info.value is not None else None
+
+
+def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
+    """Return the dims of a tensor; () if it is no tensor or they are not known."""
+    return (info.shape or ()) if isinstance(info, TensorInfo) else ()
+
+
+def all_tensors(infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
+    """Return the annotations if all are of tensors; () otherwise."""
+    found = tuple(i for i in infos if isinstance(i, TensorInfo))
+    return found if len(found) == len(infos) else ()
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:

@@ -35,11 +35,6 @@ Meaning = Mapping[Var, Expr | None]
 """What symbols stand for; None for a symbol whose value is not known."""
 
 
-def tensor_dims(info: StructInfo) -> tuple[Expr, ...]:
-    """Return the known dims of a tensor; none when its shape is unknown."""
-    return info.shape or () if isinstance(info, TensorInfo) else ()
-
-
 def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
     """Return True for a tensor of known dims and dtype."""
     return isinstance(info, TensorInfo) and info.shape is not None and info.dtype is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from numpy.typing import NDArray
 
@@ -18,6 +18,8 @@ from relax_tune.ir.deduce.deduce import infer_value, require_bounds, side_env, s
 from relax_tune.ir.deduce.relations import check_annotation, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
 from relax_tune.ir.text.printer import excerpt
+
+F = TypeVar("F", bound=AnyFunction)
 
 __all__ = ["GraphBuilder", "check_annotation", "infer_value"]
 
@@ -106,11 +108,15 @@ class GraphBuilder:
 
     def function(self, name: str) -> g.FunctionRef:
         """A graph function that was included, as a value."""
-        found = self._functions.get(name)
-        if not isinstance(found, g.Function):
-            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, g.Function)) or "none"
+        graphs = self._included(g.Function)
+        if name not in graphs:
+            known = ", ".join(graphs) or "none"
             raise UserError(f"wanted a graph function that was included, found {name!r}; there are: {known}")
-        return g.FunctionRef(name, signature(found))
+        return g.FunctionRef(name, signature(graphs[name]))
+
+    def _included(self, kind: type[F]) -> dict[str, F]:
+        """Return the functions of one class that were included, by name."""
+        return {n: f for n, f in self._functions.items() if isinstance(f, kind)}
 
     def emit(self, value: g.Value, hint: str = "v") -> g.GVar:
         """Bind `value` to a new variable with the deduced annotation. Raises DeduceError, showing the binding."""
@@ -152,8 +158,8 @@ class GraphBuilder:
     ) -> g.GVar:
         """`call_tir`; `out` annotates what it writes. inplace: `call_tir_inplace`, for each output the position of the argument
         whose memory it takes, or None. Raises UserError for a callee that `add` has not made known."""
-        if not isinstance(self._functions.get(callee), PrimFunc):
-            known = ", ".join(n for n, f in self._functions.items() if isinstance(f, PrimFunc)) or "none"
+        if callee not in (added := self._included(PrimFunc)):
+            known = ", ".join(added) or "none"
             raise UserError(
                 f"call_tir: wanted the name of a tensor function, found {callee!r:.80}; added so far: {known}"
             )
@@ -198,7 +204,7 @@ class GraphBuilder:
         """Assert `info` of `value`: what can be decided now is, the rest is checked at run time.
 
         Raises DeduceError when the value can never have that annotation."""
-        name = value.name if isinstance(value, (g.GVar, g.Constant)) else hint
+        name = g.name_of(value, hint)
         found = value.info
         try:
             meaning = solve(CallableInfo((info,), ObjectInfo()), (found,), self.deduction.env)

@@ -16,8 +16,8 @@ from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Var
-from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
-from relax_tune.ir.core.graph import Constant, Function, Value
+from relax_tune.ir.core.function import Bound, IRModule
+from relax_tune.ir.core.graph import Constant, Value
 from relax_tune.ir.core.graph_walk import entries, nested_values
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
@@ -46,7 +46,7 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
     weights = _weights(path)
     try:
         module = parse_module(text, OPERATORS, weights)
-        if len(module.functions) == 1 and all(isinstance(f, PrimFunc) for f in module.functions.values()):
+        if len(module.functions) == len(module.prims) == 1:
             module = _calling(module)
         _require_whole(path, module)
         verify(module)
@@ -93,7 +93,7 @@ def _weights(path: Path) -> dict[str, NDArray[Any]]:
 
 def _calling(module: IRModule) -> IRModule:
     """Add `main`, which calls the one tensor function of the module."""
-    (func,) = (f for f in module.functions.values() if isinstance(f, PrimFunc))
+    (func,) = module.prims.values()
     g = GraphBuilder("main" if func.name != "main" else "model")
     callee = g.add(func)
     args: list[Value] = []
@@ -107,7 +107,7 @@ def _calling(module: IRModule) -> IRModule:
 
 def _require_whole(path: Path, module: IRModule) -> None:
     """Require a graph function and all weights. Raises ParseError."""
-    graphs = [f for f in module.functions.values() if isinstance(f, Function)]
+    graphs = list(module.graphs.values())
     if not graphs:
         raise ParseError(
             "wanted a graph function, or one tensor function alone; "

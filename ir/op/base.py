@@ -177,10 +177,12 @@ class OperatorSpec(Operator):
         """Require `arity` tensors, and return them. Raises DeduceError."""
         if len(infos) != self.arity:
             raise DeduceError(f"{self.name}: wanted {self.arity} arguments, found {len(infos)}")
+        found: list[TensorInfo] = []
         for position, info in enumerate(infos):
             if not isinstance(info, TensorInfo):
                 raise DeduceError(f"{self.name}: wanted a tensor as argument {position}, found {info!r}")
-        return tuple(info for info in infos if isinstance(info, TensorInfo))
+            found.append(info)
+        return tuple(found)
 
     def same_dtype(self, infos: Sequence[TensorInfo]) -> DType | None:
         """Return the common element type of all arguments; None when one is unknown. Raises DeduceError when they differ."""

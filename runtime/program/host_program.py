@@ -10,23 +10,80 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, Union
+from typing import ClassVar, Literal, Union
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.program import scalars as scalar_list
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS
 from relax_tune.runtime.program.program import DTYPES, Program
-from relax_tune.runtime.validation import check_index, check_indices, check_shown, parse_json, read_value, wrong
+from relax_tune.runtime.validation import (
+    check_index,
+    check_indices,
+    check_list,
+    check_schema,
+    check_shown,
+    parse_json,
+    read_value,
+    wrong,
+)
 
 SCHEMA = 1
+
+_REGISTERS = 1 << 20
+_ROUTINE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
+_PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 Want = Literal["tensor", "shape", "scalar", "tuple", "function"]
 
 
 @dataclass(frozen=True, slots=True)
-class CallSubgraph:
+class Surroundings:
+    """Everything that the instructions of a host program may name.
+
+    parts: programs by name. arity: number of parameters of each host program. blocks: number of blocks of this one.
+    """
+
+    parts: Mapping[str, Program]
+    arity: Mapping[str, int]
+    blocks: int
+
+
+class _Instruction:
+    """Base of instructions.
+
+    READS, WRITES: names of the fields that hold registers which the instruction reads and sets. Registers that the blocks of a branch
+        set are not among them.
+    """
+
+    __slots__ = ()
+    READS: ClassVar[tuple[str, ...]] = ()
+    WRITES: ClassVar[tuple[str, ...]] = ("into",)
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self._registers(self.READS)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return self._registers(self.WRITES)
+
+    def _registers(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        held = (getattr(self, name) for name in names)
+        return tuple(r for x in held if x is not None for r in ((x,) if isinstance(x, int) else x))
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """Blocks that the instruction chooses from."""
+        return ()
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        """Check names and counts. Raises ArtifactError saying where."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSubgraph(_Instruction):
     """Run the program `part` on the arrays in `args`, its symbols given the numbers in `symbols`; its results go `into`."""
 
     part: str
@@ -34,10 +91,17 @@ class CallSubgraph:
     symbols: tuple[int, ...]
     into: tuple[int, ...]
     kind: Literal["part"] = "part"
+    READS: ClassVar[tuple[str, ...]] = ("args", "symbols")
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        part = among.parts.get(self.part)
+        wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
+        if wanted is None or wanted != (len(self.args), len(self.symbols), len(self.into)):
+            raise wrong(where, "a program with as many inputs, symbols and outputs", self.part)
 
 
 @dataclass(frozen=True, slots=True)
-class CallHostProgram:
+class CallHostProgram(_Instruction):
     """Call the host program `function`, or the one in the register `callee`. A tail call does not count as nested."""
 
     function: str | None
@@ -45,20 +109,34 @@ class CallHostProgram:
     args: tuple[int, ...]
     into: int
     kind: Literal["function"] = "function"
+    READS: ClassVar[tuple[str, ...]] = ("args", "callee")
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        if (self.function is None) is (self.callee is None):
+            raise wrong(where, "a function or the register of one", (self.function, self.callee))
+        if self.function is not None:
+            _check_function(self.function, among, where)
+            if among.arity[self.function] != len(self.args):
+                raise wrong(f"{where}.args", f"{among.arity[self.function]} arguments", len(self.args))
 
 
 @dataclass(frozen=True, slots=True)
-class CallHostRoutine:
+class CallHostRoutine(_Instruction):
     """Call a routine of the host program by name."""
 
     routine: str
     args: tuple[int, ...]
     into: int
     kind: Literal["host"] = "host"
+    READS: ClassVar[tuple[str, ...]] = ("args",)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        if not _ROUTINE.fullmatch(self.routine):
+            raise wrong(f"{where}.routine", "a name of letters, digits, _ and .", self.routine)
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(_Instruction):
     """Compute an operator in NumPy; see `relax_tune.runtime.program.host_operators`."""
 
     operator: str
@@ -66,10 +144,17 @@ class Apply:
     into: int
     shown: str = ""
     kind: Literal["apply"] = "apply"
+    READS: ClassVar[tuple[str, ...]] = ("args",)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        _check_lines(f"{where}.shown", self.shown)
+        known = HOST_OPERATORS.get(self.operator)
+        if known is None or known.arity != len(self.args):
+            raise wrong(f"{where}.operator", f"one of {', '.join(HOST_OPERATORS)} and its arguments", self.operator)
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(_Instruction):
     """Run block `then` if the register `cond` holds a true bool scalar, else `orelse`; then continue here."""
 
     cond: int
@@ -77,10 +162,20 @@ class Branch:
     orelse: int
     shown: str = ""
     kind: Literal["branch"] = "branch"
+    READS: ClassVar[tuple[str, ...]] = ("cond",)
+    WRITES: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        return (self.then, self.orelse)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        _check_lines(f"{where}.shown", self.shown)
+        check_indices(self.entered, among.blocks, where, "block")
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(_Instruction):
     """Evaluate the scalar list `code` over the numbers in `symbols`; the values of `slots`, as scalars of `dtypes`, go `into`."""
 
     code: tuple[int, ...]
@@ -89,20 +184,37 @@ class Compute:
     dtypes: tuple[str, ...]
     into: tuple[int, ...]
     kind: Literal["compute"] = "compute"
+    READS: ClassVar[tuple[str, ...]] = ("symbols",)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        try:
+            scalar_list.verify(self.code, len(self.symbols))
+        except ArtifactError as error:
+            raise ArtifactError(f"{where}: {error}") from None
+        check_indices(self.slots, len(self.code) // scalar_list.WIDTH, f"{where}.slots", "scalar slot")
+        if not len(self.slots) == len(self.dtypes) == len(self.into) or not set(self.dtypes) <= set(DTYPES):
+            raise wrong(where, "an element type and a register for every slot", (self.dtypes, self.into))
 
 
 @dataclass(frozen=True, slots=True)
-class Require:
+class Require(_Instruction):
     """Check that the register `cond` is true. `message` is a complete sentence; `{0}`, `{1}` ... stand for the numbers in `values`."""
 
     cond: int
     message: str
     values: tuple[int, ...]
     kind: Literal["require"] = "require"
+    READS: ClassVar[tuple[str, ...]] = ("cond", "values")
+    WRITES: ClassVar[tuple[str, ...]] = ()
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        _check_lines(f"{where}.message", self.message)
+        for match in _PLACEHOLDER.finditer(self.message):
+            check_index(int(match[1]), len(self.values), f"{where}.message", "value")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckValue:
+class CheckValue(_Instruction):
     """Check the kind, element type and rank of a value; the cast of `match_cast`.
 
     want: the kind; dtype: the element type; count: the number of dims or fields (None: any). functions: the names that a
@@ -118,29 +230,42 @@ class CheckValue:
     wanted: str
     shown: str = ""
     kind: Literal["match"] = "match"
+    READS: ClassVar[tuple[str, ...]] = ("value",)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        for text in (self.where, self.wanted):
+            check_shown(f"{where}.wanted", text)
+        _check_lines(f"{where}.wanted", self.shown)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise wrong(f"{where}.dtype", "an element type", self.dtype)
+        dims = {"tensor": self.count, "shape": self.count, "scalar": 1}.get(self.want, 0)
+        if self.into and len(self.into) != dims:
+            raise wrong(f"{where}.into", f"{dims} registers", len(self.into))
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(_Instruction):
     """Make a tuple of values, or a shape of numbers."""
 
     args: tuple[int, ...]
     into: int
     kind: Literal["pack"] = "pack"
+    READS: ClassVar[tuple[str, ...]] = ("args",)
 
 
 @dataclass(frozen=True, slots=True)
-class GetItem:
+class GetItem(_Instruction):
     """Take a field of a tuple."""
 
     value: int
     index: int
     into: int
     kind: Literal["item"] = "item"
+    READS: ClassVar[tuple[str, ...]] = ("value",)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadWeight:
+class LoadWeight(_Instruction):
     """Load a constant of the artifact."""
 
     name: str
@@ -149,9 +274,13 @@ class LoadWeight:
     into: int
     kind: Literal["weight"] = "weight"
 
+    def verify(self, among: Surroundings, where: str) -> None:
+        if self.dtype not in DTYPES or not self.name:
+            raise wrong(f"{where}.dtype", "a constant's name and element type", (self.name, self.dtype))
+
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(_Instruction):
     """Make a floating scalar."""
 
     value: float
@@ -159,23 +288,31 @@ class Number:
     into: int
     kind: Literal["number"] = "number"
 
+    def verify(self, among: Surroundings, where: str) -> None:
+        if self.dtype not in DTYPES or "float" not in self.dtype:
+            raise wrong(f"{where}.dtype", "a floating element type", self.dtype)
+
 
 @dataclass(frozen=True, slots=True)
-class Refer:
+class Refer(_Instruction):
     """Make a function a value."""
 
     function: str
     into: int
     kind: Literal["refer"] = "refer"
 
+    def verify(self, among: Surroundings, where: str) -> None:
+        _check_function(self.function, among, where)
+
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(_Instruction):
     """Copy a value to another register."""
 
     value: int
     into: int
     kind: Literal["copy"] = "copy"
+    READS: ClassVar[tuple[str, ...]] = ("value",)
 
 
 Instruction = Union[
@@ -234,24 +371,18 @@ class HostProgram:
         """All of them, block by block."""
         return (i for block in self.blocks for i in block)
 
+    @property
+    def weights(self) -> tuple[LoadWeight, ...]:
+        """The instructions that load constants."""
+        return tuple(i for i in self.instructions() if isinstance(i, LoadWeight))
+
 
 def host_programs_from_json(text: str) -> tuple[HostProgram, ...]:
     """Read a list of `HostProgram.to_json` texts; hostile text is refused. Raises ArtifactError saying where."""
     data = parse_json(text, "host_programs")
-    if not isinstance(data, list):
-        raise wrong("host_programs", "a list", data)
-    for position, item in enumerate(data):
-        found = item.get("schema") if isinstance(item, dict) else None
-        if type(found) is not int or found != SCHEMA:
-            raise ArtifactError(
-                f"host_programs[{position}]: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
-            )
+    for position, item in enumerate(check_list(data, "host_programs", "a list")):
+        check_schema(item, SCHEMA, f"host_programs[{position}]")
     return tuple(read_value(HostProgram, item, f"host_programs[{position}]") for position, item in enumerate(data))
-
-
-_REGISTERS = 1 << 20
-_ROUTINE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
-_PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
 
 
 def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequence[Program]) -> None:
@@ -273,30 +404,6 @@ def parts_of(host_programs: Iterable[HostProgram]) -> frozenset[str]:
     return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, CallSubgraph))
 
 
-def reads(i: Instruction) -> tuple[int, ...]:
-    """The registers an instruction reads."""
-    if isinstance(i, CallSubgraph):
-        return (*i.args, *i.symbols)
-    if isinstance(i, CallHostProgram):
-        return i.args if i.callee is None else (*i.args, i.callee)
-    if isinstance(i, (CallHostRoutine, Apply, Pack)):
-        return i.args
-    if isinstance(i, Branch):
-        return (i.cond,)
-    if isinstance(i, Compute):
-        return i.symbols
-    if isinstance(i, Require):
-        return (i.cond, *i.values)
-    return (i.value,) if isinstance(i, (CheckValue, GetItem, Move)) else ()
-
-
-def writes(i: Instruction) -> tuple[int, ...]:
-    """The registers an instruction sets, those of the blocks of a branch apart."""
-    if isinstance(i, (Branch, Require)):
-        return ()
-    return (i.into,) if isinstance(i.into, int) else i.into
-
-
 def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str) -> None:
     for what, text in (
         ("name", host_program.name),
@@ -316,13 +423,15 @@ def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapp
         raise wrong(f"{where}.blocks", "at least one block", ())
     check_index(host_program.result, host_program.registers, f"{where}.result", "register")
     entered = [0]
+    among = Surroundings(parts, arity, len(host_program.blocks))
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
-            _verify_instruction(i, host_program, parts, arity, f"{where}.blocks[{number}][{at}]")
-            if isinstance(i, Branch):
-                entered += (i.then, i.orelse)
-                if min(i.then, i.orelse) <= number:
-                    raise wrong(f"{where}.blocks[{number}][{at}]", "blocks after its own", (i.then, i.orelse))
+            here = f"{where}.blocks[{number}][{at}]"
+            check_indices((*i.reads, *i.writes), host_program.registers, here, "register")
+            i.verify(among, here)
+            entered += i.entered
+            if i.entered and min(i.entered) <= number:
+                raise wrong(here, "blocks after its own", i.entered)
     if sorted(entered) != list(range(len(host_program.blocks))):
         raise wrong(f"{where}.blocks", "every block in one branch", entered)
     _verify_defined(host_program, where)
@@ -334,11 +443,12 @@ def _verify_defined(host_program: HostProgram, where: str) -> None:
     for number in reversed(range(len(host_program.blocks))):  # blocks of a branch come after it
         need = give = 0
         for i in host_program.blocks[number]:
-            need |= _bits(reads(i)) & ~give
-            if isinstance(i, Branch):
-                need |= (needs[i.then] | needs[i.orelse]) & ~give
-                give |= gives[i.then] & gives[i.orelse]
-            give |= _bits(writes(i))
+            need |= _bits(i.reads) & ~give
+            if i.entered:
+                then, orelse = i.entered
+                need |= (needs[then] | needs[orelse]) & ~give
+                give |= gives[then] & gives[orelse]
+            give |= _bits(i.writes)
         needs[number], gives[number] = need, give
     given = (1 << len(host_program.params)) - 1
     missing = (needs[0] | (1 << host_program.result & ~gives[0])) & ~given
@@ -353,62 +463,10 @@ def _bits(registers: Iterable[int]) -> int:
     return found
 
 
-def _verify_instruction(
-    i: Instruction, host_program: HostProgram, parts: Mapping[str, Program], arity: Mapping[str, int], where: str
-) -> None:
-    check_indices((*reads(i), *writes(i)), host_program.registers, where, "register")
-    if isinstance(i, CallSubgraph):
-        part = parts.get(i.part)
-        wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
-        if wanted is None or wanted != (len(i.args), len(i.symbols), len(i.into)):
-            raise wrong(where, "a program with as many inputs, symbols and outputs", i.part)
-    elif isinstance(i, CallHostProgram):
-        if (i.function is None) is (i.callee is None):
-            raise wrong(where, "a function or the register of one", (i.function, i.callee))
-        if i.function is not None:
-            _function(i.function, arity, f"{where}.function")
-            if arity[i.function] != len(i.args):
-                raise wrong(f"{where}.args", f"{arity[i.function]} arguments", len(i.args))
-    elif isinstance(i, Refer):
-        _function(i.function, arity, f"{where}.function")
-    elif isinstance(i, CallHostRoutine):
-        if not _ROUTINE.fullmatch(i.routine):
-            raise wrong(f"{where}.routine", "a name of letters, digits, _ and .", i.routine)
-    elif isinstance(i, Apply):
-        check_shown(f"{where}.shown", i.shown.replace("\n", " "))
-        known = HOST_OPERATORS.get(i.operator)
-        if known is None or known.arity != len(i.args):
-            raise wrong(f"{where}.operator", f"one of {', '.join(HOST_OPERATORS)} and its arguments", i.operator)
-    elif isinstance(i, Compute):
-        try:
-            scalar_list.verify(i.code, len(i.symbols))
-        except ArtifactError as error:
-            raise ArtifactError(f"{where}: {error}") from None
-        check_indices(i.slots, len(i.code) // scalar_list.WIDTH, f"{where}.slots", "scalar slot")
-        if not len(i.slots) == len(i.dtypes) == len(i.into) or not set(i.dtypes) <= set(DTYPES):
-            raise wrong(where, "an element type and a register for every slot", (i.dtypes, i.into))
-    elif isinstance(i, Require):
-        check_shown(f"{where}.message", i.message.replace("\n", " "))
-        for match in _PLACEHOLDER.finditer(i.message):
-            check_index(int(match[1]), len(i.values), f"{where}.message", "value")
-    elif isinstance(i, CheckValue):
-        for text in (i.where, i.wanted, i.shown.replace("\n", " ")):
-            check_shown(f"{where}.wanted", text)
-        if i.dtype is not None and i.dtype not in DTYPES:
-            raise wrong(f"{where}.dtype", "an element type", i.dtype)
-        dims = {"tensor": i.count, "shape": i.count, "scalar": 1}.get(i.want, 0)
-        if i.into and len(i.into) != dims:
-            raise wrong(f"{where}.into", f"{dims} registers", len(i.into))
-    elif isinstance(i, Branch):
-        check_shown(f"{where}.shown", i.shown.replace("\n", " "))
-        check_indices((i.then, i.orelse), len(host_program.blocks), where, "block")
-    elif isinstance(i, Number):
-        if i.dtype not in DTYPES or "float" not in i.dtype:
-            raise wrong(f"{where}.dtype", "a floating element type", i.dtype)
-    elif isinstance(i, LoadWeight) and (i.dtype not in DTYPES or not i.name):
-        raise wrong(f"{where}.dtype", "a constant's name and element type", (i.name, i.dtype))
+def _check_lines(where: str, text: str) -> None:
+    check_shown(where, text.replace("\n", " "))
 
 
-def _function(name: str, names: Collection[str], where: str) -> None:
-    if name not in names:
-        raise wrong(where, "a host program of the artifact", name)
+def _check_function(name: str, among: Surroundings, where: str) -> None:
+    if name not in among.arity:
+        raise wrong(f"{where}.function", "a host program of the artifact", name)

@@ -21,7 +21,16 @@ import numpy as np
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.program import scalars as scalar_list
-from relax_tune.runtime.validation import check_index, check_indices, check_shown, parse_json, read_value, wrong
+from relax_tune.runtime.validation import (
+    check_index,
+    check_indices,
+    check_list,
+    check_schema,
+    check_shown,
+    parse_json,
+    read_value,
+    wrong,
+)
 
 SCHEMA = 1
 
@@ -187,8 +196,7 @@ def program_from_json(text: str) -> Program:
 def programs_from_json(text: str) -> tuple[Program, ...]:
     """Read a list of what `Program.to_json` wrote, with distinct names. Raises as `program_from_json`."""
     data = parse_json(text, "programs")
-    if not isinstance(data, list):
-        raise wrong("programs", "a list of programs", data)
+    check_list(data, "programs", "a list of programs")
     found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
     verify_names(found)
     return found
@@ -202,13 +210,8 @@ def verify_names(programs: Sequence[Program]) -> None:
 
 
 def _program(data: Any, where: str) -> Program:
-    found = data.get("schema") if isinstance(data, dict) else None
-    if type(found) is not int or found != SCHEMA:
-        raise ArtifactError(
-            f"{where}: wanted schema {SCHEMA}, found {found!r:.40}; rebuild the model or update relax-tune"
-        )
-    program = read_value(Program, data, where)
-    assert isinstance(program, Program)
+    check_schema(data, SCHEMA, where)
+    program: Program = read_value(Program, data, where)
     verify_program(program)
     return program
 

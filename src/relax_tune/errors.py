@@ -7,6 +7,11 @@ class RelaxTuneError(Exception):
     """Base of every error a user of relax-tune can meet. Its text is one self-contained paragraph."""
 
 
+def system_reason(error: BaseException) -> str:
+    """Return the reason of a failed system call without its number and path; the text of any other error."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 class ParseError(RelaxTuneError):
     """Text (a program, a model file, a setting) that cannot be read."""
 

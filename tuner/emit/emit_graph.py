@@ -22,9 +22,11 @@ from relax_tune.ir.core.graph import (
     TupleItem,
     TupleValue,
     Value,
+    name_of,
 )
 from relax_tune.ir.core.graph import Call as GraphCall
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
+from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
@@ -48,9 +50,7 @@ def choose_inplace(
     An output takes it when neither the graph nor a dispatched variant stands against it. find: candidates are sought beyond
     the pairs that the model states."""
     functions, notes = dict(lowered.module.functions), []
-    for name, f in lowered.module.functions.items():
-        if not isinstance(f, Function):
-            continue
+    for name, f in lowered.module.graphs.items():
         chosen = []
         for pair in inplace_pairs(f, lowered.module, find):
             why = pair.reason or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
@@ -84,15 +84,18 @@ def workspaces(
     """Return the workspace of every call: sizes in bytes that suffice for each variant, and the parts each variant uses."""
     env = env_of(lowered.module.bounds)
     found = {}
-    for binding in main.bindings:
-        call = binding.value
-        if isinstance(call, CallTIR):
-            own, plan = choices[call.callee], plans[call.callee]
-            meaning = site_symbols(own.task.func, call)
-            variants = [own.stages(plan.variants[key]) for key in plan.plan.variants]
-            needs = [builder.workspaces(stages, own.task.func.buffers) for stages in variants]
-            found[binding.var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
+    for var, call in _calls(main):
+        own, plan = choices[call.callee], plans[call.callee]
+        meaning = site_symbols(own.task.func, call)
+        variants = [own.stages(plan.variants[key]) for key in plan.plan.variants]
+        needs = [builder.workspaces(stages, own.task.func.buffers) for stages in variants]
+        found[var] = overlay([[simplify(substitute(e, meaning), env) for e in n] for n in needs], env)
     return found
+
+
+def _calls(main: Function) -> Iterator[tuple[GVar, CallTIR]]:
+    """Iterate over the calls of tensor functions, each with the variable of its result."""
+    return ((b.var, b.value) for b in main.bindings if isinstance(b.value, CallTIR))
 
 
 class GraphEmitter:
@@ -158,9 +161,7 @@ class GraphEmitter:
         """The values parameters of the model may hold that are used as indices."""
         found: dict[GVar, tuple[int, int]] = {}
         params = set(self.main.params)
-        for call in (b.value for b in self.main.bindings):
-            if not isinstance(call, CallTIR):
-                continue
+        for _, call in _calls(self.main):
             func = self.choices[call.callee].task.func
             given = dict(zip(func.input_buffers, call.args, strict=True))
             numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}
@@ -294,7 +295,7 @@ def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
             yield from results(field, name)
         return
     info = ret.info
-    name = ret.name if isinstance(ret, (GVar, Constant)) else name
+    name = name_of(ret, name)
     if isinstance(info, TupleInfo):
         for i in range(len(info.fields)):
             yield from results(TupleItem(ret, i), f"{name}.{i}")
@@ -305,7 +306,7 @@ def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
 
 
 def _known(name: str, info: StructInfo) -> TensorInfo:
-    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+    if not is_known(info):
         raise BuildError(f"{name}: wanted a tensor of known dims and dtype, found {info!r}; add a match_cast")
     return info
 

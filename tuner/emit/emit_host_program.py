@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
-from relax_tune.ir.core.dtype import bool_
-from relax_tune.ir.core.expr import Const, Expr, Var, as_int, eq, free_vars, le
+from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.expr import Expr, Var, as_int, eq, free_vars, le
 from relax_tune.ir.core.function import Bound
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
@@ -24,7 +25,7 @@ from relax_tune.ir.core.struct_info import (
     own_symbols,
 )
 from relax_tune.ir.deduce.deduce import infer_value, signature
-from relax_tune.ir.deduce.relations import differences, is_base, solve
+from relax_tune.ir.deduce.relations import differences, is_base, is_known, solve
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -80,8 +81,7 @@ class _Dim:
 
 class _Emitter:
     def __init__(self, name: str, cut: OutlinedModule, programs: Mapping[str, Program]) -> None:
-        f = cut.module.functions[name]
-        assert isinstance(f, g.Function)
+        f = cut.module.graphs[name]
         self.f, self.cut, self.programs = f, cut, programs
         self.excerpts = Excerpts(f)
         self.bounds: dict[Var, Bound] = {b.var: b for b in cut.module.bounds}
@@ -120,34 +120,35 @@ class _Emitter:
 
     def match(self, register: int, info: StructInfo, where: str, node: object) -> list[_Dim]:
         """Ask for all that `info` says but in symbols; the dims that are left to `bind`."""
-        if isinstance(info, ObjectInfo):
-            return []
-        if isinstance(info, TupleInfo):
-            self.add(self.want(register, "tuple", None, len(info.fields), (), where, info, node))
-            found: list[_Dim] = []
-            for i, part in enumerate(info.fields):
-                item = self.register()
-                self.add(GetItem(register, i, item))
-                found += self.match(item, part, f"{where}, field {i}", node)
-            return found
-        if isinstance(info, CallableInfo):
-            host_programs = ((n, self.cut.module.functions[n]) for n in self.cut.host_functions)
-            fitting = [n for n, f in host_programs if isinstance(f, g.Function) and self.fits(info, f)]
-            self.add(
-                CheckValue(register, "function", None, None, tuple(fitting), (), where, repr(info), self.shown(node))
-            )
-            return []
+        return _MATCHED[type(info)](self, register, info, where, node)
+
+    def match_tuple(self, register: int, info: TupleInfo, where: str, node: object) -> list[_Dim]:
+        self.add(self.want(register, "tuple", None, len(info.fields), (), where, info, node))
+        found: list[_Dim] = []
+        for i, part in enumerate(info.fields):
+            item = self.register()
+            self.add(GetItem(register, i, item))
+            found += self.match(item, part, f"{where}, field {i}", node)
+        return found
+
+    def match_function(self, register: int, info: CallableInfo, where: str, node: object) -> list[_Dim]:
+        graphs = self.cut.module.graphs
+        fitting = tuple(n for n in self.cut.host_functions if n in graphs and self.fits(info, graphs[n]))
+        self.add(CheckValue(register, "function", None, None, fitting, (), where, repr(info), self.shown(node)))
+        return []
+
+    def match_scalar(self, register: int, info: PrimInfo, where: str, node: object) -> list[_Dim]:
+        if info.value is not None and not (info.dtype.is_int or info.dtype is bool_):
+            raise BuildError(f"{self.f.name}: {where}: wanted a whole number by symbols, found {info!r}")
+        return self.match_dims(register, info, info.dtype, None, where, node)
+
+    def match_dims(
+        self, register: int, info: StructInfo, dtype: DType | None, count: int | None, where: str, node: object
+    ) -> list[_Dim]:
         dims = info_dims(info) or ()
         into = tuple(self.register() for _ in dims)
-        if isinstance(info, PrimInfo):
-            if dims and not (info.dtype.is_int or info.dtype is bool_):
-                raise BuildError(f"{self.f.name}: {where}: wanted a whole number by symbols, found {info!r}")
-            self.add(self.want(register, "scalar", info.dtype.name, None, into, where, info, node))
-        elif isinstance(info, ShapeInfo):
-            self.add(self.want(register, "shape", None, info.ndim, into, where, info, node))
-        else:
-            element = None if info.dtype is None else info.dtype.name
-            self.add(self.want(register, "tensor", element, info.ndim, into, where, info, node))
+        element = None if dtype is None else dtype.name
+        self.add(self.want(register, _WANTED[type(info)], element, count, into, where, info, node))
         return [_Dim(where, info, axis, d, r, node) for axis, (d, r) in enumerate(zip(dims, into, strict=True))]
 
     def want(
@@ -238,77 +239,82 @@ class _Emitter:
 
     def value(self, v: g.Value, node: object) -> int:
         """The register of an atom, or of a tuple of atoms."""
-        if isinstance(v, g.GVar):
-            return self.values[v]
-        if isinstance(v, g.PrimValue) and not _is_floating_number(v.value):
-            return self.scalars([v.value], self.symbols)[0]
-        into = self.register()
-        if isinstance(v, g.PrimValue) and isinstance(v.value, Const):
-            self.add(Number(float(v.value.value), v.value.dtype.name, into))
-            return into
-        if isinstance(v, g.ShapeValue):
-            self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
-        elif isinstance(v, g.TupleValue):
-            self.add(Pack(tuple(self.value(x, node) for x in v.fields), into))
-        elif isinstance(v, g.FunctionRef):
-            self.add(Refer(v.name, into))
-        elif isinstance(v, g.Constant):
-            sizes = [as_int(d) for d in v.info.shape or ()]
-            assert v.info.dtype is not None and None not in sizes
-            self.add(LoadWeight(v.name, v.info.dtype.name, tuple(s for s in sizes if s is not None), into))
-        else:
+        if type(v) not in _VALUES:
             raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
+        return _VALUES[type(v)](self, v, node)
+
+    def new(self, make: Callable[[int], Instruction]) -> int:
+        """Add an instruction that sets a new register, and return the register."""
+        into = self.register()
+        self.add(make(into))
         return into
+
+    def scalar(self, v: g.PrimValue) -> int:
+        e = v.value
+        if e.value is None or not e.dtype.is_float or not math.isfinite(e.value):
+            return self.scalars([e], self.symbols)[0]
+        number = float(e.value)
+        return self.new(lambda into: Number(number, e.dtype.name, into))
+
+    def tuple_of(self, v: g.TupleValue, node: object) -> int:
+        into = self.register()
+        self.add(Pack(tuple(self.value(x, node) for x in v.fields), into))
+        return into
+
+    def shape(self, v: g.ShapeValue) -> int:
+        into = self.register()
+        self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
+        return into
+
+    def weight(self, v: g.Constant) -> int:
+        sizes = [as_int(d) for d in v.info.shape or ()]
+        assert v.info.dtype is not None and None not in sizes
+        dtype, shape = v.info.dtype.name, tuple(s for s in sizes if s is not None)
+        return self.new(lambda into: LoadWeight(v.name, dtype, shape, into))
 
     def binding(self, b: g.AnyBinding) -> None:
         value = b.value
         if isinstance(b, g.MatchCast):
-            name = value.name if isinstance(value, (g.GVar, g.Constant)) else b.var.name
+            name = g.name_of(value, b.var.name)
             self.values[b.var] = register = self.value(value, b)
             self.bind(self.match(register, b.info, f"match_cast of {name}", b))
             self.agree(register, b.var.info, b.info, f"value {b.var.name}", b)
             return
         ctx = Deduction(self.ctx.env)
         found = infer_value(value, ctx)
-        if (
-            isinstance(value, g.CallFunction)
-            and isinstance(value.callee, g.FunctionRef)
-            and value.callee.name in self.cut.subgraphs
-        ):
-            self.part(b, value.callee.name, value)
-            return
-        for check in ctx.checks:
-            if not isinstance(value, g.CallFunction):  # a callee asks for itself
-                self.require(check.cond, check.message, check.values, self.symbols, b)
-        if isinstance(value, g.If):
-            self.values[b.var] = self.branch(b, value)
-        elif isinstance(value, g.CallFunction):
-            args = tuple(self.value(a, b) for a in value.args)
-            direct = value.callee.name if isinstance(value.callee, g.FunctionRef) else None
-            callee = None if direct is not None else self.value(value.callee, b)
-            self.values[b.var] = into = self.register()
-            self.add(CallHostProgram(direct, callee, args, into))
-            if direct is None:
-                found = ObjectInfo()  # it fits its annotation as far as signatures tell
-        elif isinstance(value, g.CallHost):
-            args = tuple(self.value(a, b) for a in value.args)
-            self.values[b.var] = into = self.register()
-            self.add(CallHostRoutine(value.routine, args, into))
-            self.bind(self.match(into, value.out, f"host routine {value.routine!r}", b))
-        elif isinstance(value, g.Call):
-            self.values[b.var] = self.operator(b, value)
-        elif isinstance(value, g.TupleItem):
-            self.values[b.var] = into = self.register()
-            self.add(GetItem(self.value(value.value, b), value.index, into))
+        if isinstance(value, g.CallFunction):  # a callee asks for itself
+            if (name := _direct(value)) in self.cut.subgraphs:
+                self.part(b, name, value)
+                return
+            found = found if name else ObjectInfo()  # it fits its annotation as far as signatures tell
         else:
-            self.values[b.var] = self.value(value, b)
+            for check in ctx.checks:
+                self.require(check.cond, check.message, check.values, self.symbols, b)
+        compute = _COMPUTED.get(type(value), _Emitter.value)
+        self.values[b.var] = compute(self, value, b)
         self.agree(self.values[b.var], b.var.info, found, f"value {b.var.name}", b)
+
+    def call(self, value: g.CallFunction, b: g.Binding) -> int:
+        args = tuple(self.value(a, b) for a in value.args)
+        direct = _direct(value) or None
+        callee = None if direct is not None else self.value(value.callee, b)
+        return self.new(lambda into: CallHostProgram(direct, callee, args, into))
+
+    def host(self, value: g.CallHost, b: g.Binding) -> int:
+        args = tuple(self.value(a, b) for a in value.args)
+        into = self.new(lambda into: CallHostRoutine(value.routine, args, into))
+        self.bind(self.match(into, value.out, f"host routine {value.routine!r}", b))
+        return into
+
+    def item(self, value: g.TupleItem, b: g.Binding) -> int:
+        into = self.register()
+        self.add(GetItem(self.value(value.value, b), value.index, into))
+        return into
 
     def part(self, b: g.Binding, name: str, value: g.CallFunction) -> None:
         """The program of a part on the tensors among the arguments, given every symbol of its own."""
         program = self.programs[name]
-        f = self.cut.module.functions[name]
-        assert isinstance(f, g.Function)
+        f = self.cut.module.graphs[name]
         by_name = {v.name: v for v in own_symbols(signature(f))}
         symbols = tuple(self.symbols[by_name[s.name]] for s in program.symbols)
         args = tuple(self.value(a, b) for a in value.args if not isinstance(a, g.ShapeValue))
@@ -320,7 +326,7 @@ class _Emitter:
         else:
             (self.values[b.var],) = into
 
-    def operator(self, b: g.Binding, value: g.Call) -> int:
+    def operator(self, value: g.Call, b: g.Binding) -> int:
         into = self.register()
         args = tuple(self.value(a, b) for a in value.args)
         op = value.op
@@ -334,7 +340,7 @@ class _Emitter:
         self.add(Apply(op.name, args, into, self.shown(b)))
         return into
 
-    def branch(self, b: g.Binding, value: g.If) -> int:
+    def branch(self, value: g.If, b: g.Binding) -> int:
         cond, into = self.value(value.cond, b), self.register()
         outer = self.block
         at = len(outer)
@@ -357,16 +363,51 @@ class _Emitter:
         self.values, self.symbols = values, symbols
 
 
-def _is_floating_number(e: Expr) -> bool:
-    return isinstance(e, Const) and e.dtype.is_float and math.isfinite(e.value)
+_Matching = Callable[[_Emitter, int, Any, str, object], list[_Dim]]
+_Computing = Callable[[_Emitter, Any, Any], int]
+
+# what each class of annotation asks for
+_MATCHED: Mapping[type[StructInfo], _Matching] = {
+    ObjectInfo: lambda emitter, register, info, where, node: [],
+    TupleInfo: _Emitter.match_tuple,
+    CallableInfo: _Emitter.match_function,
+    PrimInfo: _Emitter.match_scalar,
+    ShapeInfo: lambda emitter, register, info, *at: emitter.match_dims(register, info, None, info.ndim, *at),
+    TensorInfo: lambda emitter, register, info, *at: emitter.match_dims(register, info, info.dtype, info.ndim, *at),
+}
+
+# the register of each class of atom, and of tuples of atoms
+_VALUES: Mapping[type[g.Value], _Computing] = {
+    g.GVar: lambda emitter, v, node: emitter.values[v],
+    g.PrimValue: lambda emitter, v, node: emitter.scalar(v),
+    g.ShapeValue: lambda emitter, v, node: emitter.shape(v),
+    g.TupleValue: _Emitter.tuple_of,
+    g.FunctionRef: lambda emitter, v, node: emitter.new(lambda into: Refer(v.name, into)),
+    g.Constant: lambda emitter, v, node: emitter.weight(v),
+}
+
+# the instructions that compute each other class of value
+_COMPUTED: Mapping[type[g.Value], _Computing] = {
+    g.If: _Emitter.branch,
+    g.CallFunction: _Emitter.call,
+    g.CallHost: _Emitter.host,
+    g.Call: _Emitter.operator,
+    g.TupleItem: _Emitter.item,
+}
+
+
+def _direct(value: g.CallFunction) -> str:
+    """Return the name of the function that is called, empty if a variable holds it."""
+    return value.callee.name if isinstance(value.callee, g.FunctionRef) else ""
 
 
 def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
     """A parameter or result, for people."""
-    if not isinstance(info, TensorInfo) or info.shape is None or info.dtype is None:
+    element = info.dtype if is_known(info) else None
+    if not is_known(info) or element is None:
         return Value(name, _WANTED.get(type(info)), repr(info), path=path)
-    dims = tuple(str(d.value) if isinstance(d, Const) else repr(d) for d in info.shape)
-    return Value(name, "tensor", repr(info), info.dtype.name, dims, path)
+    dims = tuple(repr(d) if d.value is None else str(d.value) for d in info.shape or ())
+    return Value(name, "tensor", repr(info), element.name, dims, path)
 
 
 def _results(ret: g.Value, info: StructInfo, path: tuple[int, ...] = ()) -> list[Value]:
@@ -374,7 +415,7 @@ def _results(ret: g.Value, info: StructInfo, path: tuple[int, ...] = ()) -> list
     if isinstance(info, TupleInfo):
         parts = ret.fields if isinstance(ret, g.TupleValue) else [ret] * len(info.fields)
         return [v for i, (r, x) in enumerate(zip(parts, info.fields, strict=True)) for v in _results(r, x, (*path, i))]
-    name = ret.name if isinstance(ret, (g.GVar, g.Constant)) else "result"
+    name = g.name_of(ret, "result")
     return [
         described(name + "".join(f"_{i}" for i in path) if path and not isinstance(ret, g.GVar) else name, info, path)
     ]

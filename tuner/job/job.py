@@ -25,7 +25,6 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
-from relax_tune.runtime.program.host_program import LoadWeight
 from relax_tune.runtime.shapes import Histogram, ShapeProfile
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.emit.build import BuildResult, build_programs
@@ -107,14 +106,14 @@ class Job:
         return Target(self.device.kind, self.device.name, self.device.fingerprint)
 
     @cached_property
-    def machine(self) -> HardwareInfo:
+    def hardware(self) -> HardwareInfo:
         return HardwareInfo.from_limits(self.device.kind, dict(self.device.limits))
 
     @cached_property
     def code_target(self) -> CodeTarget:
-        machine = self.machine
+        hardware = self.hardware
         return CodeTarget(
-            cast(Language, machine.language), machine.lanes, machine.local_bytes if machine.has_grid else None
+            cast(Language, hardware.language), hardware.lanes, hardware.local_bytes if hardware.has_grid else None
         )
 
     @cached_property
@@ -160,8 +159,8 @@ class Job:
     @cached_property
     def choices(self) -> dict[str, Choices]:
         """By the name of the tensor function in the lowered module."""
-        alternatives = alternatives_here(self.machine.language, self.libraries)
-        return {t.name: Choices(t, self.machine, self.code_target, alternatives) for t in self.tasks}
+        alternatives = alternatives_here(self.hardware.language, self.libraries)
+        return {t.name: Choices(t, self.hardware, self.code_target, alternatives) for t in self.tasks}
 
     def tune(self, runner: Runner) -> TuningSummary:
         """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
@@ -212,8 +211,8 @@ class Job:
             programs, constants = pack_weights(programs, built.packings, constants)
         names = {b.name for p in programs for b in p.buffers if b.role == "const"}
         constants = {n: a for n, a in constants.items() if n in names}
-        loaded = {i.name for d in built.host_programs for i in d.instructions() if isinstance(i, LoadWeight)}
-        constants |= {n: self.lowered.module.constants[n] for n in loaded}
+        driven = {w.name for d in built.host_programs for w in d.weights}
+        constants |= {n: self.lowered.module.constants[n] for n in driven}
         solver = installed_solver()  # it can decide more: other checks, other reuse of memory
         extra = {
             "fingerprint": dict(self.target.fingerprint),

@@ -119,7 +119,7 @@ class Tuner:
     def _strategy(self, state: TaskState) -> SearchStrategy:
         choices, domain = state.choices, state.task.domain
         points = points_array(domain.points)
-        scale = roofline(choices.space, points, choices.machine)
+        scale = roofline(choices.space, points, choices.hardware)
         known = partial(self._known_elsewhere, choices)
         weights = list(domain.timed(scale.tolist()).weights)
         problem = SearchProblem(choices.space, points, weights, scale, state.dispatchable, history=known)

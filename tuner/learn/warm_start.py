@@ -72,7 +72,7 @@ class RecordedHistory:
         task = choices.task
         self._funcs[task.key] = task.func
         anchors = {tuple(sorted(b.items())) for b in task.bindings()}
-        part = partial(self._part, task.regime, machine=choices.machine)
+        part = partial(self._part, task.regime, hardware=choices.hardware)
         parts = [part(self.target_key, workload=task.key, count=OWN_ROWS, but=anchors)]
         parts += [part(target, workload=task.key, count=OWN_ROWS) for target in self._other_devices()]
         others = self._other_workloads(task.key, task.text)
@@ -116,7 +116,7 @@ class RecordedHistory:
         regime: Regime,
         target: str,
         *,
-        machine: HardwareInfo,
+        hardware: HardwareInfo,
         workload: str,
         count: int,
         but: Collection[Point] = (),
@@ -137,27 +137,27 @@ class RecordedHistory:
         kept = {r.id for r in sorted((r for t in frequent for r in by_trace[t]), key=lambda r: r.id)[:count]}
         found = []
         for trace in sorted(frequent):
-            function = self._function(machine, workload, func, trace)
+            function = self._function(hardware, workload, func, trace)
             if function is not None:
                 found.append(_rows(function, func, [r for r in by_trace[trace] if r.id in kept], shapes))
         if not any(len(p.log_time) for p in found):
             return None
         features = np.concatenate([p.features for p in found])
         groups = np.concatenate([p.groups for p in found])
-        scale = log_roofline(features, machine)
+        scale = log_roofline(features, hardware)
         floors = np.full(len(shapes), np.inf)
         np.minimum.at(floors, groups, scale)  # one scale a shape
         log_time = np.concatenate([p.log_time for p in found]) - floors[groups]
         return TrainingRows(features, log_time, groups)
 
-    def _function(self, machine: HardwareInfo, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
+    def _function(self, hardware: HardwareInfo, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
         """The features of a recorded sketch; None for a trace that does not apply to the workload."""
         key = (workload, trace)
         if key not in self._functions:
             try:
                 made = replay(Trace.from_json(trace), func)
                 sketch = Sketch("recorded", made.func, made.trace, ())
-                self._functions[key] = FeatureFunction(sketch, machine)
+                self._functions[key] = FeatureFunction(sketch, hardware)
             except Exception:  # rows may come from anybody and from any version: what does not apply teaches nothing
                 self._functions[key] = None
         return self._functions[key]
@@ -187,23 +187,23 @@ def _rows(
     return TrainingRows(np.ascontiguousarray(features[sound]), log_time[sound], groups[sound])
 
 
-def log_roofline(features: FeatureArray, machine: HardwareInfo) -> FloatArray:
+def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
     """Return log seconds (R,) of a nominal machine for the work of each row (R, F), so that functions and shapes compare.
 
     A processor has full vectors at 2 GHz, 8 GB/s and a launch of one microsecond. A GPU has 128 lanes and 15 GB/s for each
     multiprocessor.
     """
     flops, moved = (np.exp2(features[:, c].astype(np.float64)) - 1 for c in (FLOPS_COLUMN, BYTES_COLUMN))
-    lanes, bandwidth = (128, 15e9 * machine.workers) if machine.is_gpu else (machine.lanes, 8e9)
-    return np.asarray(np.log(1e-6 + flops / (4e9 * lanes * machine.workers) + moved / bandwidth))
+    lanes, bandwidth = (128, 15e9 * hardware.workers) if hardware.is_gpu else (hardware.lanes, 8e9)
+    return np.asarray(np.log(1e-6 + flops / (4e9 * lanes * hardware.workers) + moved / bandwidth))
 
 
-def roofline(space: ParameterSpace, points: IntArray, machine: HardwareInfo) -> FloatArray:
+def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) -> FloatArray:
     """The same in seconds (S,) for a task's own space at its anchors."""
     first = np.zeros((len(space.sketches), 1 + space.width), np.int32)
     first[:, 0] = np.arange(len(space.sketches))
     features = space.features(first, points)
-    rows = log_roofline(features.reshape(-1, features.shape[2]), machine).reshape(len(first), len(points))
+    rows = log_roofline(features.reshape(-1, features.shape[2]), hardware).reshape(len(first), len(points))
     return np.asarray(np.exp(rows.min(axis=0)))
 
 

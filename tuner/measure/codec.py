@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError
+from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.messages import (
     REGIMES,
@@ -98,12 +100,14 @@ def _field(record: Mapping[str, Any], name: str, check: Callable[[Any], bool], w
     return value
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+_is_text = partial(has_shape, shape=str)
+_is_list = partial(has_shape, shape=list)
+_is_object = partial(has_shape, shape=dict)
+_is_bool = partial(has_shape, shape=bool)
 
 
 def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
+    return _is_text(value) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def _is_int(value: Any) -> bool:
@@ -118,20 +122,8 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_object, value))
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
+    return _is_list(value) and all(map(_is_object, value))
 
 
 def _seconds_tuple(record: Mapping[str, Any], name: str) -> tuple[float, ...]:
@@ -165,10 +157,10 @@ def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
 
 def _load(text: str) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        record: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise _refuse("text", "JSON", f"{error}: {text[:40]}") from error
-    if not isinstance(record, dict):
+    if not _is_object(record):
         raise _refuse("text", "a JSON object", record)
     return record
 

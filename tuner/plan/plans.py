@@ -106,7 +106,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
         rows = timed(kept, domain.points)
         best = [min(t for row in rows.values() if (t := row[a]) is not None) for a in range(len(domain.points))]
         steps = _steps(rows, variants)
-        plan, chosen_for = choose(kept, domain.timed(best), libraries, steps, choices.machine.workers)
+        plan, chosen_for = choose(kept, domain.timed(best), libraries, steps, choices.hardware.workers)
         broken = {k: why for k in plan.variants if (why := _obstacle(choices, variants[k])) is not None}
         if not broken:
             return TaskPlan(plan, variants, times, lost, chosen_for.points[len(domain.points) :])

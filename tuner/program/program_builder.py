@@ -16,7 +16,7 @@ from relax_tune.ir.check.inplace import merge_aliased_params, reads_of, why_not_
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const, free_vars, mul, ne, postorder, substitute
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, mul, ne, postorder, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
@@ -46,18 +46,18 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
     Raises BuildError for anything else in it."""
     slots: dict[Expr, int] = {}
     for node in postorder((e,)):
-        if isinstance(node, Const):
+        if node.value is not None:
             slots[node] = builder.const(int(node.value))
         elif isinstance(node, Var):
             if node not in symbols:
                 raise BuildError(f"the expression {e!r} mentions {node.name!r}, which no symbol of the call defines")
             slots[node] = symbols[node]
-        elif isinstance(node, Op) and node.op in _OPCODES:
+        elif node.op in _OPCODES:
             args = [slots[a] for a in node.args]
             if node.op in DIVISIONS and node.args[1] in unsure:
                 args[1] = builder.op(Opcode.SELECT, args[1], args[1], builder.const(1))
             slots[node] = builder.op(_OPCODES[node.op], *args)
-        elif isinstance(node, Op) and node.op == "cast":
+        elif node.op == "cast":
             slots[node] = slots[node.args[0]]
         else:
             raise BuildError(f"wanted an integer expression over shape symbols, found {node!r}")
@@ -128,11 +128,7 @@ class ProgramBuilder:
 
     def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
         """Return the divisors in `e` that are not known to differ from 0, with the quotients that use them."""
-        found = {
-            n.args[1]: n
-            for n in postorder((e,))
-            if isinstance(n, Op) and n.op in DIVISIONS and not isinstance(n.args[1], Const)
-        }
+        found = {n.args[1]: n for n in postorder((e,)) if n.op in DIVISIONS and n.args[1].value is None}
         if not found:
             return found
         env = Env({v: self._ranges[s] for v, s in symbols.items() if s in self._ranges})

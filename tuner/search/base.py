@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -254,6 +254,9 @@ def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
 def _united(old: Outcome | None, new: Outcome) -> Outcome:
     if old is None:
         return new
-    if isinstance(old, Failure):
-        return new if not isinstance(new, Failure) else min(old, new, key=lambda f: (f.stage, f.message))
-    return old if isinstance(new, Failure) else min(old, new)
+    return min(old, new, key=_rank)
+
+
+def _rank(outcome: Outcome) -> tuple[Any, ...]:
+    """Return the key that puts times before failures, and the same failure first in any order."""
+    return (1, outcome.stage, outcome.message) if isinstance(outcome, Failure) else (0, outcome)

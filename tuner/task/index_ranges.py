@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, as_int, postorder
+from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.runtime.program.program import Fill
@@ -60,24 +60,24 @@ class _Solver:
         """The values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
         if isinstance(e, Load):
             return (low, high) if e.buffer is self.buffer else None
-        if not isinstance(e, Op):
+        if not e.op:
             return None
         if e.op == "cast" and e.args[0].dtype.is_int:
             return self.solve(e.args[0], low, high)
         if e.op in ("min", "max"):  # what keeps loops inside: an index it would change is one too many
-            inner = [a for a in e.args if not isinstance(a, Const)]
+            inner = [a for a in e.args if a.value is None]
             return self.solve(inner[0], low, high) if len(inner) == 1 else None
         if e.op == "add":
             step = self.number(e.args[1])
             return None if step is None else self.solve(e.args[0], low - step, high - step)
         return self.from_the_end(e, low, high) if e.op == "select" else None
 
-    def from_the_end(self, e: Op, low: int, high: int) -> Range | None:
+    def from_the_end(self, e: Expr, low: int, high: int) -> Range | None:
         """`x + step if x < 0 else x`: indices that count from the end when they are negative."""
         cond, moved, plain = e.args
-        if not (isinstance(cond, Op) and cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
+        if not (cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
             return None
-        if not (isinstance(moved, Op) and moved.op == "add" and moved.args[0] is plain):
+        if not (moved.op == "add" and moved.args[0] is plain):
             return None
         step = self.number(moved.args[1])
         return self.solve(plain, low - step, high) if step is not None and low == 0 and step <= high else None

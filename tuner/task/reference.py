@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.core.expr import Load, Op, Var, postorder
+from relax_tune.ir.core.expr import Load, Var, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.reference import evaluate_prim, size_of
@@ -59,6 +59,6 @@ def _inner_rounding(func: PrimFunc) -> float:
     for block in blocks(func.body):
         for e in postorder((block.body.value,)):
             stored = e is block.body.value and block.body.buffer in func.output_buffers
-            if isinstance(e, Op) and e.op == "cast" and not stored and not isinstance(e.args[0], Load):
+            if e.op == "cast" and not stored and not isinstance(e.args[0], Load):
                 inner.append(e.dtype)
     return max((d.epsilon for d in inner if d.is_half), default=0.0)

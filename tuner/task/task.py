@@ -85,7 +85,7 @@ class Choices:
     alternatives: the library routines there are on this machine."""
 
     task: Task
-    machine: HardwareInfo
+    hardware: HardwareInfo
     target: CodeTarget
     alternatives: tuple[Alternative, ...] = ()
     _programs: dict[str, Program] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Choices:
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
         """Tunable sketches (the fallback is the generic variant and not searched when anything else fits)."""
-        found = generate_sketches(self.task.func, self.machine)
+        found = generate_sketches(self.task.func, self.hardware)
         tunable = tuple(s for s in found if s.name != "fallback")
         return tunable or found
 
@@ -106,7 +106,7 @@ class Choices:
 
     def _sketch_space(self, sketch: Sketch) -> search_space.SketchSpace:
         names = [t.name for t in sketch.tunables]
-        valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.machine)
+        valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.hardware)
         symbols = [v.name for v in self.task.func.symbols]
 
         def constraint(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -139,7 +139,7 @@ class Choices:
             codes = drawn[drawn[:, 0] == number]
             if number in known or not len(codes):
                 continue
-            names = [f.name for f in sketch_features(sketch.func, self.machine)]
+            names = [f.name for f in sketch_features(sketch.func, self.hardware)]
             rows = self.space.features(codes, points)[:, 0, :]
             padding, loads = (rows[:, names.index(n)] for n in ("padding", "loads_per_point"))
             score = loads + padding - rows[:, names.index("wave_use")]
@@ -170,7 +170,7 @@ class Choices:
 
     @cached_property
     def _generic(self) -> VariantRecord:
-        ((_, schedule),) = fallback.sketches(self.task.func, self.machine)
+        ((_, schedule),) = fallback.sketches(self.task.func, self.hardware)
         return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
 
     @cached_property
@@ -190,7 +190,7 @@ class Choices:
         if form.after is None:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
-        for name, schedule in injective.sketches(form.after.func, self.machine):
+        for name, schedule in injective.sketches(form.after.func, self.hardware):
             if name not in EPILOGUES:
                 continue
             trace = schedule.trace
@@ -309,7 +309,7 @@ class Choices:
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
         """A function no search looks at: the middle setting of its first sketch."""
-        sketch = next(iter_sketches(func, self.machine))
+        sketch = next(iter_sketches(func, self.hardware))
         return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
     def program(self, record: VariantRecord) -> Program:

@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
 from relax_tune.ir.core.buffer import Buffer, Scope
-from relax_tune.ir.core.expr import Expr, Op, Var, as_int
+from relax_tune.ir.core.expr import Expr, Var, as_int
 from relax_tune.ir.core.stmt import (
     AsyncFence,
     Barrier,
-    BufferStore,
     Declare,
     For,
     IfThenElse,
     Seq,
     Stmt,
     accesses,
+    loops,
     seq,
+    stores,
     walk,
 )
 
@@ -51,8 +52,8 @@ def circular_buffers(f: For, algebra: Algebra) -> Mapping[Buffer, CircularBuffer
     for b, indices, written in accesses(f.body):
         if b.scope == "shared":
             uses.setdefault(b, []).append((indices, written))
-    stored = [m.buffer for m in walk(f.body) if isinstance(m, BufferStore)]
-    inner = {m.var for m in walk(f.body) if isinstance(m, For)}
+    stored = [s.buffer for s in stores(f.body)]
+    inner = {m.var for m in loops(f.body)}
     found: dict[Buffer, CircularBuffer] = {}
     for b, places in uses.items():
         for dim, size in enumerate(b.shape):
@@ -95,7 +96,7 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
     """Return the slot expression of an index: p of `p % size`, or the index itself if it is always below `size`. None for other indices."""
     p = algebra.static(e)
     ((m, c),) = p.items() if len(p) == 1 else (((), 0),)
-    if c == 1 and len(m) == 1 and isinstance(m[0], Op) and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
+    if c == 1 and len(m) == 1 and m[0].op == "floormod" and as_int(m[0].args[1]) == size:
         return algebra.static(m[0].args[0])
     low, high = algebra.interval(p)
     return p if low is not None and high is not None and 0 <= low <= high < size else None
@@ -103,8 +104,7 @@ def _slot(e: Expr, size: int, algebra: Algebra) -> Poly | None:
 
 def async_filled(n: Stmt) -> frozenset[Buffer]:
     """Return the buffers that asynchronous copies fill at or below a statement."""
-    late = (m for m in walk(n) if isinstance(m, For) and m.marks.async_copy)
-    return frozenset(s.buffer for m in late for s in walk(m) if isinstance(s, BufferStore))
+    return frozenset(s.buffer for f in loops(n) if f.marks.async_copy for s in stores(f))
 
 
 def pipelined_loop(
@@ -174,7 +174,7 @@ def _is_copy_stage(n: Stmt) -> bool:
 def _fence_after(
     stage: Stmt, circular: Mapping[Buffer, CircularBuffer], algebra: Algebra, around: Sequence[For]
 ) -> AsyncFence:
-    inner = {m.var for m in walk(stage) if isinstance(m, For)}
+    inner = {m.var for m in loops(stage)}
     for b, indices, written in accesses(stage):
         if written and not (b in circular and _fills_slots(circular[b], b, indices, inner, algebra, around)):
             return AsyncFence(0)

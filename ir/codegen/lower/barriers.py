@@ -8,7 +8,7 @@ sinks into the statements between the barriers, so that all items reach every ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -21,17 +21,19 @@ from relax_tune.ir.core.expr import Expr, Var, and_, as_int, const, loads, lt, n
 from relax_tune.ir.core.stmt import (
     EMPTY,
     Barrier,
-    BufferStore,
     For,
     IfThenElse,
     Let,
     Seq,
     Stmt,
     accesses,
+    bound_vars,
     is_empty,
+    loops,
     own_accesses,
     rewrite,
     seq,
+    stores,
     walk,
     when,
 )
@@ -46,16 +48,13 @@ def insert_barriers(n: Stmt, algebra: Algebra) -> Stmt:
             that holds for some of them and reads memory.
     """
     sizes: dict[int, int] = {}
-    for m in walk(n):
-        if isinstance(m, For) and m.kind == "item":
-            sizes[m.axis] = max(sizes.get(m.axis, 1), _size(m, algebra))
+    for f in loops(n, "item"):
+        sizes[f.axis] = max(sizes.get(f.axis, 1), _size(f, algebra))
     axes = frozenset(a for a, size in sizes.items() if size > 1)
     if not axes:
         return insert_waits(n, {}, algebra)
     for axis in sorted(axes):
-        n = _guard_single_thread(
-            n, next(m for m in walk(n) if isinstance(m, For) and (m.kind, m.axis) == ("item", axis))
-        )
+        n = _guard_single_thread(n, next(f for f in loops(n, "item") if f.axis == axis))
     placer = _BarrierPlacement(axes, algebra)
     placed, _ = placer.place(n, NO_ACCESSES, ThreadContext())
     placed = _pad_thread_loops(insert_waits(placed, placer.circular, algebra), sizes, algebra)
@@ -82,10 +81,9 @@ def _guard_single_thread(n: Stmt, item: For) -> Stmt:
 
 
 def _needs_guard(n: Stmt, item: For) -> bool:
-    below = list(walk(n))
-    if any(isinstance(m, For) and (m.kind == "group" or (m.kind, m.axis) == ("item", item.axis)) for m in below):
+    if any(f.kind == "group" or f.axis == item.axis for f in loops(n, "group", "item")):
         return False
-    return {m.buffer.scope == "local" for m in below if isinstance(m, BufferStore)} == {False}
+    return {s.buffer.scope == "local" for s in stores(n)} == {False}
 
 
 def _pad_thread_loops(n: Stmt, sizes: dict[int, int], algebra: Algebra) -> Stmt:
@@ -161,8 +159,7 @@ class _BarrierPlacement:
         now = self.uses(n)
         apart = (before.written & (now.read | now.written)) | (before.read & now.written)
         scopes = self._scopes(apart, bound)
-        circular = circular_buffers(n, self.algebra) if isinstance(n, For) else {}
-        if isinstance(n, For) and circular:
+        if isinstance(n, For) and (circular := circular_buffers(n, self.algebra)):
             return self._pipelined(n, circular, scopes, before, bound)
         if not scopes:
             return self._inside(n, before, bound)
@@ -180,7 +177,7 @@ class _BarrierPlacement:
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
     def _inside(self, n: Stmt, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
-        if isinstance(n, BufferStore):
+        if not n.children:
             return n, before | self.uses(n)
         if isinstance(n, Seq):
             parts: list[Stmt] = []
@@ -192,20 +189,21 @@ class _BarrierPlacement:
             made = [self.place(c, before, bound) for c in n.children]
             after = made[0][1] | (made[1][1] if len(made) > 1 else before)
             return n.with_children(tuple(new for new, _ in made)), after
-        if isinstance(n, For) and n.kind not in ("group", "item"):
-            return self._repeated(n, before, bound)
-        if isinstance(n, For) and n.kind == "item":
-            if _size(n, self.algebra) == 1:
-                bound = replace(bound, first_only=bound.first_only | {n.axis})
-            else:
-                own = _thread_private(n, self.algebra)
-                own = own & bound.own if bound.spread else own
-                bound = ThreadContext(
-                    bound.spread | {n.axis}, bound.first_only, own, self._single(n, own), bound.circular
-                )
+        if isinstance(n, For):
+            if n.kind not in ("group", "item"):
+                return self._repeated(n, before, bound)
+            bound = self._of_item(n, bound) if n.kind == "item" else bound
         (body,) = n.children
         new, after = self.place(body, before, bound)
         return n.with_children((new,)), after
+
+    def _of_item(self, n: For, bound: ThreadContext) -> ThreadContext:
+        """Return the facts about threads inside a loop over work-items."""
+        if _size(n, self.algebra) == 1:
+            return replace(bound, first_only=bound.first_only | {n.axis})
+        own = _thread_private(n, self.algebra)
+        own = own & bound.own if bound.spread else own
+        return ThreadContext(bound.spread | {n.axis}, bound.first_only, own, self._single(n, own), bound.circular)
 
     def _single(self, n: For, own: frozenset[Buffer]) -> frozenset[tuple[Buffer, int]]:
         """Return (buffer, axis) for each buffer that a single work-item of the axis touches below a loop."""
@@ -255,10 +253,10 @@ def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
 
     Along some dimension all accesses have the same stride in the item's variable, larger than the span of the inner loops.
     """
-    inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
+    inner = bound_vars(n.body)
     steps: dict[Buffer, list[set[tuple[int, tuple[tuple[object, int], ...]] | None]]] = {}
     # in a warp operation each work-item touches the elements of all
-    together = {b for m in walk(n) if isinstance(m, For) and m.marks.intrinsic for b, _i, _w in accesses(m)}
+    together = {b for f in loops(n) if f.marks.intrinsic for b, _i, _w in accesses(f)}
     for b, indices, _written in accesses(n):
         if b.scope == "shared" and b not in together:
             found = steps.setdefault(b, [set() for _ in indices])
@@ -267,7 +265,9 @@ def _thread_private(n: For, algebra: Algebra) -> frozenset[Buffer]:
     return frozenset(b for b, dims in steps.items() if any(len(d) == 1 and None not in d for d in dims))
 
 
-def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, tuple[tuple[object, int], ...]] | None:
+def _step(
+    p: Poly, item: Var, inner: Collection[Var], algebra: Algebra
+) -> tuple[int, tuple[tuple[object, int], ...]] | None:
     """Return the stride of an item in an index, and the fixed part of the index; None if the index does not identify the item."""
     step = p.get((item,), 0)
     rest = {m: c for m, c in p.items() if m != (item,)}
@@ -283,20 +283,16 @@ def _step(p: Poly, item: Var, inner: set[Var], algebra: Algebra) -> tuple[int, t
 
 def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
     """Drop the marks of warp intrinsics in code that some work-items of a warp may skip. Each item then runs its part of the loops."""
-    if not any(isinstance(m, For) and m.marks.intrinsic for m in walk(n)):
+    if not any(f.marks.intrinsic for f in loops(n)):
         return n
-    differing = {m.var for m in walk(n) if isinstance(m, For) and m.kind == "item"}
-
-    def differs(e: Expr) -> bool:
-        return not differing.isdisjoint(algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
+    divergence = _Divergence(algebra)
 
     def visit(m: Stmt, apart: bool) -> Stmt:
-        if isinstance(m, Let) and differs(m.value):
-            differing.add(m.var)
-        apart = apart or (isinstance(m, IfThenElse) and differs(m.cond)) or (isinstance(m, For) and differs(m.extent))
+        divergence.note(m)
+        apart = apart or (not isinstance(m, Let) and any(map(divergence.differs, m.own_exprs)))
         new = m.with_children(tuple(visit(c, apart) for c in m.children))
-        marked = isinstance(new, For) and new.marks.intrinsic in INTRINSICS and INTRINSICS[new.marks.intrinsic].of_warp
-        if apart and marked and isinstance(new, For):
+        intrinsic = INTRINSICS.get(new.marks.intrinsic) if isinstance(new, For) and apart else None
+        if isinstance(new, For) and intrinsic is not None and intrinsic.of_warp:
             require_shared(new)
             return new.marked(intrinsic="")
         return new
@@ -309,22 +305,32 @@ def _synchronises(n: Stmt) -> bool:
     return isinstance(n, Barrier) or (isinstance(n, For) and n.marks.warp_reduce != "")
 
 
+class _Divergence:
+    """The variables whose values may differ among the work-items of a group."""
+
+    def __init__(self, algebra: Algebra) -> None:
+        self.algebra = algebra
+        self.variables: set[Var] = set()
+
+    def note(self, m: Stmt) -> None:
+        """Record the variable that a statement binds. Statements come outermost first."""
+        if m.bound_vars and (any(map(self.differs, m.own_exprs)) or (isinstance(m, For) and m.kind == "item")):
+            self.variables.update(m.bound_vars)
+
+    def differs(self, e: Expr) -> bool:
+        """Tell whether work-items of one group may find different values."""
+        return not self.variables.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
+
+
 class _SinkConditions:
     """Moves conditions that differ among work-items below the barriers inside them."""
 
     def __init__(self, n: Stmt, algebra: Algebra) -> None:
-        self.algebra = algebra
-        self.differing: set[Var] = set()
         self.waiting: dict[int, bool] = {}
+        divergence = _Divergence(algebra)
         for m in walk(n):
-            own = isinstance(m, For) and (m.kind == "item" or self.differs(m.extent))
-            if own or (isinstance(m, Let) and self.differs(m.value)):
-                assert isinstance(m, (For, Let))
-                self.differing.add(m.var)
-
-    def differs(self, e: Expr) -> bool:
-        """Tell whether work-items of one group may find different values."""
-        return not self.differing.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
+            divergence.note(m)
+        self.differs = divergence.differs
 
     def waits(self, n: Stmt) -> bool:
         """Tell whether work-items synchronise at or below a statement."""
@@ -360,17 +366,14 @@ class _SinkConditions:
             orelse = EMPTY if n.orelse is None else self.move(n.orelse, (*held, not_(n.cond)))
             then = self.move(n.then, (*held, n.cond))
             return then if is_empty(orelse) else seq(then, orelse)
-        if isinstance(n, For):
-            if self.differs(n.extent):
-                raise BuildError(
-                    f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
-                    f"{n.extent!r} iterations, not the same number for each; run it to the largest number, under a condition"
-                )
-            self._require_no_loads(n.extent, held)
-        if isinstance(n, Let):
-            self._require_no_loads(n.value, held)
-        (body,) = n.children
-        return n.with_children((self.move(body, held),))
+        if isinstance(n, For) and self.differs(n.extent):
+            raise BuildError(
+                f"wanted barriers that every work-item of a group comes by, found one in the loop over {n.var.name}, which has "
+                f"{n.extent!r} iterations, not the same number for each; run it to the largest number, under a condition"
+            )
+        for e in n.own_exprs:
+            self._require_no_loads(e, held)
+        return n.with_children(tuple(self.move(c, held) for c in n.children))
 
     def _require_no_loads(self, e: Expr, held: tuple[Expr, ...]) -> None:
         """Refuse an expression that work-items evaluate outside of its condition and that reads memory."""

@@ -9,7 +9,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import as_int
-from relax_tune.ir.core.stmt import For, Stmt, own_accesses, walk
+from relax_tune.ir.core.stmt import For, Stmt, loops, own_accesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
     Raises:
         BuildError: a buffer's accesses are not below one loop over groups, or that loop is in a serial one.
     """
-    axes = sorted({m.axis for m in walk(n) if isinstance(m, For) and _spans_groups(m, algebra)})
+    axes = sorted({f.axis for f in loops(n) if _spans_groups(f, algebra)})
     uses: dict[Buffer, list[_GlobalAccess]] = {}
     repeated: set[int] = set()
     if not axes:

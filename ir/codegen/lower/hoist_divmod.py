@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relax_tune.ir.core.expr import Expr, Op, Var, free_vars, postorder, transform
-from relax_tune.ir.core.stmt import For, Let, Stmt, map_exprs, walk
+from relax_tune.ir.core.expr import Expr, Var, free_vars, postorder, transform
+from relax_tune.ir.core.stmt import For, Let, Stmt, bound_vars, map_exprs, walk
 
 DIVIDING = frozenset({"floordiv", "floormod"})
 
@@ -14,7 +14,7 @@ def hoist_divmod(n: Stmt) -> Stmt:
     """Bind quotients and remainders of parallel loop variables to variables at the loop's start, if no inner loop moves them."""
     if not isinstance(n, For) or n.kind != "parallel":
         return n.with_children(tuple(hoist_divmod(c) for c in n.children))
-    inner = {m.var for m in walk(n.body) if isinstance(m, (For, Let))}
+    inner = bound_vars(n.body)
     found: dict[Expr, Var] = {}
 
     def replace_found(e: Expr) -> Expr:
@@ -23,9 +23,9 @@ def hoist_divmod(n: Stmt) -> Stmt:
     bound: list[tuple[Var, Expr]] = []
     for m in walk(n.body):
         for e in postorder(m.own_exprs):
-            if isinstance(e, Op) and e.op in DIVIDING and e.dtype.is_int and n.var in (used := set(free_vars(e))):
+            if e.op in DIVIDING and e.dtype.is_int and n.var in (used := set(free_vars(e))):
                 short = replace_found(e)
-                if inner.isdisjoint(used) and isinstance(short, Op):
+                if inner.isdisjoint(used) and short.op:
                     found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
                     bound.append((found[short], short))
     body = map_exprs(n.body, replace_found) if found else n.body

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.core.expr import TRUE, Load, Op, Var, as_int, free_vars
+from relax_tune.ir.core.expr import TRUE, Load, Var, as_int, free_vars, load
 from relax_tune.ir.core.intervals import Interval
-from relax_tune.ir.core.stmt import Block, For, IfThenElse, Let, LoopMarks, Stmt, lower_block, walk, when
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Let, LoopMarks, Stmt, lower_block, walk, when
 
 COMBINING_KINDS = ("serial", "unrolled", "vectorized")
+COMBINING_OPS = ("add", "mul", "max", "min")
 
 
 def lower_blocks(s: Stmt) -> Stmt:
@@ -29,16 +30,20 @@ def is_tree_reduction(s: For, b: Block) -> bool:
     if b.init is not None or s.var in free_vars(b.predicate) or s.kind not in COMBINING_KINDS:
         return False
     of_loop = [i for i, e in zip(b.iters, b.bindings, strict=True) if e is s.var and i.kind == "reduce"]
-    value = b.body.value
-    if len(of_loop) != 1 or not isinstance(value, Op) or value.op not in ("add", "mul", "max", "min"):
+    source = combined_load(b.body)
+    if len(of_loop) != 1 or source is None or source.buffer.scope != "local":
         return False
     var = of_loop[0].var
-    mine, source = value.args
-    if not isinstance(mine, Load) or not isinstance(source, Load) or source.buffer.scope != "local":
-        return False
-    same_place = mine.buffer is b.body.buffer and mine.indices == b.body.indices and source.buffer is not mine.buffer
-    others = (*mine.indices, *source.indices[:-1], *(e for e in b.bindings if e is not s.var))
-    return same_place and source.indices[-1] is var and not {var, s.var} & set(free_vars(*others))
+    others = (*b.body.indices, *source.indices[:-1], *(e for e in b.bindings if e is not s.var))
+    return source.indices[-1] is var and not {var, s.var} & set(free_vars(*others))
+
+
+def combined_load(s: BufferStore) -> Load | None:
+    """Return the load of `place = op(place, load)` from another buffer; None for other stores."""
+    if s.value.op not in COMBINING_OPS or s.value.args[0] is not load(s.buffer, s.indices):
+        return None
+    source = s.value.args[1]
+    return source if isinstance(source, Load) and source.buffer is not s.buffer else None
 
 
 def note_ranges(algebra: Algebra, s: Stmt) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from relax_tune.ir.core.dtype import DType, i8, i32, u8
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, as_int, postorder
+from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval, within
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
@@ -24,11 +24,11 @@ def interval(e: Expr) -> Interval:
 
 
 def _interval(e: Expr, known: Mapping[Expr, Interval]) -> Interval:
-    if isinstance(e, Const):
+    if e.value is not None:
         return (int(e.value), int(e.value)) if e.dtype.is_int else UNBOUNDED
     if isinstance(e, Load):
         return LIMITS.get(e.dtype, UNBOUNDED)
-    if not isinstance(e, Op) or not e.dtype.is_int:
+    if not e.op or not e.dtype.is_int:
         return UNBOUNDED
     if e.op == "cast":
         whole, inner = LIMITS.get(e.dtype, UNBOUNDED), known[e.args[0]]
@@ -57,11 +57,11 @@ class FourBits:
     values: tuple[int, ...]
 
 
-def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
+def four_bits(e: Expr, taken: Callable[[Expr], Expr | None]) -> FourBits | None:
     """Return `e` as a function of four bits, None if it is not one. taken: the branch of a select known to be taken."""
-    chain: list[Op] = []
+    chain: list[Expr] = []
     found: tuple[int, Expr, int] | None = None
-    while isinstance(e, Op):
+    while e.op:
         if e.op == "select":
             branch = taken(e)
             if branch is None:
@@ -72,7 +72,7 @@ def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
             chain.append(e)
             e = e.args[0]
             continue
-        if e.op not in ("add", "sub", "mul", "floordiv", "floormod") or not isinstance(e.args[1], Const):
+        if e.op not in ("add", "sub", "mul", "floordiv", "floormod") or e.args[1].value is None:
             break
         inner = interval(e.args[0])
         if e.dtype is i32 and as_int(e.args[1]) == 16:
@@ -89,7 +89,7 @@ def four_bits(e: Expr, taken: Callable[[Op], Expr | None]) -> FourBits | None:
     return FourBits(source, shift, values)
 
 
-def _through(chain: list[Op], value: int) -> int:
+def _through(chain: list[Expr], value: int) -> int:
     """Apply a chain of operations, innermost last, to a value."""
     for step in reversed(chain):
         if step.op == "cast":

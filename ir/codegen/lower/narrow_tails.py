@@ -14,25 +14,21 @@ from dataclasses import dataclass, replace
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
+from relax_tune.ir.codegen.lower.guards import map_conjuncts, with_extent
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
-    TRUE,
     Expr,
-    Load,
-    Op,
     Var,
-    and_,
     as_int,
     conjuncts,
-    const,
     floordiv,
     le,
+    loads,
     lt,
     maximum,
     minimum,
-    postorder,
 )
-from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, accesses, rewrite, when
+from relax_tune.ir.core.stmt import For, IfThenElse, Let, Stmt, accesses, loops, stores, when
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +56,7 @@ def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
         if len(moving) != 1:
             continue
         (m,) = moving
-        loop = inside.get(m[0]) if len(m) == 1 and isinstance(m[0], Var) else None
+        loop = inside.get(m[0]) if len(m) == 1 else None
         size = as_int(loop.extent) if loop is not None and loop.kind == "vectorized" else None
         if loop is None or size is None or room[m] != -1:
             continue
@@ -72,12 +68,12 @@ def find_tiles(f: For, algebra: Algebra) -> GuardedTiles | None:
     return GuardedTiles(conditions, found.pop(), left[0]) if len(found) == 1 and len(left) == 1 else None
 
 
-def _conditions(n: Stmt, inside: dict[Var, For]) -> Iterator[tuple[Op, dict[Var, For]]]:
+def _conditions(n: Stmt, inside: dict[Expr, For]) -> Iterator[tuple[Expr, dict[Expr, For]]]:
     if isinstance(n, For):
         inside = inside | {n.var: n}
     elif isinstance(n, IfThenElse):
         for c in conjuncts(n.cond):
-            if isinstance(c, Op) and c.op == "lt" and c.args[0].dtype.is_int:
+            if c.op == "lt" and c.args[0].dtype.is_int:
                 yield c, inside
     for below in n.children:
         yield from _conditions(below, inside)
@@ -96,13 +92,12 @@ def producer_loops(f: For, tiles: GuardedTiles, private: frozenset[Buffer], alge
         for d, e in enumerate(indices)
         if not algebra.free(e).isdisjoint(own)
     }
-    for loop in _loops(f.body):
-        if loop.var in own or as_int(loop.extent) != tiles.extent or loop.kind != "vectorized":
+    for loop in loops(f.body, "vectorized"):
+        if loop.var in own or as_int(loop.extent) != tiles.extent:
             continue
-        stores = [s for s in _stores(loop.body)]
         if all(
             any((s.buffer, d) in places and loop.var in algebra.free(e) for d, e in enumerate(s.indices))
-            for s in stores
+            for s in stores(loop.body)
         ):
             own.add(loop.var)
     starts: dict[tuple[Buffer, int], Poly] = {}
@@ -121,20 +116,6 @@ def producer_loops(f: For, tiles: GuardedTiles, private: frozenset[Buffer], alge
             ):
                 return None
     return frozenset(own)
-
-
-def _loops(n: Stmt) -> Iterator[For]:
-    if isinstance(n, For):
-        yield n
-    for c in n.children:
-        yield from _loops(c)
-
-
-def _stores(n: Stmt) -> Iterator[BufferStore]:
-    if isinstance(n, BufferStore):
-        yield n
-    for c in n.children:
-        yield from _stores(c)
 
 
 def widths(tiles: GuardedTiles, f: For, lanes: int) -> Sequence[int]:
@@ -167,14 +148,14 @@ def leaves_elements(tiles: GuardedTiles, around: Sequence[Stmt], algebra: Algebr
             env = env.with_loop(s.var, s.extent)
         elif isinstance(s, Let) and s.value.dtype.is_int:
             env = env.with_bound(s.var, *_let_range(s.value, env))
-        elif isinstance(s, IfThenElse) and not any(isinstance(e, Load) for e in postorder((s.cond,))):
+        elif isinstance(s, IfThenElse) and not loads(s.cond):
             env = env.with_fact(s.cond)
     return prove(le(1, algebra.expr(tiles.left)), env) is Proof.YES
 
 
 def _let_range(value: Expr, env: Env) -> tuple[Expr, Expr]:
     """Return symbolic bounds of a bound value. A fused loop's quotient gets those of the loop: division is monotonic."""
-    if isinstance(value, Op) and value.op == "floordiv":
+    if value.op == "floordiv":
         top, divisor = value.args
         low, high = env.bounds.get(top, (None, None)) if isinstance(top, Var) else (None, None)
         if low is not None and high is not None and (as_int(divisor) or 0) > 0:
@@ -189,7 +170,7 @@ def _is_power(n: int) -> bool:
 def narrow(
     f: For,
     tiles: GuardedTiles,
-    loops: frozenset[Var],
+    moving: frozenset[Var],
     wide: Sequence[int],
     private: frozenset[Buffer],
     algebra: Algebra,
@@ -211,7 +192,7 @@ def narrow(
         whole = width == tiles.extent
         most = width - 1 if whole and not everywhere else width
         algebra.ranges[own] = (low, most)
-        narrower = _shrunk(_with_conditions(f.body, tiles, own), loops, width)
+        narrower = with_extent(_with_conditions(f.body, tiles, own), moving, width)
         part = Let(own, maximum(minimum(left, most), low), narrower)
         body = part if whole and everywhere else when(le(left, most), part, body)
     return replace(f, body=Let(left, algebra.expr(tiles.left), body), tail="predicate")
@@ -220,30 +201,17 @@ def narrow(
 def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
     """Tell whether one of the conditions guards a store to a private buffer."""
     if isinstance(n, IfThenElse) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
-        return any(s.buffer in private for s in _stores(n.then))
+        return any(s.buffer in private for s in stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)
 
 
 def _with_conditions(n: Stmt, tiles: GuardedTiles, left: Var | None) -> Stmt:
     """Express the conditions in terms of the remaining width; drop them if it is None."""
 
-    def visit(m: Stmt) -> Stmt:
-        if not isinstance(m, IfThenElse):
-            return m
-        new = []
-        for c in conjuncts(m.cond):
-            tile = tiles.conditions.get(c)
-            if tile is None:
-                new.append(c)
-            elif left is not None:
-                new.append(lt(tile, left))
-        return when(and_(*new) if new else TRUE, m.then, m.orelse)
+    def new(c: Expr) -> Expr | None:
+        tile = tiles.conditions.get(c)
+        if tile is None:
+            return c
+        return None if left is None else lt(tile, left)
 
-    return rewrite(n, visit)
-
-
-def _shrunk(n: Stmt, loops: frozenset[Var], width: int) -> Stmt:
-    def visit(m: Stmt) -> Stmt:
-        return replace(m, extent=const(width)) if isinstance(m, For) and m.var in loops else m
-
-    return rewrite(n, visit)
+    return map_conjuncts(n, new)

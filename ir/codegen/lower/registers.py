@@ -12,7 +12,7 @@ from itertools import product
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Var, as_int
+from relax_tune.ir.core.expr import Expr, as_int
 from relax_tune.ir.core.stmt import For, Stmt, accesses, own_accesses
 
 REGISTER_LIMIT = 512
@@ -39,13 +39,12 @@ def register_layouts(n: Stmt, algebra: Algebra, lanes: int) -> dict[Buffer, Regi
 
 
 def _visit(
-    n: Stmt, loops: dict[Var, For], spans: dict[Buffer, set[tuple[int, int]] | None], algebra: Algebra, lanes: int
+    n: Stmt, loops: dict[Expr, For], spans: dict[Buffer, set[tuple[int, int]] | None], algebra: Algebra, lanes: int
 ) -> None:
-    if isinstance(n, For) and is_expanded(n, lanes):
-        loops = loops | {n.var: n}
-    if isinstance(n, For) and n.marks.intrinsic:
-        # intrinsics take pointers
-        spans.update(dict.fromkeys((b for b, _i, _w in accesses(n)), None))
+    if isinstance(n, For):
+        loops = loops | {n.var: n} if is_expanded(n, lanes) else loops
+        if n.marks.intrinsic:  # intrinsics take pointers
+            spans.update(dict.fromkeys((b for b, _i, _w in accesses(n)), None))
     for b, indices, _written in own_accesses(n):
         if b.scope != "local" or spans.get(b, ()) is None:
             continue
@@ -56,7 +55,7 @@ def _visit(
 
 
 def _places(
-    indices: tuple[Expr, ...], loops: dict[Var, For], algebra: Algebra, lanes: int
+    indices: tuple[Expr, ...], loops: dict[Expr, For], algebra: Algebra, lanes: int
 ) -> set[tuple[int, int]] | None:
     """Return the (start, width) ranges of the last dimension; None if the place is not constant."""
     for d, i in enumerate(indices):
@@ -64,7 +63,7 @@ def _places(
         for m, c in algebra.static(i).items():
             if not m:
                 continue
-            loop = loops.get(m[0]) if len(m) == 1 and isinstance(m[0], Var) else None
+            loop = loops.get(m[0]) if len(m) == 1 else None
             if loop is None or (loop.kind == "vectorized" and not (last and c == 1)):
                 return None
     if not indices:
@@ -75,7 +74,6 @@ def _places(
         if not m:
             start = c
             continue
-        assert isinstance(m[0], Var)
         loop = loops[m[0]]
         extent = as_int(loop.extent) or 0
         if loop.kind == "vectorized":

@@ -102,7 +102,7 @@ def _region(
         fixed: Poly | None = None
         low, high = 0, -1
         for indices, _written, path in use.found:
-            inner = {m.var for m in path[depth:] if isinstance(m, (For, Let)) and not _is_own(buffer, m)}
+            inner = {v for m in path[depth:] if not _is_own(buffer, m) for v in m.bound_vars}
             with _items_of(path, algebra):
                 part = _relax(algebra.static(indices[d]), inner, algebra)
             if part is None or (fixed is not None and part[0] != fixed):
@@ -134,15 +134,14 @@ def _items_of(path: Sequence[Stmt], algebra: Algebra) -> Iterator[None]:
     """Narrow the ranges of launch indices to the extents of the enclosing item loops."""
     before = dict(algebra.ranges)
     for m in path:
-        size = as_int(m.extent) if isinstance(m, For) and m.kind == "item" else None
-        if isinstance(m, For) and size is not None:
+        if isinstance(m, For) and m.kind == "item" and (size := as_int(m.extent)) is not None:
             algebra.ranges[m.var] = (0, max(size - 1, 0))
     yield
     algebra.ranges.clear()
     algebra.ranges.update(before)
 
 
-def _is_own(buffer: Buffer, m: For | Let) -> bool:
+def _is_own(buffer: Buffer, m: Stmt) -> bool:
     """Tell whether each iteration has the buffer to itself, declared outside: work-items keep registers from one item loop to the next."""
     return buffer.scope == "local" and isinstance(m, For) and m.kind == "item"
 

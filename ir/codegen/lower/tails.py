@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
+from relax_tune.ir.codegen.lower.guards import map_conjuncts, room_below, with_extent
 from relax_tune.ir.codegen.lower.narrow_tails import find_tiles, leaves_elements, narrow, producer_loops, widths
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
     Expr,
-    Op,
     Var,
-    and_,
     as_int,
     conjuncts,
     const,
     eq,
     floordiv,
     floormod,
+    free_vars,
     lt,
     maximum,
     minimum,
@@ -37,12 +37,12 @@ from relax_tune.ir.core.stmt import (
     Let,
     Stmt,
     accesses,
+    loops,
     own_accesses,
     redirect,
-    rewrite,
     seq,
+    stores,
     substitute_stmt,
-    walk,
     when,
 )
 
@@ -71,29 +71,18 @@ def lower_tails(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
 
 
 def _guards(n: Stmt, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> Iterator[TileGuard]:
-    if isinstance(n, For):
-        yield from _guards(n.body, o, algebra, inner | {n.var: as_int(n.extent)})
-        return
-    if isinstance(n, Let):
-        yield from _guards(n.body, o, algebra, inner | {n.var: None})
-        return
+    inner = inner | {v: as_int(n.extent) if isinstance(n, For) else None for v in n.bound_vars}
     if isinstance(n, IfThenElse):
-        for c in conjuncts(n.cond):
-            found = _guard(c, o, algebra, inner)
-            if found is not None:
-                yield found
+        found = (_guard(c, o, algebra, inner) for c in conjuncts(n.cond))
+        yield from (g for g in found if g is not None)
     for below in n.children:
         yield from _guards(below, o, algebra, inner)
 
 
 def _guard(c: Expr, o: Var, algebra: Algebra, inner: dict[Var, int | None]) -> TileGuard | None:
-    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
-        return None
-    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
-    if c.op == "le":
-        room = plus(room, constant(1))
-    tile = -room.get((o,), 0)
-    if tile <= 0:
+    room = room_below(c, algebra.static)
+    tile = 0 if room is None else -room.get((o,), 0)
+    if room is None or tile <= 0:
         return None
     rest: Poly = {}
     used: list[tuple[Var, int, int]] = []
@@ -135,7 +124,7 @@ class _Splitter:
         if isinstance(n, IfThenElse):
             orelse = () if n.orelse is None else (self.run(n.orelse, around),)
             return n.with_children((self.run(n.then, (*around, n)), *orelse))
-        inside = (*around, n) if isinstance(n, (For, Let)) else around
+        inside = (*around, n) if n.bound_vars else around
         return n.with_children(tuple(self.run(c, inside) for c in n.children))
 
     def narrow(self, f: For, around: tuple[Stmt, ...]) -> For | None:
@@ -263,11 +252,11 @@ class _Splitter:
         parts: list[Stmt] = []
         if f.tail == "exact":
             for h in range(g.tile - 1, 0, -1):
-                parts.append(when(eq(left, const(h)), self._clone(_shrink(body, tiles, h), private)))
+                parts.append(when(eq(left, const(h)), self._clone(with_extent(body, tiles, h), private)))
             return Let(left, maximum(minimum(amount, g.tile - 1), 0), seq(*parts))
         h = 1 << (g.tile - 1).bit_length() - 1
         while h >= 1:
-            shrunk = _shrink(body, tiles, h)
+            shrunk = with_extent(body, tiles, h)
             if 2 * h < g.tile:
                 offset = Var(f"{f.var.name}_at{h}")
                 algebra.ranges[offset] = (0, g.tile - 1)
@@ -285,7 +274,7 @@ def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
     """Tell whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.interval(target)
-    if isinstance(extent, Op) and extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
+    if extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:
         return algebra.static(extent.args[0]) == target
     size, value = as_constant(algebra.static(extent)), as_constant(target)
     if size is not None and value is not None:
@@ -295,14 +284,7 @@ def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
 
 
 def _drop(n: Stmt, conds: set[Expr]) -> Stmt:
-    def visit(m: Stmt) -> Stmt:
-        if isinstance(m, IfThenElse):
-            kept = [c for c in conjuncts(m.cond) if c not in conds]
-            if len(kept) != len(conjuncts(m.cond)):
-                return when(and_(*kept), m.then, m.orelse)
-        return m
-
-    return rewrite(n, visit)
+    return map_conjuncts(n, lambda c: None if c in conds else c)
 
 
 def _unguarded(n: Stmt, conds: set[Expr]) -> Iterator[BufferStore]:
@@ -323,7 +305,7 @@ def home_loops(n: Stmt) -> dict[Buffer, frozenset[Var]]:
     def visit(m: Stmt, path: frozenset[Var]) -> None:
         for b, _indices, _written in own_accesses(m):
             homes[b] = homes[b] & path if b in homes else path
-        inside = path | {m.var} if isinstance(m, For) else path
+        inside = path.union(m.bound_vars)
         for c in m.children:
             visit(c, inside)
 
@@ -341,28 +323,18 @@ def _matching_tiles(f: For, tiles: set[Var], extent: int, private: frozenset[Buf
         if _mentions(i, tiles)
     }
     found: set[Var] = set()
-    for m in walk(f.body):
-        if isinstance(m, For) and m.var not in tiles and as_int(m.extent) == extent:
-            stores = [s for s in walk(m.body) if isinstance(s, BufferStore)]
-            if all(
-                any((s.buffer, d) in places and _mentions(i, {m.var}) for d, i in enumerate(s.indices)) for s in stores
-            ):
-                found.add(m.var)
+    for m in loops(f.body):
+        if (
+            m.var not in tiles
+            and as_int(m.extent) == extent
+            and all(
+                any((s.buffer, d) in places and _mentions(i, {m.var}) for d, i in enumerate(s.indices))
+                for s in stores(m.body)
+            )
+        ):
+            found.add(m.var)
     return found
 
 
 def _mentions(e: Expr, variables: set[Var]) -> bool:
-    stack = [e]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Var) and x in variables:
-            return True
-        stack.extend(x.children)
-    return False
-
-
-def _shrink(n: Stmt, tiles: set[Var], h: int) -> Stmt:
-    def visit(m: Stmt) -> Stmt:
-        return replace(m, extent=const(h)) if isinstance(m, For) and m.var in tiles else m
-
-    return rewrite(n, visit)
+    return not variables.isdisjoint(free_vars(e))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relax_tune.ir.codegen.lower.affine import Algebra, plus
+from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.print.transpose_registers import mark_transpose
-from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts, loads
-from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, accesses, rewrite, walk
+from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, loads
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Stmt, accesses, loops, rewrite, walk
 
 UNROLL_LIMIT = 64
 FOLD_LIMIT = 256
@@ -27,7 +28,7 @@ def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
         extent = as_int(m.extent)
         if extent is None:
             return replace(m, kind="serial")
-        if any(isinstance(x, For) and x.kind == "vectorized" for x in walk(m.body)):
+        if loops(m.body, "vectorized"):
             marked = mark_transpose(m, algebra, lanes)
             if marked.marks.transpose:
                 return marked
@@ -40,9 +41,8 @@ def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
 def _is_ready(f: For, algebra: Algebra) -> bool:
     v = f.var
     for m in walk(f.body):
-        if isinstance(m, (For, Let)):
-            e = m.extent if isinstance(m, For) else m.value
-            if v in algebra.free(e):
+        if m.bound_vars:
+            if any(v in algebra.free(e) for e in m.own_exprs):
                 return False
         elif isinstance(m, IfThenElse):
             if any(v in algebra.free(c) and not is_prefix(c, v, algebra) for c in conjuncts(m.cond)):
@@ -59,10 +59,8 @@ def _is_ready(f: For, algebra: Algebra) -> bool:
 
 def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
     """Tell whether `c` is `x + v < bound` (or <=) with neither x nor bound depending on v."""
-    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
-        return False
-    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
-    if room.get((v,)) != -1:
+    room = room_below(c, algebra.static)
+    if room is None or room.get((v,)) != -1:
         return False
     return not any(v in algebra.free(a) for m in room if m != (v,) for a in m)
 

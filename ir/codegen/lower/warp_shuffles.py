@@ -7,19 +7,21 @@ all items (or multiplies them, or takes an extremum) becomes an all-reduce by sh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.guards import split_conditions
+from relax_tune.ir.codegen.lower.lowered import combined_load
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32, f64, i32, i64
-from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, free_vars, load, op
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int, free_vars, load, op
 from relax_tune.ir.core.stmt import (
     BufferStore,
     For,
-    IfThenElse,
     LoopMarks,
     Stmt,
+    loops,
     own_accesses,
     redirect,
     rewrite,
@@ -28,10 +30,9 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, match
 
-# Work-items of a warp; types and operations of its shuffles.
+# Work-items of a warp; types of its shuffles.
 WARP = 32
 SHUFFLED_TYPES = (f32, f64, i32, i64)
-COMBINING_OPS = ("add", "mul", "max", "min")
 
 
 def lower_warp_buffers(n: Stmt, algebra: Algebra, has_shuffles: bool) -> Stmt:
@@ -76,13 +77,11 @@ def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
     """Return a loop over all work-items of the first axis if they divide a warp; None otherwise."""
     sizes: dict[int, int] = {}
     longest: For | None = None
-    for path in _walk(n, ()):
-        m = path[-1]
-        if isinstance(m, For) and m.kind == "item":
-            size = as_int(algebra.expr(algebra.static(m.extent))) or 0
-            if m.axis == 0 and size > sizes.get(0, 0):
-                longest = m
-            sizes[m.axis] = max(sizes.get(m.axis, 1), size)
+    for f in loops(n, "item"):
+        size = as_int(algebra.expr(algebra.static(f.extent))) or 0
+        if f.axis == 0 and size > sizes.get(0, 0):
+            longest = f
+        sizes[f.axis] = max(sizes.get(f.axis, 1), size)
     size = sizes.get(0, 1)
     fits = 1 < size <= WARP and size & (size - 1) == 0 and prod(sizes.values()) % WARP == 0
     return longest if fits else None
@@ -99,9 +98,8 @@ def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
                 continue
             around = next((m for m in path if isinstance(m, For) and m.kind == "item" and m.axis == 0), None)
             if around is None:
-                if b.dtype not in SHUFFLED_TYPES or not any(
-                    isinstance(m, For) and _all_reduced(m, items.extent) is b for m in path
-                ):
+                reductions = (_all_reduce(m, items.extent) for m in path)
+                if b.dtype not in SHUFFLED_TYPES or not any(r is not None and r.source.buffer is b for r in reductions):
                     return False
             elif not _is_last(indices, items.var, algebra) or around.extent != items.extent:
                 return False
@@ -130,46 +128,44 @@ def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> boo
     )
 
 
-def _conditional(f: For) -> tuple[tuple[Expr, ...], Stmt]:
-    """Return the conditions around a loop's body, and the body."""
-    body, conditions = f.body, []
-    while isinstance(body, IfThenElse) and body.orelse is None:
-        conditions.append(body.cond)
-        body = body.then
-    return tuple(conditions), body
+@dataclass(frozen=True, slots=True, eq=False)
+class _AllReduce:
+    """A loop `place = op(place, source[..., loop variable])` below conditions, over all work-items of the first axis."""
+
+    conditions: tuple[Expr, ...]
+    store: BufferStore
+    op: str
+    source: Load
 
 
-def _all_reduced(f: For, extent: Expr) -> Buffer | None:
-    """Return the buffer whose last dimension a loop reduces into one fixed place; None for other loops."""
-    conditions, s = _conditional(f)
-    if f.kind not in ("serial", "unrolled") or f.extent != extent or not isinstance(s, BufferStore):
+def _all_reduce(f: Stmt, extent: Expr) -> _AllReduce | None:
+    """Return the all-reduce that a loop of this extent is; None for other statements."""
+    if not isinstance(f, For) or f.kind not in ("serial", "unrolled") or f.extent != extent:
         return None
-    value = s.value
-    if not isinstance(value, Op) or value.op not in COMBINING_OPS:
+    conditions, s = split_conditions(f.body)
+    source = combined_load(s) if isinstance(s, BufferStore) else None
+    if not isinstance(s, BufferStore) or source is None:
         return None
-    mine, source = value.args
-    if not isinstance(mine, Load) or not isinstance(source, Load) or source.buffer is s.buffer:
+    fixed = (*conditions, *s.indices, *source.indices[:-1])
+    if source.indices[-1] is not f.var or f.var in free_vars(*fixed):
         return None
-    fixed = (*conditions, *mine.indices, *source.indices[:-1])
-    if mine.buffer is not s.buffer or mine.indices != s.indices or f.var in free_vars(*fixed):
-        return None
-    return source.buffer if source.indices[-1] is f.var else None
+    return _AllReduce(conditions, s, s.value.op, source)
 
 
 def _shuffled(m: Stmt, extent: Expr, registers: dict[Buffer, Buffer]) -> Stmt:
     """Return a reduction as an all-reduce by shuffles, in which all work-items take part, and the update with its result."""
-    b = _all_reduced(m, extent) if isinstance(m, For) else None
-    if b not in registers:
+    found = _all_reduce(m, extent)
+    if found is None or found.source.buffer not in registers:
         return m
-    assert isinstance(m, For) and b is not None
-    conditions, s = _conditional(m)
-    assert isinstance(s, BufferStore) and isinstance(s.value, Op)
-    mine, source = s.value.args
-    assert isinstance(source, Load)
+    b, s = found.source.buffer, found.store
     whole = Buffer(f"{b.name}_whole", (), b.dtype, "local")
-    offered = load(registers[b], source.indices[:-1])
-    meeting = For(Var(m.var.name), extent, BufferStore(whole, (), offered), marks=LoopMarks(warp_reduce=s.value.op))
-    done: Stmt = BufferStore(s.buffer, s.indices, op(s.value.op, (mine, load(whole, ())), s.value.dtype))
-    for c in reversed(conditions):
+    offered = load(registers[b], found.source.indices[:-1])
+    meeting = For(
+        Var(m.bound_vars[0].name), extent, BufferStore(whole, (), offered), marks=LoopMarks(warp_reduce=found.op)
+    )
+    done: Stmt = BufferStore(
+        s.buffer, s.indices, op(found.op, (load(s.buffer, s.indices), load(whole, ())), s.value.dtype)
+    )
+    for c in reversed(found.conditions):
         done = when(c, done)
     return seq(meeting, done)

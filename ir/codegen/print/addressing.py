@@ -14,7 +14,7 @@ from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i64
-from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int
 from relax_tune.ir.core.scalar_ops import INFIX, SCALAR_OPS
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, swizzled
 
@@ -176,7 +176,6 @@ class AddressPrinter:
             return self.var_text(a)
         if isinstance(a, Load):
             return self.one(a)
-        assert isinstance(a, Op)
         if a.op in ("floordiv", "floormod"):
             top, bottom = (self.algebra.poly(x) for x in a.args)
             low, under = self.algebra.interval(top)[0], self.algebra.interval(bottom)[0]

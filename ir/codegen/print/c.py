@@ -278,19 +278,19 @@ class CPrinter(CFamilyPrinter):
             return
         self.in_threads = True
         inner = f.body
-        nested = isinstance(inner, For) and inner.kind in ("parallel", "group")
-        nested = nested and isinstance(inner, For) and f.var not in self.algebra.free(inner.extent)
+        nested = inner if isinstance(inner, For) and inner.kind in ("parallel", "group") else None
+        if nested is not None and f.var in self.algebra.free(nested.extent):
+            nested = None
         how = "dynamic" if f.var in self.varying else "static"
         pragma = f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "")
         self.lines.append(pragma)
         (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
-            if nested:
-                assert isinstance(inner, For)
-                below = self.algebra.poly(inner.extent)
-                (kind, again), more = self.counted(inner.var, below), self.poly_text(below)
+            if nested is not None:
+                below = self.algebra.poly(nested.extent)
+                (kind, again), more = self.counted(nested.var, below), self.poly_text(below)
                 with self.indented(f"for ({kind} {again} = 0; {again} < {more}; {again}++) {{"):
-                    self.thread_body(inner.body)
+                    self.thread_body(nested.body)
             else:
                 self.thread_body(inner)
         self.in_threads = False

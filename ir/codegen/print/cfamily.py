@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import combined_load
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.codegen.print.addressing import Lane, Prefetch, bracketed
@@ -18,8 +20,20 @@ from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i32, i64
-from relax_tune.ir.core.expr import Expr, Load, Op, Var, as_int, conjuncts, const
-from relax_tune.ir.core.stmt import AsyncFence, Barrier, BufferStore, Declare, For, IfThenElse, Let, Seq, Stmt, unknown
+from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, const
+from relax_tune.ir.core.stmt import (
+    AsyncFence,
+    Barrier,
+    BufferStore,
+    Declare,
+    For,
+    IfThenElse,
+    Let,
+    Seq,
+    Stmt,
+    stores,
+    unknown,
+)
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
@@ -86,25 +100,13 @@ class CFamilyPrinter(CopyPrinter):
     # statements
 
     def statement(self, n: Stmt) -> None:
-        if isinstance(n, BufferStore):
-            self.store(n)
-        elif isinstance(n, Seq):
-            for s in n.stmts:
-                self.statement(s)
-        elif isinstance(n, For):
-            self.loop(n)
-        elif isinstance(n, IfThenElse):
-            self.branch(n)
-        elif isinstance(n, Let):
-            self.bind(n)
-        elif isinstance(n, Declare):
-            self.declare(n)
-        elif isinstance(n, AsyncFence):
-            self.async_fence(n)
-        elif isinstance(n, Barrier):
-            self.barrier(n)
-        else:
+        if type(n) not in STATEMENTS:
             raise unknown(n, "the C printer")
+        STATEMENTS[type(n)](self, n)
+
+    def sequence(self, n: Seq) -> None:
+        for s in n.stmts:
+            self.statement(s)
 
     def barrier(self, n: Barrier) -> None:
         """Print the line that makes the work-items of a group wait."""
@@ -161,10 +163,7 @@ class CFamilyPrinter(CopyPrinter):
         kind = INDEX if self.spans is not None else i64
         some = count is None
         for c in conds:
-            assert isinstance(c, Op)
-            room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
-            room = plus(room, constant(1)) if c.op == "le" else room
-            room = {m: k for m, k in room.items() if m != (lane.symbol,)}
+            room = self.lane_room(c)
             low = self.algebra.interval(room)[0]
             some = some and low is not None and low > 0
             kind = i64 if self.index_type(room) is i64 else kind
@@ -275,10 +274,9 @@ class CFamilyPrinter(CopyPrinter):
 
     def tree_reduce(self, f: For, size: int) -> bool:
         """Print a reduction over the lanes of vector registers as a tree. False if the elements are not in such registers."""
-        s = f.body
-        assert isinstance(s, BufferStore) and isinstance(s.value, Op)
-        mine, source = s.value.args
-        assert isinstance(mine, Load) and isinstance(source, Load)
+        (s,) = stores(f.body)
+        source = combined_load(s)
+        assert source is not None
         layout, op, dtype = self.layouts.get(source.buffer), s.value.op, s.buffer.dtype
         if layout is None or self.lane is not None or source.dtype is not dtype or dtype not in VECTOR_TYPES:
             return False
@@ -292,7 +290,7 @@ class CFamilyPrinter(CopyPrinter):
             lanes[name] = lanes.get(name, 0) + 1
         if max(widths) == 1 or any(lanes[name] != width for width, names in widths.items() for name in names):
             return False
-        old = self.one(mine)
+        old = self.one(s.value.args[0])
         total = self.combine(op, dtype, 1, old, self.reduced_registers(op, dtype, widths))
         self.assign(s.buffer, self.flat(s.buffer, s.indices), total)
         return True
@@ -390,3 +388,16 @@ class CFamilyPrinter(CopyPrinter):
     def finish(self, head: str) -> str:
         """The whole text: prelude, signature, body."""
         return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"
+
+
+# the method that prints each class of statement; lambdas, so that a language may override it
+STATEMENTS: Mapping[type[Stmt], Callable[[CFamilyPrinter, Any], None]] = {
+    BufferStore: lambda printer, n: printer.store(n),
+    Seq: lambda printer, n: printer.sequence(n),
+    For: lambda printer, n: printer.loop(n),
+    IfThenElse: lambda printer, n: printer.branch(n),
+    Let: lambda printer, n: printer.bind(n),
+    Declare: lambda printer, n: printer.declare(n),
+    AsyncFence: lambda printer, n: printer.async_fence(n),
+    Barrier: lambda printer, n: printer.barrier(n),
+}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from math import gcd
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.memory import MemoryPrinter
 from relax_tune.ir.codegen.print.transpose_registers import transposed_copy
 from relax_tune.ir.codegen.print.values import Text
 from relax_tune.ir.core.dtype import f32, i32, i64
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, as_int, loads, postorder, transform
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int, loads, postorder, transform
 from relax_tune.ir.core.stmt import BufferStore, For
 
 
@@ -19,26 +20,26 @@ class CopyPrinter(MemoryPrinter):
 
     def _text(self, e: Expr) -> Text:
         lane = self.lane
-        if isinstance(e, Op) and e.op == "select" and lane is not None and lane.count is None and self.moves(e.args[0]):
+        if e.op == "select" and lane is not None and lane.count is None and self.moves(e.args[0]):
             found = self._within(e, lane)
             if found is not None:
                 return found, True
         return super()._text(e)
 
-    def _within(self, e: Op, lane: Lane) -> str | None:
+    def _within(self, e: Expr, lane: Lane) -> str | None:
         """Print `select(x < bound, f(b[min(x, bound - 1)]), other)` as a masked load: lanes out of bounds read nothing.
 
         None for any other selection.
         """
         condition, value = e.args[0], e.args[1]
-        if not isinstance(condition, Op) or condition.op != "lt" or condition.args[0].dtype is not i64:
+        if condition.op != "lt" or condition.args[0].dtype is not i64:
             return None
         x, bound = condition.args
         last = plus(self.algebra.static(bound), constant(-1))
         clamped = {
             n
             for n in postorder((value,))
-            if isinstance(n, Op) and n.op == "min" and n.args[0] is x and self.algebra.static(n.args[1]) == last
+            if n.op == "min" and n.args[0] is x and self.algebra.static(n.args[1]) == last
         }
         room = plus(self.algebra.poly(bound), self.algebra.poly(x), -1)
         rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
@@ -55,12 +56,18 @@ class CopyPrinter(MemoryPrinter):
             return None
         text = self.splat(text, moving, e.dtype)
         other = e.args[2]
-        if isinstance(value, Load) and moving and isinstance(other, Const) and other.value == 0:
+        if isinstance(value, Load) and moving and other.value == 0:
             return text  # lanes out of bounds load zeros
         iota, splat = (self.prelude.helper(h, i32, lane.width) for h in ("iota", "splat"))
         mask = self.widened(f"({iota}() < {splat}((int){count}))", e.dtype)
         filled = self.splat(*self._given(other), e.dtype)
         return f"{self.prelude.helper('sel', e.dtype, lane.width)}({mask}, {text}, {filled})"
+
+    def lane_room(self, c: Expr) -> Poly:
+        """Return the number of lanes that meet a condition on the lane, before clamping."""
+        room = room_below(c, self.algebra.poly)
+        assert room is not None and self.lane is not None, f"{c!r} is no bound on lanes"
+        return {m: k for m, k in room.items() if m != (self.lane.symbol,)}
 
     def _given(self, e: Expr) -> tuple[str, bool]:
         text, moving = self.text(e)
@@ -108,7 +115,7 @@ class CopyPrinter(MemoryPrinter):
         self.lane = None
         del env[f.var], env[inner.var]
 
-    def _count(self, f: For, condition: Op | None, size: int) -> str | None:
+    def _count(self, f: For, condition: Expr | None, size: int) -> str | None:
         """Print the number of rows of the square under a condition, and return its name; None without a condition."""
         if condition is None:
             return None

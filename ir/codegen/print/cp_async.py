@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.guards import split_conditions
 from relax_tune.ir.codegen.lower.vectors import is_prefix
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.grid import GridPrinter
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, conjuncts, transform
-from relax_tune.ir.core.stmt import AsyncFence, BufferStore, For, IfThenElse, Stmt
+from relax_tune.ir.core.expr import Expr, Load, conjuncts, transform
+from relax_tune.ir.core.stmt import AsyncFence, BufferStore, For
 
 # Sizes in bytes of one asynchronous copy (PTX ISA, "cp.async").
 COPIED_BYTES = (4, 8, 16)
@@ -44,17 +45,15 @@ class AsyncCopyPrinter(GridPrinter):
 
     def _copied(self, f: For, size: int) -> bool:
         """Print a copy into shared memory as one `cp.async`, with zeros out of bounds. False if the loop has no such form."""
-        conditions: list[Expr] = []
-        s: Stmt = f.body
-        while isinstance(s, IfThenElse) and s.orelse is None:
-            conditions, s = [*conditions, *conjuncts(s.cond)], s.then
+        around, s = split_conditions(f.body)
+        conditions = [c for e in around for c in conjuncts(e)]
         if not isinstance(s, BufferStore) or size * s.buffer.dtype.bytes not in COPIED_BYTES:
             return False
         value: Expr = s.value
         held: tuple[Expr, ...] = ()
-        if isinstance(s.value, Op) and s.value.op == "select":
+        if s.value.op == "select":
             chosen, value, other = s.value.args
-            if not isinstance(other, Const) or other.value != 0:
+            if other.value != 0:
                 return False
             held = tuple(conjuncts(chosen))
         if not isinstance(value, Load) or value.dtype is not s.buffer.dtype or value.buffer in self.written:
@@ -90,26 +89,18 @@ class AsyncCopyPrinter(GridPrinter):
             return self.condition(c)
         if not is_prefix(c, f.var, self.algebra):
             return None
-        rest = self._room(c)
+        rest = self.lane_room(c)
         return f"{self.poly_text(rest)} > 0" if all(k % size == 0 for k in rest.values()) else None
-
-    def _room(self, c: Expr) -> Poly:
-        """Return the number of lanes that meet a condition, before clamping."""
-        assert isinstance(c, Op)
-        room = plus(self.algebra.poly(c.args[1]), self.algebra.poly(c.args[0]), -1)
-        room = plus(room, constant(1)) if c.op == "le" else room
-        return {m: k for m, k in room.items() if m != (self.lane_symbol,)}
 
     def _within_bounds(self, indices: Sequence[Expr], lanes: Sequence[Expr]) -> tuple[Expr, ...]:
         """Return indices without their clamps to bounds: elements out of bounds are not read."""
         ends: dict[Expr, Poly] = {}
         for c in lanes:
-            assert isinstance(c, Op)
             last = self.algebra.static(c.args[1])
             ends[c.args[0]] = last if c.op == "le" else plus(last, constant(-1))
 
         def free(n: Expr) -> Expr | None:
-            if isinstance(n, Op) and n.op == "min" and self.algebra.static(n.args[1]) == ends.get(n.args[0]):
+            if n.op == "min" and self.algebra.static(n.args[1]) == ends.get(n.args[0]):
                 return n.args[0]
             return None
 
@@ -125,7 +116,7 @@ class AsyncCopyPrinter(GridPrinter):
             elif not self.moves(c):
                 flags.append(self.condition(c))
             else:
-                few = self.clamped(self._room(c), size)
+                few = self.clamped(self.lane_room(c), size)
                 count = few if count == str(size) else f"({few} < {count} ? {few} : {count})"
         if flags:
             count = f"({' && '.join(flags)} ? (int){count} : 0)"

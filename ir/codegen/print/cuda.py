@@ -20,7 +20,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
-from relax_tune.ir.core.stmt import Barrier, BufferStore, For, Stmt, walk
+from relax_tune.ir.core.stmt import Barrier, For, Stmt, loops, stores, walk
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
 SCALARS = {
@@ -303,7 +303,7 @@ class CUDAPrinter(AsyncCopyPrinter):
     def kernel(
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
-        marked = {m.marks.intrinsic for m in walk(body) if isinstance(m, For)} & INTRINSICS.keys()
+        marked = {f.marks.intrinsic for f in loops(body)} & INTRINSICS.keys()
         self.proxy_fences = sorted({fence for x in marked if (fence := INTRINSICS[x].proxy_fence) is not None})
         return super().kernel(name, buffers, written, body)
 
@@ -314,8 +314,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         self.line("__syncthreads();")
 
     def warp_reduce(self, f: For) -> None:
-        s = f.body
-        assert isinstance(s, BufferStore)
+        (s,) = stores(f.body)
         helper = self.prelude.helper(f"across_{f.marks.warp_reduce}_{as_int(f.extent)}", s.buffer.dtype, 1)
         self.assign(s.buffer, {}, f"{helper}({self.one(s.value)})")
 

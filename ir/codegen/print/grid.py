@@ -13,7 +13,7 @@ from relax_tune.ir.codegen.print.prelude import INDEX
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, as_int, const, maximum
-from relax_tune.ir.core.stmt import AXES, For, Stmt, walk
+from relax_tune.ir.core.stmt import AXES, For, Stmt, loops
 
 # Of a launch.
 LAST = AXES["group"] - 1
@@ -97,17 +97,16 @@ class GridPrinter(CFamilyPrinter):
         """The groups and items along each axis; axes whose loops differ in extent get a bound check."""
         groups: dict[int, list[Expr]] = {}
         items: dict[int, list[int]] = {}
-        for m in walk(body):
-            if isinstance(m, For) and m.kind == "group":
-                groups.setdefault(m.axis, []).append(m.extent)
-            elif isinstance(m, For) and m.kind == "item":
-                size = as_int(self.algebra.expr(self.algebra.static(m.extent)))
-                if size is None:
-                    raise BuildError(
-                        f"wanted a constant extent for work-item loop {m.var.name} of {name}, found {m.extent!r}; "
-                        "split it by a constant"
-                    )
-                items.setdefault(m.axis, []).append(size)
+        for f in loops(body, "group"):
+            groups.setdefault(f.axis, []).append(f.extent)
+        for f in loops(body, "item"):
+            size = as_int(self.algebra.expr(self.algebra.static(f.extent)))
+            if size is None:
+                raise BuildError(
+                    f"wanted a constant extent for work-item loop {f.var.name} of {name}, found {f.extent!r}; "
+                    "split it by a constant"
+                )
+            items.setdefault(f.axis, []).append(size)
         axes = max([*groups, *items], default=0) + 1
         static = self.algebra.static
         self.uneven = {("group", a) for a, e in groups.items() if any(static(x) != static(e[0]) for x in e)}

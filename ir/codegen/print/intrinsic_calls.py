@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Op, Var, as_int, conjuncts
+from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts
 from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Stmt, accesses
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic, match
 from relax_tune.ir.hardware.mma import ROW
@@ -134,11 +135,9 @@ def split_swizzle(buffer: Buffer, start: Poly) -> tuple[int, Poly]:
 
 def _least_room(c: Expr, loops: Sequence[For], algebra: Algebra) -> Poly | None:
     """Return the least value of `b - a` of `a < b` (`b - a + 1` of `a <= b`) over the loops; None if it is not linear."""
-    if not isinstance(c, Op) or c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+    room = room_below(c, algebra.static)
+    if room is None:
         return None
-    room = plus(algebra.static(c.args[1]), algebra.static(c.args[0]), -1)
-    if c.op == "le":
-        room = plus(room, constant(1))
     for f in loops:
         step, size = room.get((f.var,), 0), as_int(f.extent)
         if size is None:

@@ -10,7 +10,7 @@ from relax_tune.ir.codegen.print.prelude import HALF, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.core.expr import Expr, Load, Op
+from relax_tune.ir.core.expr import Expr, Load
 from relax_tune.ir.core.stmt import BufferStore
 
 
@@ -142,4 +142,4 @@ class MemoryPrinter(ValuePrinter):
 
 def _before_rounding(e: Expr, dtype: DType) -> Expr:
     """Return the operand of a cast from f32 to `dtype`."""
-    return e.args[0] if isinstance(e, Op) and e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e
+    return e.args[0] if e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e

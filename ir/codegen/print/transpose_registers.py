@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, plus
+from relax_tune.ir.codegen.lower.guards import split_conditions
 from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import Load, Op, Var, as_int
-from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int
+from relax_tune.ir.core.stmt import BufferStore, For
 
 
-def transposed_copy(f: For) -> tuple[For, Op | None, BufferStore] | None:
+def transposed_copy(f: For) -> tuple[For, Expr | None, BufferStore] | None:
     """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy; None for other loops.
 
     The store is made everywhere, or where `x < bound`.
@@ -16,14 +17,10 @@ def transposed_copy(f: For) -> tuple[For, Op | None, BufferStore] | None:
     inner = f.body
     if not isinstance(inner, For) or inner.kind != "vectorized":
         return None
-    if isinstance(inner.body, BufferStore):
-        return inner, None, inner.body
-    if not isinstance(inner.body, IfThenElse) or inner.body.orelse is not None:
+    conditions, store = split_conditions(inner.body)
+    if not isinstance(store, BufferStore) or len(conditions) > 1 or any(c.op != "lt" for c in conditions):
         return None
-    condition, store = inner.body.cond, inner.body.then
-    if isinstance(condition, Op) and condition.op == "lt" and isinstance(store, BufferStore):
-        return inner, condition, store
-    return None
+    return inner, conditions[0] if conditions else None, store
 
 
 def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
@@ -45,7 +42,7 @@ def mark_transpose(f: For, algebra: Algebra, lanes: int) -> For:
         if not whole or algebra.depends(rest, (f.var, inner.var)):
             return f
     value = store.value
-    if isinstance(value, Op) and value.op == "select":
+    if value.op == "select":
         if any(f.var in algebra.free(e) for e in value.args[::2]):
             return f
         value = value.args[1]

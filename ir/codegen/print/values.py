@@ -12,13 +12,14 @@ import math
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.lower.narrow_ints import fits, four_bits, power_of_two
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
 from relax_tune.ir.codegen.print.addressing import C_INFIX, AddressPrinter, bracketed
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f16, f32, f64, i8, i32, i64, u8
-from relax_tune.ir.core.expr import Const, Expr, Load, Op, Var, const
+from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var
 from relax_tune.ir.core.scalar_ops import MATH
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
@@ -88,7 +89,7 @@ class ValuePrinter(AddressPrinter):
                 continue
             seen.add(n)
             stack.append((n, True))
-            if isinstance(n, Op) and n.dtype is not i64:
+            if n.dtype is not i64:
                 for c in n.args:
                     uses[c] = uses.get(c, 0) + 1
                     stack.append((c, False))
@@ -106,15 +107,14 @@ class ValuePrinter(AddressPrinter):
         return found
 
     def _text(self, e: Expr) -> Text:
-        if isinstance(e, Const):
-            return self._const(e), False
+        if e.value is not None:
+            return self._const(e.value, e.dtype), False
         if e.dtype is i64 and not isinstance(e, Load):
             return (None, True) if self.moves(e) else (self._bracket(self.algebra.poly(e)), False)
         if isinstance(e, Load):
             return self._load(e)
         if isinstance(e, Var):
             return self.var_text(e), False
-        assert isinstance(e, Op)
         if e.op in ("lt", "le", "eq", "ne"):
             return self._compare(e)
         taken = self._taken_branch(e)
@@ -130,14 +130,14 @@ class ValuePrinter(AddressPrinter):
             return self.by_lane(e), True
         return self._vector(e, [(t or "", v) for t, v in args])
 
-    def _taken_branch(self, e: Op) -> Expr | None:
+    def _taken_branch(self, e: Expr) -> Expr | None:
         """The branch of a select whose condition on indices is settled here."""
-        if e.op != "select" or not isinstance(e.args[0], Op) or any(a.dtype is not i64 for a in e.args[0].args):
+        if e.op != "select" or not e.args[0].op or any(a.dtype is not i64 for a in e.args[0].args):
             return None
         known = self.algebra.decide(e.args[0])
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
-    def _four_bits(self, e: Op) -> str | None:
+    def _four_bits(self, e: Expr) -> str | None:
         """A vector of floats that four bits of each int32 choose."""
         if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
             return None
@@ -150,15 +150,15 @@ class ValuePrinter(AddressPrinter):
     def _bracket(self, p: Poly) -> str:
         return bracketed(self.poly_text(p))
 
-    def _const(self, e: Const) -> str:
-        if e.dtype.is_float:
-            return self.float_text(float(e.value), e.dtype)
-        return str(int(e.value)) if e.value >= 0 else f"({int(e.value)})"
+    def _const(self, value: Number, dtype: DType) -> str:
+        if dtype.is_float:
+            return self.float_text(float(value), dtype)
+        return str(int(value)) if value >= 0 else f"({int(value)})"
 
-    def _scalar(self, e: Op, args: list[str]) -> str:
+    def _scalar(self, e: Expr, args: list[str]) -> str:
         name = e.op
         if name in ("add", "sub", "mul", "div"):
-            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+            if name == "add" and e.args[1].op == "mul":
                 args = args[::-1]
             return f"({args[0]} {C_INFIX[name]} {args[1]})"
         if name in ("and", "or"):
@@ -199,26 +199,26 @@ class ValuePrinter(AddressPrinter):
         """The value that memory holds."""
         return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
-    def _extreme(self, e: Op, args: list[str], width: int) -> str:
+    def _extreme(self, e: Expr, args: list[str], width: int) -> str:
         """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
         helper = "max" if e.op == "max" else "min"
         if e.dtype.is_float and width == 1:
             sign = ">" if helper == "max" else "<"
             for k in (0, 1):
                 x = e.args[k]
-                if isinstance(x, Const) and not math.isnan(float(x.value)):
+                if x.value is not None and not math.isnan(float(x.value)):
                     other = args[1 - k]
                     if other.isidentifier():
                         return f"({args[k]} {sign} {other} ? {args[k]} : {other})"
-        if isinstance(e.args[1], Const):
+        if e.args[1].value is not None:
             args = args[::-1]
         return f"{self.prelude.helper(helper, e.dtype, width)}({args[0]}, {args[1]})"
 
-    def _power(self, e: Op, args: list[str], width: int) -> str:
-        exponent = e.args[1]
-        if isinstance(exponent, Const) and exponent.value == 2 and args[0].isidentifier():
+    def _power(self, e: Expr, args: list[str], width: int) -> str:
+        exponent = e.args[1].value
+        if exponent == 2 and args[0].isidentifier():
             return f"({args[0]} * {args[0]})"
-        if isinstance(exponent, Const) and exponent.value == 0.5:
+        if exponent == 0.5:
             return f"{self.prelude.helper('sqrt', e.dtype, width)}({args[0]})"
         if width > 1:
             return self.by_lane(e)
@@ -237,7 +237,7 @@ class ValuePrinter(AddressPrinter):
     def mask_text(self, text: str, moving: bool) -> str:
         return text if moving else f"{self.prelude.helper('splat', i32, self.width)}(-(int)({text}))"
 
-    def _vector(self, e: Op, args: list[tuple[str, bool]]) -> Text:
+    def _vector(self, e: Expr, args: list[tuple[str, bool]]) -> Text:
         name, w, helper = e.op, self.width, self.prelude.helper
         if name in ("and", "or"):
             a, b = (self.mask_text(*x) for x in args)
@@ -249,7 +249,7 @@ class ValuePrinter(AddressPrinter):
         if computed(e.dtype) not in VECTOR_TYPES:
             return self.by_lane(e), True
         if name in ("add", "sub", "mul", "div"):
-            if name == "add" and isinstance(e.args[1], Op) and e.args[1].op == "mul":
+            if name == "add" and e.args[1].op == "mul":
                 args = args[::-1]
             return f"({args[0][0]} {C_INFIX[name]} {args[1][0]})", True
         if name in ("floordiv", "floormod") and e.dtype is i32 and args[0][1]:
@@ -277,12 +277,12 @@ class ValuePrinter(AddressPrinter):
         dtype = computed(dtype)
         return mask if dtype.bytes == 4 else self.prelude.converted(mask, self.prelude.mask(dtype, self.width))
 
-    def _convert(self, e: Op, text: str) -> Text:
+    def _convert(self, e: Expr, text: str) -> Text:
         source, target = computed(e.args[0].dtype), computed(e.dtype)
         if target is i64:
             return None, True
         inner = e.args[0]
-        if source in (i8, u8) and target in VECTOR_TYPES and isinstance(inner, Op) and inner.op == "cast":
+        if source in (i8, u8) and target in VECTOR_TYPES and inner.op == "cast":
             wide, moving = self.text(inner.args[0])
             if inner.args[0].dtype is i32 and wide is not None and moving and fits(inner.args[0], source):
                 source, text = i32, wide  # there and back again
@@ -297,7 +297,7 @@ class ValuePrinter(AddressPrinter):
         if source is target:
             return text
         if source.short == "bool" and target in VECTOR_TYPES:
-            one, zero = (self.splat(self._const(const(x, target)), False, target) for x in (1, 0))
+            one, zero = (self.splat(self._const(x, target), False, target) for x in (1, 0))
             return f"{self.prelude.helper('sel', target, w)}({self.widened(text, target)}, {one}, {zero})"
         if target.short == "bool":
             return f"({text} != 0)" if source in (f32, i32) else None
@@ -311,7 +311,7 @@ class ValuePrinter(AddressPrinter):
             text = self.prelude.converted(text, self.prelude.vector(i32, w))
         return self.prelude.converted(text, self.prelude.vector(target, w))
 
-    def _compare(self, e: Op) -> Text:
+    def _compare(self, e: Expr) -> Text:
         a, b = e.args
         if not self.moves(e):
             sign = C_INFIX[e.op]
@@ -325,7 +325,7 @@ class ValuePrinter(AddressPrinter):
             return self._prefix(e) or self.by_lane(e), True
         return self._vector_compare(e, self.text(a), self.text(b))
 
-    def _vector_compare(self, e: Op, x: Text, y: Text) -> Text:
+    def _vector_compare(self, e: Expr, x: Text, y: Text) -> Text:
         dtype = computed(e.args[0].dtype)
         if x[0] is None or y[0] is None or dtype not in VECTOR_TYPES:
             return self.by_lane(e), True
@@ -335,17 +335,15 @@ class ValuePrinter(AddressPrinter):
             text = self.prelude.converted(text, self.prelude.vector(i32, self.width))
         return text, True
 
-    def _prefix(self, e: Op) -> str | None:
+    def _prefix(self, e: Expr) -> str | None:
         """`x + lane < bound` as a comparison of lane numbers."""
         lane = self.lane
         assert lane is not None
-        room = plus(self.algebra.poly(e.args[1]), self.algebra.poly(e.args[0]), -1)
+        room = room_below(e, self.algebra.poly) or {}
         step = room.get((lane.symbol,))
         rest = {m: c for m, c in room.items() if m != (lane.symbol,)}
-        if e.op not in ("lt", "le") or step not in (1, -1) or self.algebra.depends(rest, (lane.symbol,)):
+        if step not in (1, -1) or self.algebra.depends(rest, (lane.symbol,)):
             return None
-        if e.op == "le":
-            rest = plus(rest, constant(1))
         iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
         edge = rest if step == -1 else plus(constant(1), rest, -1)
         low, high = (self.prelude.helper(h, self.index_type(edge), 1) for h in ("max", "min"))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core.dtype import DType, bool_
-from relax_tune.ir.core.expr import Const, Expr, Op, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Function, GVar, Value
+from relax_tune.ir.core.graph import AnyBinding, Binding, GVar, Value
 from relax_tune.ir.frontend.shared import recognised_norms
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
@@ -29,9 +29,9 @@ def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
     number, rest, stack = 1, [], list(dims)
     while stack:
         e = stack.pop()
-        if isinstance(e, Const):
+        if e.value is not None:
             number *= int(e.value)
-        elif isinstance(e, Op) and e.op == "mul":
+        elif e.op == "mul":
             stack.extend(e.args)
         else:
             rest.append(e)
@@ -156,6 +156,5 @@ def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
         out.mapping[binding.var] = var
         out.bindings.append(Binding(var, value))
 
-    main = module.functions["main"]
-    assert isinstance(main, Function)
-    return replace(module, functions={**module.functions, "main": rewrite_function(main, visit)})
+    main = rewrite_function(module.graphs["main"], visit)
+    return replace(module, functions={**module.functions, "main": main})

@@ -10,7 +10,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
 from relax_tune.ir.core.graph import Call, Constant, Value
 from relax_tune.ir.core.graph_base import Operator
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import tensor_dims
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, Mul, MulScalar, Rsqrt, Sqrt
 from relax_tune.ir.op.math.numeric import Cos, Sin
@@ -20,14 +20,8 @@ from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op, value
 from relax_tune.ir.rewrite.rules import Rule, Site
 
-Dims = tuple[Expr, ...]
 # Equal halves of a row stay equal under these.
 ELEMENTWISE: tuple[type[Operator], ...] = (AddScalar, Cast, Cos, MulScalar, Sin)
-
-
-def _dims(info: StructInfo) -> Dims:
-    """The dims of a tensor; () where they are not known."""
-    return info.shape if isinstance(info, TensorInfo) and info.shape is not None else ()
 
 
 # x * rsqrt(mean(x * x) + eps) * gamma, with the root written in any of three ways
@@ -98,7 +92,7 @@ def _paired(scope: Scope, rows: Value, half: int) -> bool:
         made = scope.made(rows)
         if not isinstance(made, Call) or not made.args:
             return False
-        dims, before = _dims(rows.info), _dims(made.args[0].info)
+        dims, before = tensor_dims(rows.info), tensor_dims(made.args[0].info)
         if isinstance(made.op, Concat) and made.op.axis % len(dims) == len(dims) - 1:
             return len(made.args) == 2 and scope.source(made.args[0]) is scope.source(made.args[1])
         along = isinstance(made.op, Slice) and made.op.axis % len(dims) < len(dims) - 1

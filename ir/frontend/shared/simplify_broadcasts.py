@@ -11,7 +11,7 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.expr import Expr, as_int, const, le
 from relax_tune.ir.core.graph import Call, Value
 from relax_tune.ir.core.names import same_objects
-from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.struct_info import TensorInfo, tensor_dims
 from relax_tune.ir.op.base import Deduction, OperatorSpec, axis_index
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherND
@@ -27,8 +27,7 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 def shape_of(v: Value) -> tuple[Expr, ...]:
     """The dims of a tensor; () where they are not known."""
-    info = v.info
-    return (info.shape or ()) if isinstance(info, TensorInfo) else ()
+    return tensor_dims(v.info)
 
 
 # broadcasts
@@ -40,8 +39,8 @@ def _before_view(site: Site) -> Value | None:
     """Applies where the other arguments have no dims."""
     operator, args = _parts(site.root)
     wide = [p for p, a in enumerate(args) if shape_of(a)]
-    view = site.match.scope.call(args[wide[0]]) if len(wide) == 1 else None
-    if view is None or not isinstance(view.op, (ExpandDims, Reshape)) or not _adds_ones(view):
+    view = _view_of(args[wide[0]], site.match.scope) if len(wide) == 1 else None
+    if view is None or not _adds_ones(view):
         return None
     plain = [view.args[0] if p == wide[0] else a for p, a in enumerate(args)]
     return site.call(Reshape(shape_of(args[wide[0]])), site.call(operator, *plain))
@@ -77,6 +76,12 @@ def _parts(call: Call) -> tuple[OperatorSpec, tuple[Value, ...]]:
     return call.op, call.args
 
 
+def _view_of(v: Value, scope: Scope) -> Call | None:
+    """Return the call that makes `v` by putting dims of 1 between dims or by a reshape; None for another value."""
+    call = scope.call(v)
+    return call if call is not None and isinstance(call.op, (ExpandDims, Reshape)) else None
+
+
 def _adds_ones(view: Call) -> bool:
     """Return whether a view only puts dims of 1 between the dims."""
     if isinstance(view.op, ExpandDims):
@@ -103,8 +108,8 @@ def _broadcast_source(v: Value, scope: Scope, ctx: Deduction) -> Value:
 
 def _without_leading_ones(v: Value, scope: Scope, longest: int) -> Value:
     """`x` when `v` is `x` under more leading dims of 1, which broadcasting to `longest` dims adds by itself."""
-    call = scope.call(v)
-    if call is None or not isinstance(call.op, (ExpandDims, Reshape)):
+    call = _view_of(v, scope)
+    if call is None:
         return v
     own, now = shape_of(call.args[0]), shape_of(v)
     more = len(now) - len(own)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
-from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, expr, ge
-from relax_tune.ir.core.graph import Call, Constant, GVar, PrimValue, Value
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, ge
+from relax_tune.ir.core.graph import Call, GVar, PrimValue, Value, name_of
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, repeated_heads, simplify_broadcasts
@@ -96,9 +96,7 @@ class Writer:
         """A tensor of the graph."""
         info = value.info
         assert isinstance(info, TensorInfo)
-        return ImportedValue(
-            value.name if isinstance(value, (GVar, Constant)) else "value", info, value, natural=natural
-        )
+        return ImportedValue(name_of(value, "value"), info, value, natural=natural)
 
     def constant(self, array: Array, name: str = "constant") -> ImportedValue:
         """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
@@ -195,7 +193,7 @@ class Writer:
         for axis in range(-max(map(len, shapes)), -own):
             taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
             dims: list[Expr] = [s[axis] for s in taking]
-            plainest = [d for d in dims if isinstance(d, Const)] + [d for d in dims if isinstance(d, Var)] + dims
+            plainest = [d for d in dims if d.value is not None] + [d for d in dims if isinstance(d, Var)] + dims
             for s in taking:
                 if self.g.deduction.equal(s[axis], plainest[0]) is Proof.UNKNOWN:
                     s[axis] = plainest[0]

@@ -42,7 +42,7 @@ def _matmul(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _einsum(w: Writer, n: TorchNode) -> ImportedValue:
-    operands = [i for i in n.args[1] if isinstance(i, ImportedValue)]
+    operands = n.items(1)
     return w.of(w.emit(Einsum(str(n.args[0])), *(as_value(w, i, n.dtype) for i in operands)))
 
 

@@ -63,6 +63,10 @@ class TorchNode:
             raise self.refuse(f"wanted a tensor as argument {position}, found {_shown(found)}")
         return found
 
+    def items(self, position: int) -> list[ImportedValue]:
+        """Return the tensors in an argument that is a list."""
+        return [i for i in self.args[position] if isinstance(i, ImportedValue)]
+
     def number(self, position: int, name: str, default: int | None = None) -> int:
         """Return an argument that must be a constant integer. Raises ParseError."""
         found = self.given(position, name, default)

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, singledispatch
 from typing import Any
 
 from numpy.typing import NDArray
@@ -144,18 +144,36 @@ def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
     )
 
 
+@singledispatch
 def _plain(value: Any) -> Any:
-    if isinstance(value, Ref):
-        return {"ref": value.name}
-    if isinstance(value, DType):
-        return {"dtype": value.short}
-    if isinstance(value, TorchTensor):
-        return {"tensor": list(value.dims), "of": value.element.short if value.element else None, "as": value.spelled}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(v) for v in value]
+    """Return a value as JSON data; see `_read`."""
     return value
+
+
+@_plain.register
+def _(value: Ref) -> Any:
+    return {"ref": value.name}
+
+
+@_plain.register
+def _(value: DType) -> Any:
+    return {"dtype": value.short}
+
+
+@_plain.register
+def _(value: TorchTensor) -> Any:
+    return {"tensor": list(value.dims), "of": value.element.short if value.element else None, "as": value.spelled}
+
+
+@_plain.register
+def _(value: float) -> Any:
+    return value if math.isfinite(value) else {"float": str(value)}
+
+
+@_plain.register(list)
+@_plain.register(tuple)
+def _(value: Sequence[Any]) -> Any:
+    return [_plain(v) for v in value]
 
 
 def _read(value: Any) -> Any:

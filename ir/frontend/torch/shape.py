@@ -103,7 +103,7 @@ def _split(w: Writer, n: TorchNode) -> list[ImportedValue]:
 
 def _cat(w: Writer, n: TorchNode) -> ImportedValue:
     """Import a concatenation; empty tensors of one dim, such as an empty cache, are skipped as in torch."""
-    given = [i for i in n.args[0] if isinstance(i, ImportedValue)]
+    given = n.items(0)
     items = [i for i in given if i.ndim == len(n.dims) and not (len(given) > 1 and [as_int(d) for d in i.shape] == [0])]
     axis = n.axis(1, "dim", len(n.dims), 0)
     if len(items) == 1:
@@ -139,7 +139,7 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
     """Import advanced indexing: `x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
     x, given = n.item(0), list(n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
-    items = [i for i in given if isinstance(i, ImportedValue)]
+    items = n.items(1)
     if any(i.dtype is bool_ for i in items):
         raise n.refuse("wanted indices that are integers, found truth values: dims that depend on data")
     if len(items) == 1:

@@ -13,7 +13,7 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i32, i64
 from relax_tune.ir.core.expr import Expr, add, as_int, ceildiv, const, eq, ge, le, maximum, minimum, mul, or_, sub
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
@@ -281,8 +281,8 @@ class Concat(OperatorSpec):
     halves: ClassVar[Halves] = "moved"
 
     def _tensors(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
-        found = tuple(i for i in infos if isinstance(i, TensorInfo))
-        if not found or len(found) != len(infos):
+        found = all_tensors(infos)
+        if not found:
             raise DeduceError(f"concat: wanted at least one tensor and only tensors, found {list(infos)!r}")
         return found
 

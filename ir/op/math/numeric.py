@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, add, and_, call, const, eq, floordiv, floormod, lt, mul, ne, or_, select, sub
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import StructInfo
 from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec
 from relax_tune.ir.op.math.elementwise import Binary, Unary
 
@@ -220,7 +220,7 @@ class Fmod(Binary):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         for info in self.tensors(infos):
-            if isinstance(info, TensorInfo) and info.dtype is not None and not info.dtype.is_float:
+            if info.dtype is not None and not info.dtype.is_float:
                 raise DeduceError(f"fmod: wanted floating-point tensors, found {info!r}; cast it first")
         return Binary.infer(self, infos, ctx)
 

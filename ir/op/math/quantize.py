@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, float_result, is_const, shape_of
 
@@ -49,8 +49,8 @@ class Scaled(OperatorSpec):
     group: int | None = None
 
     def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
-        found = tuple(i for i in infos if isinstance(i, TensorInfo))
-        if not 2 <= len(infos) <= 3 or len(found) != len(infos):
+        found = all_tensors(infos)
+        if not 2 <= len(found) <= 3:
             raise DeduceError(f"{self.name}: wanted a tensor, scales and perhaps zero points, found {list(infos)!r}")
         if found[1].dtype is not None and not found[1].dtype.is_float:
             raise DeduceError(f"{self.name}: wanted floating-point scales, found {found[1]!r}; cast them first")

@@ -32,7 +32,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
@@ -93,8 +93,8 @@ class Attention(OperatorSpec):
         return replace(self, stored=dtype)
 
     def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
-        found = tuple(i for i in infos if isinstance(i, TensorInfo))
-        if not 3 <= len(infos) <= 4 or len(found) != len(infos):
+        found = all_tensors(infos)
+        if not 3 <= len(found) <= 4:
             raise DeduceError(f"attention: wanted queries, keys, values and perhaps a mask, found {list(infos)!r}")
         for what, t in zip(("queries", "keys", "values"), found):
             if t.dtype is not None and not t.dtype.is_float:

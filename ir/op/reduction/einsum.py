@@ -12,7 +12,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.op.base import (
     Array,
@@ -85,8 +85,8 @@ class Einsum(OperatorSpec):
         return found
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        found = [i for i in infos if isinstance(i, TensorInfo)]
-        if not found or len(found) != len(infos):
+        found = all_tensors(infos)
+        if not found:
             raise DeduceError(f"einsum: wanted at least one tensor and only tensors, found {list(infos)!r}")
         dtype = self.same_dtype(found)
         shapes = [i.shape for i in found if i.shape is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,6 +60,8 @@ class Scan(OperatorSpec):
     exclusive: bool = False
     reverse: bool = False
     arity: ClassVar[int] = 1
+    start: ClassVar[int]
+    accumulate: ClassVar[Callable[..., Array]]
 
     def neutral(self, dtype: DType) -> Expr:
         raise NotImplementedError
@@ -95,9 +97,9 @@ class Scan(OperatorSpec):
         axis = self.axis % x.ndim
         values = np.moveaxis(wide(x), axis, 0)
         values = values[::-1] if self.reverse else values
-        found = np.cumsum(values, axis=0) if isinstance(self, CumSum) else np.cumprod(values, axis=0)
+        found = self.accumulate(values, axis=0)
         if self.exclusive:
-            first = np.full_like(found[:1], 0 if isinstance(self, CumSum) else 1)
+            first = np.full_like(found[:1], self.start)
             found = np.concatenate([first, found[:-1]])[: len(found)]
         found = found[::-1] if self.reverse else found
         return float_result(np.moveaxis(found, 0, axis), arrays, x.dtype)
@@ -106,6 +108,8 @@ class Scan(OperatorSpec):
 @dataclass(frozen=True, slots=True)
 class CumSum(Scan):
     name: ClassVar[str] = "cum_sum"
+    start: ClassVar[int] = 0
+    accumulate: ClassVar[Callable[..., Array]] = staticmethod(np.cumsum)
 
     def neutral(self, dtype: DType) -> Expr:
         return const(0, dtype)
@@ -117,6 +121,8 @@ class CumSum(Scan):
 @dataclass(frozen=True, slots=True)
 class CumProd(Scan):
     name: ClassVar[str] = "cum_prod"
+    start: ClassVar[int] = 1
+    accumulate: ClassVar[Callable[..., Array]] = staticmethod(np.cumprod)
 
     def neutral(self, dtype: DType) -> Expr:
         return const(1, dtype)

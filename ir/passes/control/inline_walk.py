@@ -23,6 +23,7 @@ from relax_tune.ir.core.struct_info import (
     info_dims,
     info_symbols,
     own_symbols,
+    tensor_dims,
 )
 from relax_tune.ir.deduce.deduce import apply_signature, infer_value, require_bounds, side_env, signature
 from relax_tune.ir.deduce.relations import (
@@ -33,7 +34,6 @@ from relax_tune.ir.deduce.relations import (
     require_all,
     solve,
     substitute_info,
-    tensor_dims,
 )
 from relax_tune.ir.op.base import Deduction, RuntimeCheck, env_of
 from relax_tune.ir.op.indexing.movement import Reshape

@@ -16,9 +16,17 @@ from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
 from relax_tune.ir.core.graph_walk import used_vars
 from relax_tune.ir.core.names import fresh
-from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_parts, info_symbols
+from relax_tune.ir.core.struct_info import (
+    ShapeInfo,
+    StructInfo,
+    TensorInfo,
+    TupleInfo,
+    info_parts,
+    info_symbols,
+    tensor_dims,
+)
 from relax_tune.ir.deduce.deduce import signature
-from relax_tune.ir.deduce.relations import is_known, tensor_dims
+from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator

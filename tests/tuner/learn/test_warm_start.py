@@ -60,7 +60,7 @@ def seconds(choices: Choices, codes: Any, points: Any) -> Any:
 
 
 def feature_names(choices: Choices) -> tuple[str, ...]:
-    return FeatureFunction(choices.sketches[0], choices.machine).names
+    return FeatureFunction(choices.sketches[0], choices.hardware).names
 
 
 def records(
@@ -192,7 +192,7 @@ def test_history_of_another_task_speeds_up_search(small: Choices, wide: Choices)
     """Sixteen trials of one product with and without the records of a wider one; times are those of `seconds`."""
     rows = history(store_with(wide, records(wide, HERE, 150, POINTS)), small)
     points = points_array(small.task.domain.points)
-    scale, weights = roofline(small.space, points, small.machine), list(small.task.domain.weights)
+    scale, weights = roofline(small.space, points, small.hardware), list(small.task.domain.weights)
 
     def reached(told: TrainingRows | None, seed: int) -> float:
         problem = SearchProblem(small.space, points, weights, scale, history=lambda: told)

@@ -227,7 +227,7 @@ def test_bytes_of_a_buffer() -> None:
 def test_the_generic_form_of_every_function_of_the_zoo(case: zoo.Case, device: Device) -> None:
     job = job_on(feed_forward, device)
     top = tuple(max(d[v.name] for d in case.sizes) for v in case.func.symbols)
-    choices = choices_of(case.func, Domain((top,), (1.0,)), job.machine)
+    choices = choices_of(case.func, Domain((top,), (1.0,)), job.hardware)
     program = choices.program(choices.generic())
     verify_program(program)
     rng = np.random.default_rng(1)

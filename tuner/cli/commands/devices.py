@@ -27,21 +27,19 @@ def devices(json: Json = False) -> None:
         print_json(document)
         return
     table = make_table("target", "name", "driver or compiler", *_LIMITS, right=_LIMITS)
-    failures: list[DeviceFailure] = []
-    for entry in found:
-        if isinstance(entry, DeviceFailure):
-            failures.append(entry)
-            continue
+    failures = [e for e in found if isinstance(e, DeviceFailure)]
+    usable = [e for e in found if isinstance(e, DeviceInfo)]
+    for entry in usable:
         facts, limits = dict(entry.fingerprint), dict(entry.limits)
         driver = facts.get("platform") or facts.get("compiler", "")
         table.add_row(entry.kind, entry.name, driver, *(str(limits.get(limit, "-")) for limit in _LIMITS))
     console = make_console()
     console.print(table)
-    for line in dict.fromkeys(f"{e.kind}: {q}" for e in found if isinstance(e, DeviceInfo) for q in _quirks(e)):
+    for line in dict.fromkeys(f"{e.kind}: {q}" for e in usable for q in _quirks(e)):
         say(console, line)
     for failure in failures:
         say(console, f"{failure.spec}: {failure.reason}")
-    if sum(e.kind == "opencl" for e in found if not isinstance(e, DeviceFailure)) > 1:
+    if sum(e.kind == "opencl" for e in usable) > 1:
         console.print("choose among OpenCL devices with --target opencl:PART of a platform's or device's name")
 
 

@@ -240,7 +240,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         records = next((found for r in REGIMES if (found := job.records(workload.key, r))), [])
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)
-    choices = Choices(task, job.machine, job.code_target, alternatives_here(job.machine.language, job.libraries))
+    choices = Choices(task, job.hardware, job.code_target, alternatives_here(job.hardware.language, job.libraries))
     again = f"`relax-tune tune MODEL --target {settings.target}` with a model that has this task measures it"
     _show_task(TaskView(choices, records, of), sections, job.target, _advised(notes, again), json)
 

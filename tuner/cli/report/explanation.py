@@ -80,7 +80,7 @@ def _predicted(features: Any, log_time: Any, broken: Sequence[bool], place: int)
 
 
 def _named(choices: Choices, features: Any, order: Sequence[int]) -> dict[str, list[float]]:
-    names = [f.name for f in sketch_features(choices.sketches[0].func, choices.machine)]
+    names = [f.name for f in sketch_features(choices.sketches[0].func, choices.hardware)]
     if not order:
         return {}
     return {name: features[order[0], :, column].astype(float).tolist() for column, name in enumerate(names)}

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import MeasureError, system_reason
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
 
 # How long a scheduler may take to answer, from the name's look-up to its first words.
@@ -105,8 +105,9 @@ def _read(what: str, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_FILE_BYTES)
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise MeasureError(f"wanted to read the TLS {what} {path!r}, found {reason}; give the right path") from None
+        raise MeasureError(
+            f"wanted to read the TLS {what} {path!r}, found {system_reason(error)}; give the right path"
+        ) from None
 
 
 def _check_permissions(key: str) -> None:

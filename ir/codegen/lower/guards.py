@@ -1,0 +1,52 @@
+"""Conditions around statements, and the room that a bound leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, const
+from relax_tune.ir.core.stmt import For, IfThenElse, Stmt, rewrite, when
+
+
+def room_below(c: Expr, poly: Callable[[Expr], Poly]) -> Poly | None:
+    """Return `bound - x` of an integer condition `x < bound`, one more of `x <= bound`; None for other conditions.
+
+    The condition holds where the room is positive. poly: the polynomial of an expression.
+    """
+    if c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+        return None
+    room = plus(poly(c.args[1]), poly(c.args[0]), -1)
+    return plus(room, constant(1)) if c.op == "le" else room
+
+
+def map_conjuncts(s: Stmt, change: Callable[[Expr], Expr | None]) -> Stmt:
+    """Apply `change` to every conjunct of the conditions of a tree; None drops it."""
+
+    def visit(m: Stmt) -> Stmt:
+        if not isinstance(m, IfThenElse):
+            return m
+        old = conjuncts(m.cond)
+        new = tuple(c for c in map(change, old) if c is not None)
+        return m if new == old else when(and_(*new), m.then, m.orelse)
+
+    return rewrite(s, visit)
+
+
+def with_extent(s: Stmt, variables: Collection[Var], extent: int) -> Stmt:
+    """Return the tree with another extent of the loops over these variables."""
+
+    def visit(m: Stmt) -> Stmt:
+        return replace(m, extent=const(extent)) if isinstance(m, For) and m.var in variables else m
+
+    return rewrite(s, visit)
+
+
+def split_conditions(s: Stmt) -> tuple[tuple[Expr, ...], Stmt]:
+    """Return the conditions around a statement, outermost first, and the statement below them."""
+    conditions = []
+    while isinstance(s, IfThenElse) and s.orelse is None:
+        conditions.append(s.cond)
+        s = s.then
+    return tuple(conditions), s
