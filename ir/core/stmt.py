@@ -95,8 +95,25 @@ class LoopMarks:
 NO_MARKS = LoopMarks()
 
 
+class BodyStmt(Stmt):
+    """A statement around one other, which has no effect where `body` has none."""
+
+    __slots__ = ()
+    body: Stmt
+
+    @property
+    def children(self) -> tuple[Stmt, ...]:
+        return (self.body,)
+
+    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
+        (body,) = new
+        if body is self.body:
+            return self
+        return EMPTY if is_empty(body) else replace(self, body=body)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class For(Stmt):
+class For(BodyStmt):
     """`for var in range(extent)`.
 
     kind: `parallel` CPU threads, `group` and `item` work-group and work-item axes (OpenCL, CUDA), `vectorized`, `unrolled`, `serial`.
@@ -110,16 +127,6 @@ class For(Stmt):
     axis: int = 0
     tail: Tail = "predicate"
     marks: LoopMarks = NO_MARKS
-
-    @property
-    def children(self) -> tuple[Stmt, ...]:
-        return (self.body,)
-
-    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
-        (body,) = new
-        if body is self.body:
-            return self
-        return EMPTY if is_empty(body) else replace(self, body=body)
 
     @property
     def own_exprs(self) -> tuple[Expr, ...]:
@@ -261,22 +268,12 @@ class Block(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Let(Stmt):
+class Let(BodyStmt):
     """`body` with `var` bound to `value`."""
 
     var: Var
     value: Expr
     body: Stmt
-
-    @property
-    def children(self) -> tuple[Stmt, ...]:
-        return (self.body,)
-
-    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
-        (body,) = new
-        if body is self.body:
-            return self
-        return EMPTY if is_empty(body) else Let(self.var, self.value, body)
 
     @property
     def own_exprs(self) -> tuple[Expr, ...]:
@@ -292,21 +289,11 @@ class Let(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Declare(Stmt):
+class Declare(BodyStmt):
     """`body` with storage for local or shared buffers of constant shape."""
 
     buffers: tuple[Buffer, ...]
     body: Stmt
-
-    @property
-    def children(self) -> tuple[Stmt, ...]:
-        return (self.body,)
-
-    def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
-        (body,) = new
-        if body is self.body:
-            return self
-        return EMPTY if is_empty(body) else Declare(self.buffers, body)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
