@@ -116,29 +116,13 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
     Checks: the block has its own trivial nest and no predicate. It alone writes an intermediate of floats, with the iterators of
     the two loops as its last two indices. It reads `buffer` so in its last two dimensions, and nothing else there. Elements
     between the rows, which no block reads, are computed from written elements inside the buffer.
-
-    Long, since most of it is this text and the checks it lists.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
     require_compute_block(func, "flatten_rows", node)
     require_rectangular(func, path, "flatten_rows")
     out = node.body.buffer
-    if len(names) != 2 or [p.var.name for p in path if p.var.name in names] != list(names):
-        raise ScheduleError(
-            f"{func.name}: flatten_rows wants two loops of {block!r} in their order, found {list(names)}"
-        )
-    for name in names:
-        require_serial(func, find_loop(func, name), "flatten_rows")
-    i, j = (next(it for it, b in zip(node.iters, node.bindings) if b is find_loop(func, n).var) for n in names)
-    if path.index(find_loop(func, names[1])) != path.index(find_loop(func, names[0])) + 1:
-        raise ScheduleError(f"{func.name}: flatten_rows wants {names[1]!r} directly inside {names[0]!r}")
-    plain = out in func.allocs and out.dtype.is_float and len(writers(func, out)) == 1 and writes_everything(node)
-    if not plain or node.body.indices[-2:] != (i.var, j.var):
-        raise ScheduleError(
-            f"{func.name}: flatten_rows wants {block!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
-            f"{j.var.name} last, found {out!r} at {node.body.indices!r}"
-        )
+    i, j = _row_and_column(func, node, path, names)
     pitch, shifts = _rows_of(func, node, buffer, i, j)
     total = simplify((i.extent - 1) * pitch + j.extent)
     one = IterVar(Var(f"{i.var.name}_{j.var.name.removeprefix('v')}"), total)
@@ -170,6 +154,28 @@ def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) 
         return (*indices[:-2], one.var if own else simplify(indices[-2] * pitch + indices[-1]))
 
     return with_layout(made, out, rows, where)
+
+
+def _row_and_column(func: PrimFunc, node: Block, path: Sequence[For], names: Sequence[str]) -> tuple[IterVar, IterVar]:
+    """Return the iterators of the two loops that `flatten_rows` flattens; ScheduleError unless it can."""
+    if len(names) != 2 or [p.var.name for p in path if p.var.name in names] != list(names):
+        raise ScheduleError(
+            f"{func.name}: flatten_rows wants two loops of {node.name!r} in their order, found {list(names)}"
+        )
+    outer, inner = (find_loop(func, name) for name in names)
+    for loop in (outer, inner):
+        require_serial(func, loop, "flatten_rows")
+    i, j = (next(it for it, b in zip(node.iters, node.bindings) if b is loop.var) for loop in (outer, inner))
+    if path.index(inner) != path.index(outer) + 1:
+        raise ScheduleError(f"{func.name}: flatten_rows wants {names[1]!r} directly inside {names[0]!r}")
+    out = node.body.buffer
+    plain = out in func.allocs and out.dtype.is_float and len(writers(func, out)) == 1 and writes_everything(node)
+    if not plain or node.body.indices[-2:] != (i.var, j.var):
+        raise ScheduleError(
+            f"{func.name}: flatten_rows wants {node.name!r} to write all of an intermediate of floats by itself, at {i.var.name}, "
+            f"{j.var.name} last, found {out!r} at {node.body.indices!r}"
+        )
+    return i, j
 
 
 def _rows_of(func: PrimFunc, node: Block, buffer: str, i: IterVar, j: IterVar) -> tuple[Expr, dict[Load, Expr]]:
@@ -215,25 +221,13 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     Checks: the block has its own trivial nest and no predicate. It reads the buffer at one place, in the given dimensions at
     expressions of its iterators and symbols. Every element of the buffer was written, by nothing in the block's own nest. The
     copy reads inside the buffer for all values of the other iterators.
-
-    Long, since most of it is this text and the checks it lists.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
     require_compute_block(func, "reindex", node)
     require_scope(func, scope)
-    found = [x for x in block_loads(node) if x.buffer.name == buffer]
-    if len(found) != 1 or found[0].buffer is node.body.buffer:
-        raise ScheduleError(f"{func.name}: reindex wants {block!r} to read {buffer!r} at one place, found {len(found)}")
-    (access,) = found
+    access = _access_to_copy(func, node, buffer, dims)
     source = access.buffer
-    if not dims or len(set(dims)) != len(dims) or any(not 0 <= d < len(source.shape) for d in dims):
-        raise ScheduleError(f"{func.name}: reindex wants distinct dimensions of {source!r}, found {list(dims)}")
-    made_by = writers(func, source)
-    if made_by and not any(writes_everything(b) for b in made_by):
-        raise ScheduleError(f"{func.name}: reindex wants all of {buffer!r} written, found it in parts or with padding")
-    if any(loads(access.indices[d]) for d in dims):
-        raise ScheduleError(f"{func.name}: reindex wants indices of {buffer!r} that read nothing, found {access!r}")
     require_rectangular(func, path, "reindex")
     _require_inside(func, node, access, dims)
     name = fresh(func, f"{buffer}_reindex")
@@ -273,6 +267,25 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     top: Stmt = path[0] if path else node
     body = replace_node(func.body, top, seq(made, replace_node(top, node, changed)))
     return replace(func, body=body, allocs=(*func.allocs, copy))
+
+
+def _access_to_copy(func: PrimFunc, node: Block, buffer: str, dims: Sequence[int]) -> Load:
+    """Return the one place where a block reads a buffer; ScheduleError unless `reindex` can copy it in these dimensions."""
+    found = [x for x in block_loads(node) if x.buffer.name == buffer]
+    if len(found) != 1 or found[0].buffer is node.body.buffer:
+        raise ScheduleError(
+            f"{func.name}: reindex wants {node.name!r} to read {buffer!r} at one place, found {len(found)}"
+        )
+    (access,) = found
+    source = access.buffer
+    if not dims or len(set(dims)) != len(dims) or any(not 0 <= d < len(source.shape) for d in dims):
+        raise ScheduleError(f"{func.name}: reindex wants distinct dimensions of {source!r}, found {list(dims)}")
+    made_by = writers(func, source)
+    if made_by and not any(writes_everything(b) for b in made_by):
+        raise ScheduleError(f"{func.name}: reindex wants all of {buffer!r} written, found it in parts or with padding")
+    if any(loads(access.indices[d]) for d in dims):
+        raise ScheduleError(f"{func.name}: reindex wants indices of {buffer!r} that read nothing, found {access!r}")
+    return access
 
 
 def _require_inside(func: PrimFunc, node: Block, access: Load, dims: Sequence[int]) -> None:

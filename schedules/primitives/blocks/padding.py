@@ -74,22 +74,12 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     Checks: the factors are positive. The block has its own trivial nest and no predicate, alone writes all of its buffer, and
     does not update in place. Padded iterators are plain indices, and index no divisor. Along a padded reduction the neutral
     elements leave the result alone: the block combines reads at all padded reduction iterators, or adds products of such reads.
-
-    Long, since copies, block and result share extents and fresh names.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)
     require_compute_block(func, "pad", node)
-    if len(factors) != len(node.iters):
-        raise ScheduleError(
-            f"{func.name}: pad wants a factor or None for each of the {len(node.iters)} iterators of {block!r}, found "
-            f"{len(factors)}"
-        )
-    multiples = [None if f is None else positive(func, f"pad({block!r})", f) for f in factors]
     target = node.body.buffer
-    if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
-        raise ScheduleError(f"{func.name}: pad wants {block!r} to write all of {target.name!r} by itself")
-    wider = {i.var: simplify(mul(ceildiv(i.extent, f), f)) for i, f in zip(node.iters, multiples) if f is not None}
+    wider = _padded_extents(func, node, factors)
     if not wider:
         return func
     fill = _fill_value(func, node, wider)
@@ -127,6 +117,20 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
         before.append(fill_nest(func, o, const(fill, o.copy.dtype), names))
     body = replace_node(func.body, path[0] if path else node, seq(*before, changed, *after))
     return replace(func, body=body, allocs=(*func.allocs, *allocs))
+
+
+def _padded_extents(func: PrimFunc, node: Block, factors: Sequence[ExprLike | None]) -> dict[Var, Expr]:
+    """Return the extents of the iterators that `pad` widens; ScheduleError unless it can pad the block."""
+    if len(factors) != len(node.iters):
+        raise ScheduleError(
+            f"{func.name}: pad wants a factor or None for each of the {len(node.iters)} iterators of {node.name!r}, found "
+            f"{len(factors)}"
+        )
+    multiples = [None if f is None else positive(func, f"pad({node.name!r})", f) for f in factors]
+    target = node.body.buffer
+    if updates_in_place(node) or len(writers(func, target)) != 1 or not writes_everything(node):
+        raise ScheduleError(f"{func.name}: pad wants {node.name!r} to write all of {target.name!r} by itself")
+    return {i.var: simplify(mul(ceildiv(i.extent, f), f)) for i, f in zip(node.iters, multiples) if f is not None}
 
 
 def valid_extents(func: PrimFunc, node: Block, x: Load, wider: dict[Var, Expr]) -> tuple[Expr | None, ...]:
