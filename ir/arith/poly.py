@@ -1,4 +1,4 @@
-"""Polynomials with integer coefficients over atoms of any kind.
+"""Polynomials with integer coefficients over atoms of any kind; sums, products and multiples take rational ones too.
 
 A monomial is a sorted tuple of atoms (repeated for powers, `()` for the constant term). A polynomial maps monomials to
 non-zero coefficients, and is never changed once built. The normaliser's atoms are numbers, given out in order of first
@@ -8,6 +8,7 @@ appearance, so every order below is deterministic. The lowering's atoms are expr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from fractions import Fraction
 from math import gcd
 from typing import TypeVar
 
@@ -15,7 +16,9 @@ from relax_tune.ir.core import intervals
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 
 A = TypeVar("A", bound=Hashable)
-PolyOver = dict[tuple[A, ...], int]
+K = TypeVar("K", int, Fraction)
+PolyOf = dict[tuple[A, ...], K]
+PolyOver = PolyOf[A, int]
 Mono = tuple[int, ...]
 Poly = PolyOver[int]
 Key = frozenset[tuple[Mono, int]]
@@ -24,7 +27,7 @@ ONE: tuple[()] = ()
 MAX_TERMS = 200
 
 
-def constant(value: int) -> PolyOver[A]:
+def constant(value: K) -> PolyOf[A, K]:
     """Return a constant polynomial."""
     return {ONE: value} if value else {}
 
@@ -34,14 +37,14 @@ def key(p: Poly) -> Key:
     return frozenset(p.items())
 
 
-def as_constant(p: PolyOver[A]) -> int | None:
+def as_constant(p: PolyOf[A, K]) -> K | int | None:
     """Return the value of a constant polynomial, None for others."""
     if not p:
         return 0
     return p.get(ONE) if len(p) == 1 else None
 
 
-def plus(a: PolyOver[A], b: PolyOver[A], scale: int = 1) -> PolyOver[A]:
+def plus(a: PolyOf[A, K], b: PolyOf[A, K], scale: int = 1) -> PolyOf[A, K]:
     """Return a + scale * b."""
     out = dict(a)
     for m, k in b.items():
@@ -73,12 +76,12 @@ def bounds(p: PolyOver[A], of_atom: Callable[[A], Interval]) -> Interval:
     return lo, hi
 
 
-def scaled(p: PolyOver[A], k: int) -> PolyOver[A]:
+def scaled(p: PolyOf[A, K], k: K) -> PolyOf[A, K]:
     return {m: v * k for m, v in p.items()} if k else {}
 
 
 def minus_one(p: PolyOver[A]) -> PolyOver[A]:
-    return plus(p, {ONE: 1}, -1)
+    return plus(p, constant(1), -1)
 
 
 def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
@@ -88,12 +91,12 @@ def times_mono(p: Poly, mono: Mono, k: int = 1) -> Poly:
     return {tuple(sorted(m + mono)): v * k for m, v in p.items()}
 
 
-def product(a: PolyOver[A], b: PolyOver[A], rank: Callable[[A], int] | None = None) -> PolyOver[A]:
+def product(a: PolyOf[A, K], b: PolyOf[A, K], rank: Callable[[A], int] | None = None) -> PolyOf[A, K]:
     """Return a * b. rank: the order of atoms in a monomial; None: their own."""
     for p, factor in ((a, as_constant(b)), (b, as_constant(a))):
         if factor is not None:
             return {m: v * factor for m, v in p.items()} if factor else {}
-    out: PolyOver[A] = {}
+    out: PolyOf[A, K] = {}
     for mono, k in a.items():
         for m, v in b.items():
             joined = mono + m if not mono or not m else tuple(sorted(mono + m, key=rank))  # type: ignore[type-var,arg-type]

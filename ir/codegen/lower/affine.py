@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.normal_form import NormalForm
-from relax_tune.ir.arith.poly import ONE, PolyOver, as_constant, constant, plus
+from relax_tune.ir.arith.poly import ONE, K, PolyOf, PolyOver, as_constant, constant, plus
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, free_vars, mul, rebuild, sub
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
@@ -48,7 +48,7 @@ class Algebra(NormalForm[Expr]):
         wanted = set(variables)
         return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
 
-    def times(self, a: Poly, b: Poly) -> Poly:
+    def times(self, a: PolyOf[Expr, K], b: PolyOf[Expr, K]) -> PolyOf[Expr, K]:
         return P.product(a, b, self._rank)
 
     def _rank(self, atom: Expr) -> int:

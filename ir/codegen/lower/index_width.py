@@ -1,28 +1,31 @@
 """Bounds of a kernel's integers over its symbols, to choose between 32 and 64 bits.
 
 A span bounds the absolute value of a polynomial and of all its intermediate results. It is itself a polynomial over symbols,
-with coefficients >= 0 and symbols >= 0. Values read from memory have no span.
+with rational coefficients > 0 and symbols >= 0. Values read from memory have no span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
+from fractions import Fraction
 from functools import reduce
 from math import ceil, floor
 
+from relax_tune.ir.arith import poly as P
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly, as_constant
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, const, maximum, mul, sub
 
 INT_MOST = (1 << 31) - 1
 # Number of incomparable spans that are kept.
 APART = 8
+ZERO, ONCE = Fraction(0), Fraction(1)
 
-Span = Mapping[Monomial, float]
+Span = P.PolyOf[Expr, Fraction]
 
 
 def larger(a: Span, b: Span) -> Span:
     """Return a span that covers both."""
-    return {m: max(a.get(m, 0.0), b.get(m, 0.0)) for m in (*a, *b)}
+    return {m: max(a.get(m, ZERO), b.get(m, ZERO)) for m in (*a, *b)}
 
 
 class Spans:
@@ -30,7 +33,6 @@ class Spans:
 
     def __init__(self, algebra: Algebra, signed: Collection[Expr] = ()) -> None:
         self.algebra, self.signed = algebra, signed
-        self._order: dict[Expr, int] = {}
         self.variables: dict[Var, Span | None] = {}
         self._atoms: dict[Expr, Span | None] = {}
         self._noted: dict[tuple[tuple[Monomial, int], ...], Span | None] = {}
@@ -39,7 +41,7 @@ class Spans:
     def variable(self, v: Var, extent: Poly) -> None:
         """Note a loop's variable, which stays below `extent`."""
         found = self.note(extent)
-        self.variables[v] = None if found is None else {m: max(c - (m == ONE), 0.0) for m, c in found.items()}
+        self.variables[v] = None if found is None else P.plus(found, P.constant(min(found.get(ONE, ZERO), ONCE)), -1)
 
     def note(self, p: Poly) -> Span | None:
         """Return the span of a polynomial; None if an atom has none, and is 64 bits wide."""
@@ -49,33 +51,23 @@ class Spans:
         return self._noted[key]
 
     def _note(self, p: Poly) -> Span | None:
-        sums: tuple[dict[Monomial, float], dict[Monomial, float]] = ({}, {})
+        sums: list[Span] = [{}, {}]
         known = True
         for m, c in p.items():
-            term: Span = {ONE: 1.0}
+            term: Span = P.constant(ONCE)
             for atom in m:
                 bound = self._atom(atom)
                 known = known and bound is not None
-                term = term if bound is None else self._product(term, bound)
+                term = term if bound is None else self.algebra.times(term, bound)
                 self._keep(term)
-            side = sums[c < 0]
-            for n, d in term.items():
-                side[n] = side.get(n, 0.0) + d * abs(c)
+            sums[c < 0] = P.plus(sums[c < 0], term, abs(c))
         whole = larger(*sums)
         self._keep(whole)
         return whole if known else None
 
-    def _product(self, a: Span, b: Span) -> Span:
-        out: dict[Monomial, float] = {}
-        for m, c in a.items():
-            for n, d in b.items():
-                key = tuple(sorted(m + n, key=lambda v: self._order.setdefault(v, len(self._order))))
-                out[key] = out.get(key, 0.0) + c * d
-        return out
-
     def _keep(self, span: Span) -> None:
         def below(a: Span, b: Span) -> bool:
-            return all(c <= b.get(m, 0.0) for m, c in a.items())
+            return all(c <= b.get(m, ZERO) for m, c in a.items())
 
         if any(below(span, x) for x in self._largest):
             return
@@ -86,8 +78,8 @@ class Spans:
         if isinstance(a, Var):
             low, high = self.algebra.atom_interval(a)
             if low is not None and high is not None:
-                return {ONE: float(max(abs(low), abs(high)))}
-            return self.variables.get(a, {(a,): 1.0})
+                return P.constant(Fraction(max(abs(low), abs(high))))
+            return self.variables.get(a, {(a,): ONCE})
         if a not in self._atoms or not self.algebra.free(a).isdisjoint(self.algebra.env):
             self._atoms[a] = self._operation(a)
         return self._atoms[a]
@@ -101,15 +93,15 @@ class Spans:
             return None
         by = as_constant(self.algebra.poly(a.args[1])) if a.op in ("floordiv", "floormod") else None
         if a.op == "floordiv":
-            return {m: c / max(by or 1, 1) for m, c in known[0].items()}
+            return P.scaled(known[0], Fraction(1, max(by or 1, 1)))
         if a.op == "floormod":
-            return known[1] if by is None else {ONE: float(abs(by))}
+            return known[1] if by is None else P.constant(Fraction(abs(by)))
         return known[0] if len(known) == 1 else larger(*known)
 
     def most(self, symbols: Iterable[Var]) -> Expr:
         """Return the maximum of everything noted and of these symbols."""
         for symbol in symbols:
-            self._keep({(symbol,): 1.0})
+            self._keep({(symbol,): ONCE})
         found: list[Expr] = []
         for span in self._largest:
             total: Expr = const(0)
@@ -119,7 +111,7 @@ class Spans:
                     term = mul(term, maximum(v, sub(const(0), v)) if v in self.signed else v)
                 if c >= 1 or not m:
                     total = total + mul(term, const(ceil(c)))
-                elif c > 0:
+                else:
                     total = total + term // floor(1 / c) + 1
             found.append(total)
         return reduce(maximum, found) if found else const(0)
