@@ -144,8 +144,8 @@ class Executor:
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
         self._placeable = _of_their_own(program) - self._shared.keys()
         self._kernels = device.compile(program.kernels) if program.kernels else {}
-        self._owns_weights = not isinstance(constants, DeviceWeights)
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
+        self._owns_weights = self._weights is not constants
         self._fixed: dict[int, DeviceBuffer] = {}
         try:
             self._load_constants()

@@ -68,10 +68,13 @@ def open_model(
     shapes: ShapeProfile | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
-    owned = device is None or isinstance(device, str)
-    if not (owned or hasattr(device, "info")):
+    if device is None or isinstance(device, str):
+        opened = open_device(device or artifact.device_kind)
+    elif hasattr(device, "info"):
+        opened = device
+    else:
         raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
-    opened = open_device(device or artifact.device_kind) if device is None or isinstance(device, str) else device
+    owned = opened is not device
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
     weights = DeviceWeights(opened, artifact.constants)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, postorder
+from relax_tune.ir.core.expr import TRUE, Expr, loads, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import with_blocks
 from relax_tune.ir.core.stmt import blocks
@@ -77,10 +77,9 @@ def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
 
 def _moves(value: Expr) -> bool:
     """Say whether a value is one of its loads and literals unchanged, perhaps selected by position."""
-    nodes = tuple(postorder((value,)))
-    indices = {i for n in nodes if isinstance(n, Load) for i in postorder(n.indices)}
-    computed = [n for n in nodes if n.op not in ("", "select") and n not in indices]
-    return not any(isinstance(x, Load) for x in postorder(computed))
+    indices = {i for n in loads(value) for i in postorder(n.indices)}
+    computed = [n for n in postorder((value,)) if n.op not in ("", "select") and n not in indices]
+    return not loads(*computed)
 
 
 def _without_unread(program: Program) -> Program:

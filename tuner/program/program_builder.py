@@ -16,7 +16,7 @@ from relax_tune.ir.check.inplace import merge_aliased_params, reads_of, why_not_
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
-from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, mul, ne, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Var, const, free_vars, loads, mul, ne, postorder, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import blocks
@@ -362,16 +362,9 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """Random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
     if not buffer.dtype.is_int:
         return Fill()
-    limit = None
-    for block in blocks(func.body):
-        for node in postorder((block.body.value,)):
-            if isinstance(node, Load):
-                for e, dim in zip(node.indices, node.buffer.shape):
-                    if any(isinstance(x, Load) and x.buffer is buffer for x in postorder((e,))) and isinstance(
-                        dim, Const
-                    ):
-                        size = int(dim.value)
-                        limit = size if limit is None else min(limit, size)
+    read = (node for block in blocks(func.body) for node in loads(block.body.value))
+    indexed = (d for n in read for e, d in zip(n.indices, n.buffer.shape) if any(x.buffer is buffer for x in loads(e)))
+    limit = min((int(d.value) for d in indexed if d.value is not None), default=None)
     if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
         return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
     return Fill("integers", 0, limit if limit is not None else 2)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
+from relax_tune.ir.core.expr import Expr, Load, as_int, loads
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.runtime.program.program import Fill
@@ -28,8 +28,8 @@ def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | Non
     solver = _Solver(buffer, numbers)
     found: Range | None = None
     for block in blocks(func.body):
-        for node in postorder((block.body.value,)):
-            if not isinstance(node, Load) or node.buffer is buffer:
+        for node in loads(block.body.value):
+            if node.buffer is buffer:
                 continue
             for index, dim in zip(node.indices, node.buffer.shape, strict=True):
                 size = as_int(dim)

@@ -8,7 +8,7 @@ import numpy as np
 
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, ge
-from relax_tune.ir.core.graph import Call, Constant, Value
+from relax_tune.ir.core.graph import Constant, Value
 from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.core.struct_info import tensor_dims
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
@@ -73,8 +73,8 @@ def _half_rows(site: Site, name: str, positions: Expr, half: int) -> tuple[Value
         return None
     if prove(eq(dims[-2], positions), scope.env) is not Proof.YES or not _paired(scope, rows, half):
         return None
-    made = scope.made(scope.source(rows))
-    if isinstance(made, Call) and isinstance(made.op, Slice) and len(dims) == 2 and made.op.axis % 2 == 0:
+    made = scope.call(scope.source(rows))
+    if made is not None and isinstance(made.op, Slice) and len(dims) == 2 and made.op.axis % 2 == 0:
         begin, table = made.op.begin, scope.source(made.args[0])
         if isinstance(table, Constant) and made.op.step == 1 and prove(ge(begin, 0), scope.env) is Proof.YES:
             return site.call(Slice(1, const(0), const(half)), table), begin
@@ -89,8 +89,8 @@ def _paired(scope: Scope, rows: Value, half: int) -> bool:
         if isinstance(rows, Constant):
             array = scope.module.constants[rows.name]
             return bool(np.array_equal(array[..., :half], array[..., half:]))
-        made = scope.made(rows)
-        if not isinstance(made, Call) or not made.args:
+        made = scope.call(rows)
+        if made is None or not made.args:
             return False
         dims, before = tensor_dims(rows.info), tensor_dims(made.args[0].info)
         if isinstance(made.op, Concat) and made.op.axis % len(dims) == len(dims) - 1:
