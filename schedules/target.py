@@ -22,7 +22,7 @@ class HardwareInfo:
     group_size: work-items that a work-group may have
     sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: capacity of one multiprocessor
     capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
-    has_wgmma: four warps may multiply tiles together; no device sets it until such kernels have run on one
+    has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
     """
 
     language: str

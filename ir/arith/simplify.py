@@ -79,7 +79,7 @@ class _Simplifier:
         return self.cheaper(new, found)
 
     def arithmetic(self, n: Expr, new: Expr, p: Poly) -> Expr:
-        """Write the normal form out where terms merged or a quotient came apart; sums wait for their root."""
+        """Write the normal form out where terms merged or a quotient split; sums wait for their root."""
         if n.op in ("add", "sub", "mul"):
             a, b = (self.ctx.poly(x) for x in n.args)
             whole = len(a) * len(b) if n.op == "mul" else len(a) + len(b)

@@ -1,4 +1,4 @@
-"""Products of tiles that the 32 work-items of a warp make together: meanings, and their text for CUDA (`mma.sync`, `ldmatrix`).
+"""Matrix products of the 32 work-items of a warp: semantics, and text for CUDA (`mma.sync`, `ldmatrix`).
 
 A warp is four items along the first axis by eight along the second, so that each item's place among them says which elements of the
 result are its own: in every tile of 16 rows and 8 columns rows y and y + 8, columns 2 x and 2 x + 1. That is how the machine spreads its

@@ -86,7 +86,7 @@ class Writer:
     definitions: dict[GVar, Value] = field(default_factory=dict)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
     _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
-    _turned: dict[ImportedValue, Value] = field(default_factory=dict)
+    _transposed: dict[ImportedValue, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
     _required: set[Expr] = field(default_factory=set)
 
@@ -99,7 +99,7 @@ class Writer:
         return ImportedValue(name_of(value, "value"), info, value, natural=natural)
 
     def constant(self, array: Array, name: str = "constant") -> ImportedValue:
-        """The same values at every run; it becomes a weight only when a tensor of it is asked for."""
+        """Return a value that is the same at every run; it becomes a weight when a tensor first needs it."""
         info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
         first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
@@ -148,12 +148,12 @@ class Writer:
         return found
 
     def transposed(self, item: ImportedValue) -> Value:
-        """A constant of two dims turned around, as an operand; made once and called as the constant."""
-        found = self._turned.get(item)
+        """Return the transpose of a constant of two dims as an operand, made once under the constant's name."""
+        found = self._transposed.get(item)
         if found is None:
             assert item.array is not None
             found = self.g.constant(self._name(item.name), np.ascontiguousarray(item.array.T))
-            self._turned[item] = found
+            self._transposed[item] = found
         return found
 
     def _name(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Contiguous dims that are always walked together become one dim."""
+"""Collapse contiguous dims that every index walks in order into one dim."""
 
 from __future__ import annotations
 

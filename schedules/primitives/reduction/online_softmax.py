@@ -372,33 +372,15 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
         depend on outer loops. A skipped iteration has weights of 0 and leaves the maximum, so that it would add nothing. Its
         other factors may then be infinite or NaN without effect.
     Checks also: the condition has comparisons that are linear in the step and monotonic in the rows, and mask a step.
-
-    Long, since most of it is this text and the checks it lists.
     """
     if skip not in ("none", "after_last", "masked"):
         raise ScheduleError(f"{func.name}: rolling_update wants skip to be none, after_last or masked, found {skip!r}")
     found = softmax_of(func, block)
     members = (found.row_max, found.weights, *(s.block for s in found.sums))
     require_compute_block(func, "rolling_update", *members)
-    keys = {
-        b: _key_loop(func, b, v)
-        for b, v in zip(members, (found.step.var, found.key, *(s.step.var for s in found.sums)))
-    }
+    keys, start = _consecutive_nests(func, found, members)
     order = list(keys.values())
-    parent = next((n for n in walk(func.body) if isinstance(n, Seq) and order[0] in n.stmts), None)
-    start = -1 if parent is None else parent.stmts.index(order[0])
-    if parent is None or not found.sums or list(parent.stmts[start : start + len(order)]) != order:
-        raise ScheduleError(
-            f"{func.name}: rolling_update wants the nests of {', '.join(b.name for b in members)} one after the other in one "
-            "body; move what is between them first"
-        )
     env = loop_env(enclosing(func, order[0]))
-    for k in order:
-        if prove(eq(k.extent, order[0].extent), env) is not Proof.YES:
-            raise ScheduleError(
-                f"{func.name}: rolling_update wants equal extents, found {k.extent!r} and {order[0].extent!r}"
-            )
-    _require_same_rows(func, found, keys)
     first: Expr = const(0)
     count = order[0].extent
     if skip != "none":
@@ -426,6 +408,31 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     rolled = replace(loops_[0], extent=count, body=body_)
     stmts = (*body.stmts[:start], *(s for s in part if s not in loops_), rolled, *body.stmts[start + len(part) :])
     return replace(made, body=replace_node(made.body, body, seq(*stmts)), allocs=(*made.allocs, factor))
+
+
+def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[Block]) -> tuple[dict[Block, For], int]:
+    """Return the loop over keys of each member, and the position of the first in its sequence.
+
+    Raises: ScheduleError unless the loops follow each other with equal extents, over the same rows.
+    """
+    steps = (found.step.var, found.key, *(s.step.var for s in found.sums))
+    keys = {b: _key_loop(func, b, v) for b, v in zip(members, steps)}
+    order = list(keys.values())
+    parent = next((n for n in walk(func.body) if isinstance(n, Seq) and order[0] in n.stmts), None)
+    start = -1 if parent is None else parent.stmts.index(order[0])
+    if parent is None or not found.sums or list(parent.stmts[start : start + len(order)]) != order:
+        raise ScheduleError(
+            f"{func.name}: rolling_update wants the nests of {', '.join(b.name for b in members)} one after the other in one "
+            "body; move what is between them first"
+        )
+    env = loop_env(enclosing(func, order[0]))
+    for k in order:
+        if prove(eq(k.extent, order[0].extent), env) is not Proof.YES:
+            raise ScheduleError(
+                f"{func.name}: rolling_update wants equal extents, found {k.extent!r} and {order[0].extent!r}"
+            )
+    _require_same_rows(func, found, keys)
+    return keys, start
 
 
 def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:

@@ -1,4 +1,4 @@
-"""Products that a warp makes together: the loops' meaning, their text for a machine that has them, and where loops stay loops."""
+"""The `mma` of a warp: meaning of its loops, text where a device has it, and nests that stay loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of the rule for groups of warps that multiply tiles together: on the emulation, in machine code, and on no device."""
+"""Candidates of the rule for `wgmma`: on the emulation, in machine code, and on no device."""
 
 from __future__ import annotations
 
