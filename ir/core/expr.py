@@ -9,8 +9,9 @@ Comparisons that build IR are functions (`lt(a, b)`); `==` never builds IR.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
@@ -198,6 +199,17 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
     return (const(a, b.dtype), b) if isinstance(b, Expr) else (expr(a), expr(b))
 
 
+def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
+    """Return both operands, and the literal that `fold` makes of two literals; a division by 0 is none."""
+    x, y = _pair(a, b)
+    if not (isinstance(x, Const) and isinstance(y, Const)):
+        return x, y, None
+    try:
+        return x, y, const(fold(x.value, y.value), x.dtype)
+    except ZeroDivisionError:
+        return x, y, None
+
+
 def as_int(e: ExprLike) -> int | None:
     """Return the value of an integer literal, None for others."""
     if isinstance(e, int):
@@ -210,9 +222,9 @@ def _literal(e: Expr, value: Number) -> bool:
 
 
 def add(a: ExprLike, b: ExprLike) -> Expr:
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const):
-        return const(x.value + y.value, x.dtype)
+    x, y, literal = _folded(operator.add, a, b)
+    if literal is not None:
+        return literal
     if x.dtype.is_int:
         if _literal(x, 0):
             return y
@@ -222,9 +234,9 @@ def add(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def sub(a: ExprLike, b: ExprLike) -> Expr:
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const):
-        return const(x.value - y.value, x.dtype)
+    x, y, literal = _folded(operator.sub, a, b)
+    if literal is not None:
+        return literal
     if x.dtype.is_int:
         if _literal(y, 0):
             return x
@@ -234,9 +246,9 @@ def sub(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def mul(a: ExprLike, b: ExprLike) -> Expr:
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const):
-        return const(x.value * y.value, x.dtype)
+    x, y, literal = _folded(operator.mul, a, b)
+    if literal is not None:
+        return literal
     if _literal(x, 1):
         return y
     if _literal(y, 1):
@@ -254,9 +266,9 @@ def div(a: ExprLike, b: ExprLike) -> Expr:
 
 def floordiv(a: ExprLike, b: ExprLike) -> Expr:
     """Divide integers, rounded to minus infinity; the divisor is never zero."""
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const) and y.value:
-        return const(x.value // y.value, x.dtype)
+    x, y, literal = _folded(operator.floordiv, a, b)
+    if literal is not None:
+        return literal
     if _literal(y, 1):
         return x
     return const(0, x.dtype) if _literal(x, 0) else op("floordiv", (x, y), x.dtype)
@@ -264,9 +276,9 @@ def floordiv(a: ExprLike, b: ExprLike) -> Expr:
 
 def floormod(a: ExprLike, b: ExprLike) -> Expr:
     """Return `a - floordiv(a, b) * b`, for a positive divisor in [0, b)."""
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const) and y.value:
-        return const(x.value % y.value, x.dtype)
+    x, y, literal = _folded(operator.mod, a, b)
+    if literal is not None:
+        return literal
     return const(0, x.dtype) if _literal(y, 1) or _literal(x, 0) else op("floormod", (x, y), x.dtype)
 
 
@@ -279,16 +291,16 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def minimum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const):
-        return const(min(x.value, y.value), x.dtype)
+    x, y, literal = _folded(min, a, b)
+    if literal is not None:
+        return literal
     return x if x is y else op("min", (x, y), x.dtype)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y = _pair(a, b)
-    if isinstance(x, Const) and isinstance(y, Const):
-        return const(max(x.value, y.value), x.dtype)
+    x, y, literal = _folded(max, a, b)
+    if literal is not None:
+        return literal
     return x if x is y else op("max", (x, y), x.dtype)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from relax_tune.ir.core.graph import (
     AnyBinding,
@@ -126,6 +126,6 @@ def used_vars(value: Value) -> tuple[GVar, ...]:
     return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))
 
 
-def operator_of(value: object, *kinds: type[O]) -> O | None:
-    """Return the operator of a call whose operator is of one of the classes; None for any other value."""
-    return value.op if isinstance(value, Call) and isinstance(value.op, kinds) else None
+def operator_of(value: object, *kinds: Callable[..., O]) -> O | None:
+    """Return the operator of a call whose operator is of one of the classes, abstract ones too; None for any other value."""
+    return cast(O, value.op) if isinstance(value, Call) and isinstance(value.op, cast(Any, kinds)) else None

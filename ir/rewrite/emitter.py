@@ -101,6 +101,13 @@ class FunctionTable:
                 table.keys.setdefault(workload_key(f), name)
         return table
 
+    def prim(self, name: str) -> PrimFunc:
+        """The tensor function `name`. Raises KeyError."""
+        found = self.functions[name]
+        if not isinstance(found, PrimFunc):
+            raise KeyError(f"wanted a tensor function called {name!r}, found a {type(found).__name__}")
+        return found
+
     def add(self, func: PrimFunc) -> str:
         """The name under which `func` or an equal function is held."""
         key = workload_key(func)

@@ -12,6 +12,7 @@ from relax_tune.ir.core import graph as g
 from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
 from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph_walk import operator_of
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
@@ -233,18 +234,13 @@ class Walk:
             self.out += [g.Binding(made, value), g.MatchCast(cast, made, declared)]
             frame.values[b.var] = cast
             return
-        if (
-            isinstance(value, g.Call)
-            and isinstance(value.op, ShapeOf)
-            and isinstance(found, ShapeInfo)
-            and found.values
-        ):
+        if operator_of(value, ShapeOf) is not None and isinstance(found, ShapeInfo) and found.values:
             frame.values[b.var] = g.ShapeValue(found.values)
             return
-        if isinstance(value, g.Call) and isinstance(value.op, ReshapeTo):
-            to = value.args[1].info
+        if operator_of(value, ReshapeTo) is not None:
+            to = value.operands[1].info
             if isinstance(to, ShapeInfo) and to.values is not None:
-                value = g.Call(Reshape(to.values), (value.args[0],))
+                value = g.Call(Reshape(to.values), (value.operands[0],))
         self.emit(b, value, self.sharper(declared, found), frame)
 
     def fits(self, call: g.CallTIR, b: g.Binding, frame: Frame) -> None:

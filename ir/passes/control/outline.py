@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import AnyFunction, Bound, IRModule
-from relax_tune.ir.core.graph_walk import used_vars
+from relax_tune.ir.core.graph_walk import operator_of, used_vars
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import (
     ShapeInfo,
@@ -28,7 +29,6 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.deduce.deduce import signature
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.runtime_shapes import RuntimeShapeInliner
 from relax_tune.ir.rewrite.dead_code import without_dead_code
@@ -108,7 +108,7 @@ def is_straight_line(f: g.Function) -> bool:
     stays = (g.If, g.CallFunction, g.CallHost, g.ShapeValue, g.PrimValue, g.FunctionRef)
     computed = [b for b in f.bindings if not _asserts(b)]
     for v in (x for b in computed for x in (b.value, *b.value.operands)):
-        if isinstance(v, stays) or (isinstance(v, g.Call) and isinstance(v.op, ShapeOperator)):
+        if isinstance(v, stays) or operator_of(v, ShapeOperator) is not None:
             return False
     return not any(isinstance(b, g.MatchCast) and not isinstance(b.value.info, TensorInfo) for b in computed)
 
@@ -201,16 +201,17 @@ class _Outliner:
             return inside and not binds and is_known(value.info) and is_known(b.info)
         if isinstance(value, g.TupleItem):
             return inside
-        if isinstance(value, g.Call) and isinstance(value.op, VIEWS) and not inside:
-            (x,) = value.args
+        if is_view(value) and not inside:
+            (x,) = value.operands
             return isinstance(x, g.Constant)
-        operator = isinstance(value, g.Call) and not isinstance(value.op, ShapeOperator)
-        if not operator and not isinstance(value, (g.CallTIR, g.CallDPSLibrary)):
+        shapes = operator_of(value, ShapeOperator) is not None
+        if shapes or not isinstance(value, (g.Call, g.CallTIR, g.CallDPSLibrary)):
             return False
         fields = info_parts(b.var.info)
         if all(map(is_known, (*(a.info for a in value.operands), *fields))):
             return True
-        what = value.op.name if isinstance(value, g.Call) and isinstance(value.op, OperatorSpec) else "the call"
+        operator = operator_of(value, OperatorSpec)
+        what = "the call" if operator is None else operator.name
         raise BuildError(
             f"{self.f.name}: {b.var.name}: wanted known dims and dtypes to lower {what}, found arguments "
             f"{[a.info for a in value.operands]!r} and result {b.var.info!r}; add a match_cast\n{excerpt(self.f, b)}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.function import AnyFunction, IRModule, PrimFunc
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, MatchCast, Value
-from relax_tune.ir.core.graph_walk import nested_values
+from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Constant, Function, GVar, MatchCast, Value
+from relax_tune.ir.core.graph_walk import nested_values, operator_of
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, env_of
@@ -67,17 +67,17 @@ class CancelViews:
 
             def visit(out: Emitter, binding: AnyBinding) -> None:
                 old = out.value(binding.value)
-                if not isinstance(old, Call) or not isinstance(old.op, Reshape):
+                if operator_of(old, Reshape) is None:
                     out.keep(binding)
                     return
                 value = table.rewritten(old, binding.var, made, module, out)
-                if not isinstance(value, Call):
+                reshape = operator_of(value, Reshape)
+                if reshape is None:
                     out.mapping[binding.var] = value
                     return
-                assert isinstance(value.op, Reshape)
                 made[binding.var] = value
-                dims = tuple(Deduction(out.env).simplify(d) for d in value.op.shape)
-                known = out.known.setdefault((value.args[0], dims), binding.var)
+                dims = tuple(Deduction(out.env).simplify(d) for d in reshape.shape)
+                known = out.known.setdefault((value.operands[0], dims), binding.var)
                 if known is not binding.var:
                     out.mapping[binding.var] = known
                 elif value is old:
@@ -100,18 +100,16 @@ class DeadCode:
         new = map_graphs(module, lambda f, _: self._function(f))
         called: set[str] = set()
         named: set[str] = set()
-        for f in new.functions.values():
-            if isinstance(f, Function):
-                for value in nested_values(f):
-                    if isinstance(value, Constant):
-                        named.add(value.name)
-                    elif isinstance(value, CallTIR):
-                        called.add(value.callee)
+        for value in (v for f in new.graphs.values() for v in nested_values(f)):
+            if isinstance(value, Constant):
+                named.add(value.name)
+            elif isinstance(value, CallTIR):
+                called.add(value.callee)
         functions = {n: f for n, f in new.functions.items() if not isinstance(f, PrimFunc) or n in called}
         constants = {n: a for n, a in new.constants.items() if n in named}
         if len(functions) == len(new.functions) and len(constants) == len(new.constants):
             return new
-        if not any(isinstance(f, Function) for f in new.functions.values()):
+        if not new.graphs:
             return new
         return replace(new, functions=functions, constants=constants)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.core.dtype import dtype
-from relax_tune.ir.core.expr import Expr, as_int, expr, free_vars
-from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.expr import as_int, expr, free_vars
+from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, Function, GVar, TupleItem, Value
+from relax_tune.ir.core.graph_walk import operator_of
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value
@@ -79,9 +80,7 @@ class FoldConstants:
 
     def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
         """Return the annotation of a value that depends on weights alone and is small enough to compute, else None."""
-        computes = isinstance(value, (CallTIR, TupleItem)) or (
-            isinstance(value, Call) and isinstance(value.op, OperatorSpec)
-        )
+        computes = isinstance(value, (CallTIR, TupleItem)) or operator_of(value, OperatorSpec) is not None
         args = value.operands
         if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
             return None
@@ -100,19 +99,12 @@ def _has_symbols(value: Value) -> bool:
     """Return whether an operator's attributes or a tensor function's scalars mention symbols."""
     if isinstance(value, CallTIR):
         return bool(free_vars(*value.scalars))
-    stack = [getattr(value.op, a.name) for a in fields(value.op)] if isinstance(value, Call) else []
-    while stack:
-        x = stack.pop()
-        if isinstance(x, tuple):
-            stack.extend(x)
-        elif isinstance(x, Expr) and free_vars(x):
-            return True
-    return False
+    return isinstance(value, Call) and bool(value.op.symbols())
 
 
 def _unpacks(value: Value) -> bool:
-    op = value.op if isinstance(value, Call) else None
-    return isinstance(value, CallTIR) or (isinstance(op, OperatorSpec) and op.unpacks)
+    op = operator_of(value, OperatorSpec)
+    return isinstance(value, CallTIR) or (op is not None and op.unpacks)
 
 
 def _nbytes(info: TensorInfo) -> int:
@@ -174,12 +166,11 @@ class _Held:
     def _value(self, value: Value, args: Sequence[Any]) -> Any:
         if isinstance(value, TupleItem):
             return args[0][value.index]
-        if isinstance(value, Call):
-            assert isinstance(value.op, OperatorSpec)
-            return value.op.evaluate(args)
+        op = operator_of(value, OperatorSpec)
+        if op is not None:
+            return op.evaluate(args)
         assert isinstance(value, CallTIR)
-        func = self.table.functions[value.callee]
-        assert isinstance(func, PrimFunc)
+        func = self.table.prim(value.callee)
         scalars = [int(n) for n in map(as_int, value.scalars) if n is not None]
         shapes = [tuple(as_int(d) or 0 for d in o.shape or ()) for o in value.out]
         found = evaluate_prim(func, args, scalars, shapes)

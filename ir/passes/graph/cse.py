@@ -116,7 +116,7 @@ def _key(value: g.Value, number: Mapping[g.Value | str, g.Value | str], ctx: Ded
     if graph_walk.is_impure(value):
         return None
     if isinstance(value, g.CallFunction):
-        info = value.callee.info if isinstance(value.callee, (g.GVar, g.FunctionRef)) else None
+        info = value.callee.info
         if not isinstance(info, CallableInfo) or not info.pure:
             return None
     elif isinstance(value, (*g.ATOMS, g.If)):

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant
-from relax_tune.ir.core.struct_info import TensorInfo, info_parts
+from relax_tune.ir.core.graph_walk import operator_of
+from relax_tune.ir.core.struct_info import info_parts
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.deduce.relations import is_known
-from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of, shape_of
 from relax_tune.ir.op.indexing.movement import VIEWS, Reshape
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
@@ -33,43 +34,35 @@ class Legalize:
 
         def visit(out: Emitter, binding: AnyBinding, table: FunctionTable) -> None:
             value = binding.value
-            if (
-                not isinstance(binding, Binding)
-                or not isinstance(value, Call)
-                or not isinstance(value.op, OperatorSpec)
-                or isinstance(value.op, ShapeOperator)
-            ):
+            op = operator_of(value, OperatorSpec)
+            if not isinstance(binding, Binding) or op is None or isinstance(op, ShapeOperator):
                 out.keep(binding)
                 return
             ctx = Deduction(out.env, choices=True)
             info = infer_value(value, ctx)
-            infos = [a.info for a in value.args]
+            infos = [a.info for a in value.operands]
             outs = info_parts(info)
             found = [o for o in outs if is_known(o)]
             given = [i for i in infos if is_known(i)]
             if len(given) != len(infos) or len(found) != len(outs):
                 if self.strict:
                     raise BuildError(
-                        f"{binding.var.name}: wanted known dims to lower {value.op.name}, found arguments {infos!r} and "
+                        f"{binding.var.name}: wanted known dims to lower {op.name}, found arguments {infos!r} and "
                         f"result {info!r}; add a match_cast"
                     )
                 out.keep(binding)
                 return
-            if isinstance(value.op, VIEWS):
-                self._view(out, binding, value, found[0])
+            if isinstance(op, Reshape):
+                out.keep(binding)
                 return
-            consts = [isinstance(a, Constant) for a in value.args]
-            lifted = lift_symbols(value.op.legalize(value.op.name, given, consts, ctx), out.env)
+            if isinstance(op, VIEWS):
+                dims = shape_of(found[0])
+                out.bindings.append(Binding(binding.var, Call(Reshape(dims), (out.value(value.operands[0]),))))
+                return
+            consts = [isinstance(a, Constant) for a in value.operands]
+            lifted = lift_symbols(op.legalize(op.name, given, consts, ctx), out.env)
             name = table.add(lifted.func)
-            call = CallTIR(name, tuple(map(out.value, value.args)), tuple(found), lifted.scalars)
+            call = CallTIR(name, tuple(map(out.value, value.operands)), tuple(found), lifted.scalars)
             out.bindings.append(Binding(binding.var, call))
 
         return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t), env))
-
-    @staticmethod
-    def _view(out: Emitter, binding: Binding, value: Call, info: TensorInfo) -> None:
-        if isinstance(value.op, Reshape):
-            out.keep(binding)
-            return
-        assert info.shape is not None
-        out.bindings.append(Binding(binding.var, Call(Reshape(info.shape), (out.value(value.args[0]),))))

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from relax_tune.ir.core.dtype import DType, f32
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, GVar, If, Value
-from relax_tune.ir.core.graph_walk import all_bindings, used_vars
+from relax_tune.ir.core.graph_walk import all_bindings, operator_of, used_vars
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.math.elementwise import Binary, Cast, Unary
 from relax_tune.ir.op.shapes import ShapeOperator
-from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite_function, tensor_info
 
 Array = NDArray[Any]
 MOVING = ("moved", "gathered")
@@ -38,23 +38,13 @@ class ComputeWide:
 
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value, info = out.value(binding.value), binding.var.info
-            op = value.op if isinstance(value, Call) else None
-            exact = isinstance(op, ONE_BY_ONE) or (isinstance(op, OperatorSpec) and op.halves in EXACT)
-            if (
-                exact
-                or not isinstance(value, Call)
-                or not isinstance(op, OperatorSpec)
-                or not isinstance(info, TensorInfo)
-                or not any(map(_half, value.args))
-            ):
+            op = operator_of(value, OperatorSpec)
+            exact = isinstance(op, ONE_BY_ONE) or (op is not None and op.halves in EXACT)
+            half = next((d for d in map(_dtype, value.operands) if d is not None and d.is_half), None)
+            if op is None or exact or half is None or not isinstance(info, TensorInfo):
                 out.keep(binding)
                 return
-            half = next(
-                i.dtype
-                for i in (a.info for a in value.args)
-                if isinstance(i, TensorInfo) and i.dtype and i.dtype.is_half
-            )
-            wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.args))
+            wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.operands))
             result = infer_value(wide, Deduction(out.env))
             assert isinstance(result, TensorInfo)
             if result.dtype is not info.dtype and info.dtype is not None:
@@ -65,10 +55,8 @@ class ComputeWide:
 
     @staticmethod
     def _up(out: Emitter, a: Value) -> Value:
-        info = a.info
-        return (
-            out.bind(Call(Cast(f32), (a,)), _as(info, f32), "wide") if isinstance(info, TensorInfo) and _half(a) else a
-        )
+        dtype = _dtype(a)
+        return a if dtype is None or not dtype.is_half else out.bind(Call(Cast(f32), (a,)), _as(a, f32), "wide")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +102,7 @@ class _Weights:
         while name in self.arrays:
             name += "_"
         self.arrays[name] = result
-        return Constant(name, _as(weight.info, self.dtype))
+        return Constant(name, _as(weight, self.dtype))
 
 
 @dataclass(slots=True)
@@ -168,18 +156,18 @@ class _PrecisionRewriter:
             for part in (value.cond, value.then.ret, value.orelse.ret):
                 self._name(part)
             return
-        op = value.op if isinstance(value, Call) else None
-        if not isinstance(binding, Binding) or not isinstance(value, Call) or not isinstance(op, OperatorSpec):
+        op = operator_of(value, OperatorSpec)
+        if not isinstance(binding, Binding) or op is None:
             self._name(value)
             return
         own, moved = self._use(binding.var), op.halves in MOVING
-        weights = [a for a in value.args if isinstance(a, Constant) and _is_f32(a)] if moved else []
+        weights = [a for a in value.operands if isinstance(a, Constant) and _is_f32(a)] if moved else []
         large = op.halves == "gathered" and bool(weights)
-        if _is_f32(binding.var) and not (isinstance(op, Cast) and _is(value.args[0], self.dtype)):
+        if _is_f32(binding.var) and not (isinstance(op, Cast) and _dtype(value.operands[0]) is self.dtype):
             wanted = large or (own.wants and not own.needs and binding.var not in self.static)
             if wanted and all(self.weights.half(a) is not None for a in weights):
                 self.chosen.add(binding.var)
-        for position, a in enumerate(value.args):
+        for position, a in enumerate(value.operands):
             if not isinstance(a, GVar) or not _is_f32(a):
                 if not isinstance(a, (GVar, Constant)):
                     self._name(a)
@@ -191,7 +179,8 @@ class _PrecisionRewriter:
                 self._use(a).needs = True
 
     def _rounds(self, value: Value) -> bool:
-        return isinstance(value, Call) and isinstance(value.op, Cast) and value.op.dtype is self.dtype
+        cast = operator_of(value, Cast)
+        return cast is not None and cast.dtype is self.dtype
 
     # the new program
 
@@ -233,15 +222,14 @@ class _PrecisionRewriter:
         if self._rounds(value) and known is not None and binding.var not in self.results:
             out.mapping[binding.var] = known
             return True
-        if _is_f32(binding.var) and _is(source, self.dtype):
+        if _is_f32(binding.var) and _dtype(source) is self.dtype:
             self.sources[binding.var] = source
         return False
 
     def _hold(self, out: Emitter, binding: Binding, value: Call) -> None:
         """A value that is stored as `dtype`, and under its own name in float32 for who needs it so."""
         var = binding.var
-        assert isinstance(var.info, TensorInfo)
-        self.halves[var] = held = out.bind(value, _as(var.info, self.dtype), f"{var.name}_{self.dtype}")
+        self.halves[var] = held = out.bind(value, _as(var, self.dtype), f"{var.name}_{self.dtype}")
         if self._use(var).named:
             out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
 
@@ -256,9 +244,8 @@ class _PrecisionRewriter:
         return out.known[key]
 
     def _round(self, out: Emitter, a: Value) -> GVar:
-        info = a.info
-        assert isinstance(info, TensorInfo) and isinstance(a, GVar)
-        return out.bind(Call(Cast(self.dtype), (a,)), _as(info, self.dtype), f"{a.name}_{self.dtype}")
+        assert isinstance(a, GVar)
+        return out.bind(Call(Cast(self.dtype), (a,)), _as(a, self.dtype), f"{a.name}_{self.dtype}")
 
     def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
         """An argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
@@ -267,24 +254,19 @@ class _PrecisionRewriter:
             half = self.weights.half(a)
         if half is None:
             return a
-        info = half.info
-        assert isinstance(info, TensorInfo)
-        return out.bind(Call(Cast(f32), (half,)), _as(info, f32), "wide")
+        return out.bind(Call(Cast(f32), (half,)), _as(half, f32), "wide")
 
 
-def _is(value: Value, dtype: DType) -> bool:
+def _dtype(value: Value) -> DType | None:
+    """Return the element type of a tensor, None for an unknown one and for other values."""
     info = value.info
-    return isinstance(info, TensorInfo) and info.dtype is dtype
-
-
-def _half(value: Value) -> bool:
-    info = value.info
-    return isinstance(info, TensorInfo) and info.dtype is not None and info.dtype.is_half
+    return info.dtype if isinstance(info, TensorInfo) else None
 
 
 def _is_f32(value: Value) -> bool:
-    return isinstance(value, (GVar, Constant)) and _is(value, f32)
+    return isinstance(value, (GVar, Constant)) and _dtype(value) is f32
 
 
-def _as(info: TensorInfo, dtype: DType) -> TensorInfo:
-    return TensorInfo(info.shape, dtype, info.ndim)
+def _as(value: Value, dtype: DType) -> TensorInfo:
+    """Return the annotation of a tensor with another element type."""
+    return replace(tensor_info(value), dtype=dtype)

@@ -12,7 +12,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import i8
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value
-from relax_tune.ir.core.graph_walk import nested_values
+from relax_tune.ir.core.graph_walk import nested_values, operator_of
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -50,25 +50,24 @@ class QuantizeWeights:
 
         def visit(out: Emitter, binding: AnyBinding) -> None:
             value = out.value(binding.value)
-            call = value if isinstance(binding, Binding) and isinstance(value, Call) else None
-            if call is None or not isinstance(call.op, Matmul) or not _quantized(call.args[1], chosen):
+            matmul = operator_of(value, Matmul) if isinstance(binding, Binding) else None
+            weight = None if matmul is None else value.operands[1]
+            if matmul is None or not isinstance(weight, Constant) or weight.name not in chosen:
                 out.keep(binding)
                 return
-            weight = call.args[1]
-            assert isinstance(weight, Constant)
-            key = weight.name, call.op.transpose_b
+            key = weight.name, matmul.transpose_b
             if key not in done:
-                done[key] = self._weight(weight, call.op.transpose_b, constants)
+                done[key] = self._weight(weight, matmul.transpose_b, constants)
             number, scale, back = done[key]
             packed: Value = number
             if self.bits == 4:
-                axis = 1 if call.op.transpose_b else 0
+                axis = 1 if matmul.transpose_b else 0
                 dims = weight.info.shape or ()
                 packed = out.bind(
                     Call(Unpack4(axis, dims[axis]), (number,)), TensorInfo(dims, i8), f"{binding.var.name}_bits"
                 )
             opened = out.bind(Call(back, (packed, scale)), weight.info, f"{binding.var.name}_weight")
-            out.bindings.append(replace(binding, value=replace(call, args=(call.args[0], opened))))
+            out.bindings.append(replace(binding, value=value.with_operands((value.operands[0], opened))))
 
         new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
         return module if new is module else DeadCode()(replace(new, constants=constants))
@@ -99,10 +98,6 @@ class QuantizeWeights:
         )  # fmt: skip
 
 
-def _quantized(value: Value, chosen: frozenset[str]) -> bool:
-    return isinstance(value, Constant) and value.name in chosen
-
-
 def _read_by_products_only(module: IRModule) -> frozenset[str]:
     """Weights of two dims and floats that nothing but products reads, as second operands."""
     found, others = set[str](), set[str]()
@@ -115,7 +110,7 @@ def _read_by_products_only(module: IRModule) -> frozenset[str]:
                 if not isinstance(arg, Constant):
                     continue
                 dtype = arg.info.dtype
-                fits = isinstance(value, Call) and isinstance(value.op, Matmul) and position == 1
+                fits = operator_of(value, Matmul) is not None and position == 1
                 fits = fits and len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
                 (found if fits else others).add(arg.name)
     return frozenset(found - others)

@@ -56,15 +56,12 @@ class SeparateOutputs:
                 parts: tuple[OutputGroup, ...] = ()
                 if isinstance(call, CallTIR) and len(call.out) > 1 and not call.inplace:
                     if call.callee not in done:
-                        callee = table.functions[call.callee]
-                        assert isinstance(callee, PrimFunc)
-                        done[call.callee] = separate(callee, env)
+                        done[call.callee] = separate(table.prim(call.callee), env)
                     parts = done[call.callee]
                 if len(parts) < 2 or not isinstance(call, CallTIR):
                     out.keep(binding)
                     return
-                callee = table.functions[call.callee]
-                assert isinstance(callee, PrimFunc)
+                callee = table.prim(call.callee)
                 args = tuple(map(out.value, call.args))
                 meaning = bind_symbols(callee, [tensor_info(a) for a in call.args], call.out, call.scalars)
                 made: dict[int, GVar] = {}
