@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Var, postorder
+from relax_tune.ir.core.expr import postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, writer
+from relax_tune.schedules.symbols import are_variables
 
 EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div"})
 
@@ -38,7 +39,7 @@ def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
 
 def inlinable(func: PrimFunc, block: Block) -> bool:
     """Return whether the block is a spatial producer of an intermediate, addressed by plain iterators."""
-    plain = all(isinstance(i, Var) for i in block.body.indices)
+    plain = are_variables(block.body.indices)
     return not block.is_reduction and block.init is None and plain and block.body.buffer in func.allocs
 
 

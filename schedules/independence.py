@@ -8,6 +8,7 @@ from relax_tune.ir.core.expr import TRUE, Var, maximum
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads
+from relax_tune.schedules.symbols import are_variables
 
 
 def overwritten_later(func: PrimFunc, block: Block) -> Buffer | None:
@@ -34,7 +35,7 @@ def writes_everything(block: Block) -> bool:
 
     It does with plain distinct spatial iterators over the buffer's dimensions, and no condition but guards of split loops.
     """
-    if block.predicate is not TRUE and all(isinstance(b, Var) for b in block.bindings):
+    if block.predicate is not TRUE and are_variables(block.bindings):
         return False
     extents = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     where = block.body.indices

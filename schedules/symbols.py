@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 
 from relax_tune.errors import ScheduleError
@@ -149,3 +149,18 @@ def read_scalars(
 def only_tunables(*roots: Expr) -> bool:
     """Return whether every variable under `roots` is a tunable: the values of the tunables decide the expressions."""
     return all(isinstance(v, Tunable) for v in free_vars(*roots))
+
+
+def are_variables(exprs: Iterable[Expr]) -> bool:
+    """Return whether every expression is a variable."""
+    return all(isinstance(e, Var) for e in exprs)
+
+
+def variables_of(exprs: Iterable[Expr]) -> tuple[Var, ...]:
+    """Return the expressions that are variables, in order."""
+    return tuple(e for e in exprs if isinstance(e, Var))
+
+
+def by_variable(keys: Sequence[Expr], values: Sequence[Expr]) -> dict[Var, Expr]:
+    """Map each variable among `keys` to the value at its place."""
+    return {k: v for k, v in zip(keys, values) if isinstance(k, Var)}

@@ -29,7 +29,6 @@ from relax_tune.ir.core.expr import (
     free_vars,
     loads,
     postorder,
-    tunables,
 )
 from relax_tune.ir.core.function import ExternFunc, IRModule, PrimFunc
 from relax_tune.ir.core.graph import Function
@@ -270,7 +269,7 @@ class _Prim:
 
 
 def _open(e: Expr) -> bool:
-    return bool(tunables(e))
+    return any(isinstance(v, Tunable) for v in free_vars(e))
 
 
 def _exprs(s: Stmt) -> tuple[Expr, ...]:

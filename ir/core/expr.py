@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
@@ -29,8 +30,7 @@ class Expr:
 
     dtype: element type of the value.
     value: the number of a literal, None for other nodes.
-    op: name of an operation, empty for other nodes.
-    args: operands of an operation, none for other nodes.
+    op, args: name and operands of an operation, empty for other nodes.
     """
 
     __slots__ = ("__weakref__", "dtype")
@@ -201,13 +201,11 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 
 def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
     """Return both operands, and the literal that `fold` makes of two literals; a division by 0 is none."""
-    x, y = _pair(a, b)
-    if not (isinstance(x, Const) and isinstance(y, Const)):
-        return x, y, None
-    try:
-        return x, y, const(fold(x.value, y.value), x.dtype)
-    except ZeroDivisionError:
-        return x, y, None
+    (x, y), literal = _pair(a, b), None
+    if isinstance(x, Const) and isinstance(y, Const):
+        with suppress(ZeroDivisionError):
+            literal = const(fold(x.value, y.value), x.dtype)
+    return x, y, literal
 
 
 def as_int(e: ExprLike) -> int | None:
@@ -368,9 +366,7 @@ def or_(a: Expr, b: Expr) -> Expr:
 
 
 def not_(a: Expr) -> Expr:
-    if isinstance(a, Const):
-        return const(not a.value)
-    return op("not", (a,), bool_)
+    return op("not", (a,), bool_) if a.value is None else const(not a.value)
 
 
 def select(cond: Expr, a: ExprLike, b: ExprLike) -> Expr:
@@ -384,9 +380,7 @@ def select(cond: Expr, a: ExprLike, b: ExprLike) -> Expr:
 def cast(a: Expr, dtype: DType) -> Expr:
     if a.dtype is dtype:
         return a
-    if isinstance(a, Const):
-        return const(a.value, dtype)
-    return op("cast", (a,), dtype)
+    return op("cast", (a,), dtype) if a.value is None else const(a.value, dtype)
 
 
 def call(name: str, *args: Expr) -> Expr:
@@ -418,14 +412,11 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """Return `e` with other children, through the folding constructors."""
     if isinstance(e, Load):
         return load(e.buffer, args)
-    if not e.op:
-        return e
-    name = e.op
-    if name in _CONSTRUCTORS:
-        return _CONSTRUCTORS[name](*args)
-    if name == "cast":
+    if e.op in _CONSTRUCTORS:
+        return _CONSTRUCTORS[e.op](*args)
+    if e.op == "cast":
         return cast(args[0], e.dtype)
-    return op(name, args, e.dtype)
+    return op(e.op, args, e.dtype) if e.op else e
 
 
 # the operations whose constructors fold; any other one is built as it is
@@ -495,11 +486,6 @@ def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 def free_vars(*roots: Expr) -> tuple[Var, ...]:
     """Return the distinct variables under `roots` in order of first appearance (tunables included)."""
     return tuple(n for n in postorder(roots) if isinstance(n, Var))
-
-
-def tunables(*roots: Expr) -> tuple[Tunable, ...]:
-    """Return the distinct tunables under `roots` in order of first appearance."""
-    return tuple(n for n in postorder(roots) if isinstance(n, Tunable))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:

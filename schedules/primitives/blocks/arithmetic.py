@@ -25,6 +25,7 @@ from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import enclosing, find_block, replace_node, with_body
 from relax_tune.schedules.primitives.reduction.reductions import combiner
+from relax_tune.schedules.symbols import are_variables, by_variable
 
 # The smallest normal f32: its reciprocal is finite in f32 and wider.
 SMALLEST_NORMAL = 2.0**-126
@@ -146,7 +147,7 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
     theirs = [*top.indices, *(i.var for i in adds.iters if i.kind == "reduce")]
     if len(own) != len(theirs) or [i.extent for i in largest.iters] != [i.extent for i in adds.iters]:
         return False
-    same: dict[Var, Expr] = {a: b for a, b in zip(own, theirs) if isinstance(a, Var)}
+    same: dict[Var, Expr] = by_variable(own, theirs)
     found = substitute(_without_producers(func, combiner(largest)[1]), same)
     wanted = term if seen is None else select(seen, term, const(-math.inf, term.dtype))
     return found is wanted
@@ -155,7 +156,7 @@ def _is_softmax_sum(func: PrimFunc, x: Load) -> bool:
 def _reduction(func: PrimFunc, x: Load, operation: str, start: float) -> Block | None:
     """Return the one block that writes the buffer of `x`, if it reduces by `operation` from `start`; else None."""
     made = writers(func, x.buffer)
-    if len(made) != 1 or made[0].init is None or not all(isinstance(i, Var) for i in made[0].body.indices):
+    if len(made) != 1 or made[0].init is None or not are_variables(made[0].body.indices):
         return None
     init = made[0].init.value
     try:
@@ -173,9 +174,9 @@ def _without_producers(func: PrimFunc, e: Expr) -> Expr:
         if not isinstance(n, Load) or len(made) != 1 or made[0].is_reduction:
             return None
         own = made[0].body.indices
-        if updates_in_place(made[0]) or not all(isinstance(i, Var) for i in own):
+        if updates_in_place(made[0]) or not are_variables(own):
             return None
-        at: dict[Var, Expr] = {v: i for v, i in zip(own, n.indices) if isinstance(v, Var)}
+        at: dict[Var, Expr] = by_variable(own, n.indices)
         return _without_producers(func, substitute(made[0].body.value, at))
 
     return transform(e, leaf)

@@ -44,6 +44,7 @@ from relax_tune.schedules.loop_tree import (
     with_body,
     writer,
 )
+from relax_tune.schedules.symbols import by_variable
 
 # Start and extent of the region in a dimension; extent None: the loops around choose one element.
 DimRegion = tuple[Expr, Expr | None]
@@ -160,7 +161,7 @@ def _nest_over(
     for fact in inherited:
         inner_env = inner_env.with_fact(fact)
     needed = [*inherited, *(g for g in guards if prove(g, inner_env) is not Proof.YES)]
-    moved = {v: b for v, b in zip(block.bindings, bindings) if isinstance(v, Var)}
+    moved = by_variable(block.bindings, bindings)
     needed += [c for c in conjuncts(substitute(block.predicate, moved)) if prove(c, inner_env) is not Proof.YES]
     body: Stmt = replace(block, bindings=tuple(bindings), predicate=and_(*needed))
     for var, extent in reversed(made):

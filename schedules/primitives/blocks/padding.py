@@ -44,6 +44,7 @@ from relax_tune.schedules.loop_tree import (
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.memory.buffers import copy_nest
 from relax_tune.schedules.primitives.reduction.reductions import combiner
+from relax_tune.schedules.symbols import variables_of
 
 NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -math.inf, "min": math.inf}
 
@@ -178,7 +179,7 @@ def _fill_value(func: PrimFunc, node: Block, wider: dict[Var, Expr]) -> float:
 def _is_product(e: Expr, steps: set[Var]) -> bool:
     """Return whether `e` is a product whose factors all read at each of the steps: zero inputs make it 0."""
     if isinstance(e, Load):
-        return steps <= {i for i in e.indices if isinstance(i, Var)}
+        return steps <= set(variables_of(e.indices))
     if e.op == "cast":
         return _is_product(e.args[0], steps)
     if e.op == "mul":

@@ -36,6 +36,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.primitives.reduction.reductions import combiner
+from relax_tune.schedules.symbols import are_variables, by_variable
 
 # Bound on the blocks and conditions followed from a score to its mask.
 MAX_DEPTH = 16
@@ -114,7 +115,7 @@ def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | 
         return None
     (node,) = makers
     at = node.body.indices
-    if any(not isinstance(e, Var) for e in at) or len(set(at)) != len(at):
+    if not are_variables(at) or len(set(at)) != len(at):
         return None
     steps = {i.var: Var(i.var.name) for i in node.iters if i.kind == "reduce"}
     term = node.body.value
@@ -123,7 +124,7 @@ def _definition(func: PrimFunc, score: Expr, ranges: dict[Var, Expr]) -> Expr | 
         if operation != "max" or not (starts if node.init is None else _is_masked(node.init.value)):
             return None
     ranges.update({steps[i.var]: i.extent for i in node.iters if i.var in steps})
-    own = {v: e for v, e in zip(at, score.indices, strict=True) if isinstance(v, Var)}
+    own = by_variable(at, score.indices)
     return substitute(term, own | steps)
 
 

@@ -64,6 +64,7 @@ from relax_tune.schedules.primitives.blocks.compute_location import DimRegion, r
 from relax_tune.schedules.primitives.loops.loops import require_serial
 from relax_tune.schedules.primitives.reduction.mask_ranges import unmasked_range
 from relax_tune.schedules.primitives.reduction.reductions import combiner, decompose_reduction
+from relax_tune.schedules.symbols import by_variable, variables_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def _masked_exp(score: Expr, top: Expr) -> Expr:
 
 
 def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key: Expr) -> Expr:
-    at = {v: e for v, e in zip(top.body.indices, rows, strict=True) if isinstance(v, Var)}
+    at = by_variable(top.body.indices, rows)
     return substitute(score, {**at, step.var: key})
 
 
@@ -310,7 +311,7 @@ def _weights(func: PrimFunc, node: Block, top: Block, step: IterVar, score: Expr
     found = dict.fromkeys(x.indices for x in block_loads(node) if x.buffer is top.body.buffer)
     rows = next(iter(found), ())
     left = [v for v in own if v not in rows]
-    plain = tuple(v for v in rows if isinstance(v, Var) and v in own)
+    plain = tuple(v for v in variables_of(rows) if v in own)
     if node.is_reduction or len(found) != 1 or len(plain) != len(rows) or len(set(rows)) != len(rows) or len(left) != 1:
         raise ScheduleError(f"{func.name}: wanted {node.name!r} to make a weight for each row and key of {top.name!r}")
     s, m = _score_at(top, step, score, plain, left[0]), load(top.body.buffer, plain)

@@ -60,6 +60,7 @@ from relax_tune.schedules.primitives.reduction.stream_k_tiles import (
     sums_read,
     write_back_block,
 )
+from relax_tune.schedules.symbols import variables_of
 
 
 def stream_k(func: PrimFunc, block: str, tiles: Sequence[str], steps: str, workers: ExprLike) -> PrimFunc:
@@ -324,7 +325,7 @@ class _Rewrite:
         copy, work = self.copy, self.work
         old, block = copy.body.buffer, name(f"{copy.name}_sum")
         extents = {i.var: i.extent for i in copy.iters}
-        at = [e for e in copy.body.indices if isinstance(e, Var)]
+        at = list(variables_of(copy.body.indices))
         loops = [Var(name(f"{block}_{letter}")) for letter in "ijlpqst"[: len(at)]]
         own = [Var(v.name) for v in at]
         vr, r = Var("vr"), Var(name(f"{block}_r"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Var, as_int, mul
+from relax_tune.ir.core.expr import as_int, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
@@ -31,6 +31,7 @@ from relax_tune.schedules.rules.shared.staging import copy_strategies
 from relax_tune.schedules.rules.shared.stream_k import Decomposition
 from relax_tune.schedules.rules.shared.threads import limit_threads
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import variables_of
 from relax_tune.schedules.target import HardwareInfo
 
 TAPS = 7
@@ -99,7 +100,7 @@ def _fuse_copy_dims(s: Schedule, buffer: str, first: int, count: int) -> None:
     """Fuse `count` neighbouring dimensions of a copied buffer, and the loops of the copy over them."""
     block = writer_of(s, buffer)
     node, nest = find_block(s.func, block), loops_by_iter(s, block)
-    loops = [nest[v] for v in node.body.indices if isinstance(v, Var)]
+    loops = [nest[v] for v in variables_of(node.body.indices)]
     s.reorder(loops)
     s.apply("fuse_block_iters", block=block, names=loops[first : first + count])
     fuse_dims(s, find_alloc(s.func, buffer), first, count)

@@ -19,6 +19,7 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.reductions import combiner
 from relax_tune.schedules.rules.shared.blocks import writer_of
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import variables_of
 from relax_tune.schedules.target import HardwareInfo
 
 
@@ -66,7 +67,7 @@ def find_convolution(block: Block) -> ConvolutionRoles | None:
     for source, weights in (found, found[::-1]):
         own = {v: k for v, k in kinds.items() if k == "reduce" or v not in weights.indices}
         windows = tuple(w for d, e in enumerate(source.indices) if (w := _window(d, e, own)) is not None)
-        outside = [v for v in weights.indices if isinstance(v, Var) and kinds.get(v) == "spatial"]
+        outside = [v for v in variables_of(weights.indices) if kinds.get(v) == "spatial"]
         if not windows or len(outside) != 1 or any(v not in kinds for v in weights.indices):
             continue
         (channel,) = outside

@@ -18,6 +18,7 @@ from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block, readers, writer
 from relax_tune.schedules.rules.shared.blocks import loops_of_iter, writer_of
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import variables_of
 
 SKIPS = ("masked", "after_last", "none")
 """The blocks of keys that the loop skips, the best choice first.
@@ -162,7 +163,7 @@ def _axes(s: Schedule, stages: _Stages) -> tuple[Var, Var, Expr]:
     values = [x for x in block_loads(block) if x.buffer is not stages.weights.body.buffer]
     of_values = set(free_vars(*(e for x in values for e in x.indices)))
     (key,) = (i.var for i in block.iters if i.kind == "reduce")
-    rows = [e for e in access.indices if isinstance(e, Var) and e is not key and e not in of_values]
+    rows = [e for e in variables_of(access.indices) if e is not key and e not in of_values]
     if not rows or not values:
         raise ScheduleError(f"{s.func.name}: the values have rows of queries too")
     return rows[-1], key, _only([e for e in block.body.indices if e not in access.indices])
