@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
@@ -202,9 +201,8 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
     """Return both operands, and the literal that `fold` makes of two literals; a division by 0 is none."""
     (x, y), literal = _pair(a, b), None
-    if isinstance(x, Const) and isinstance(y, Const):
-        with suppress(ZeroDivisionError):
-            literal = const(fold(x.value, y.value), x.dtype)
+    if isinstance(x, Const) and isinstance(y, Const) and (y.value or fold not in (operator.floordiv, operator.mod)):
+        literal = const(fold(x.value, y.value), x.dtype)
     return x, y, literal
 
 
@@ -486,6 +484,11 @@ def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 def free_vars(*roots: Expr) -> tuple[Var, ...]:
     """Return the distinct variables under `roots` in order of first appearance (tunables included)."""
     return tuple(n for n in postorder(roots) if isinstance(n, Var))
+
+
+def tunables(*roots: Expr) -> tuple[Tunable, ...]:
+    """Return the distinct tunables under `roots` in order of first appearance."""
+    return tuple(n for n in postorder(roots) if isinstance(n, Tunable))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
