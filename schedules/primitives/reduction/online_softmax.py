@@ -398,8 +398,9 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     part = body.stmts[start : start + len(order) + inits]
     loops_ = [find_loop(made, k.var.name) for k in order]
     maxima = found.row_max.body.buffer
-    name = fresh(func, f"{maxima.name}_factor")
-    factor = Buffer(name, (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope)
+    factor = Buffer(
+        fresh(func, f"{maxima.name}_factor"), (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope
+    )
     nests = [_factor_nest(made, found, loops_[0], factor)]
     for b, k in zip(members, loops_):
         (node,) = blocks(k)
@@ -414,8 +415,7 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
 def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[Block]) -> tuple[dict[Block, For], int]:
     """Return the loop over keys of each member, and the position of the first in its sequence.
 
-    Raises: ScheduleError unless the loops follow each other with equal extents, over the same rows.
-    """
+    Raises: ScheduleError unless the loops follow each other with equal extents, over the same rows."""
     steps = (found.step.var, found.key, *(s.step.var for s in found.sums))
     keys = {b: _key_loop(func, b, v) for b, v in zip(members, steps)}
     order = list(keys.values())
@@ -427,11 +427,9 @@ def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[
             "body; move what is between them first"
         )
     env = loop_env(enclosing(func, order[0]))
-    for k in order:
-        if prove(eq(k.extent, order[0].extent), env) is not Proof.YES:
-            raise ScheduleError(
-                f"{func.name}: rolling_update wants equal extents, found {k.extent!r} and {order[0].extent!r}"
-            )
+    extents = [k.extent for k in order]
+    if any(prove(eq(e, extents[0]), env) is not Proof.YES for e in extents):
+        raise ScheduleError(f"{func.name}: rolling_update wants equal extents, found {extents}")
     _require_same_rows(func, found, keys)
     return keys, start
 
