@@ -393,14 +393,12 @@ def rolling_update(func: PrimFunc, block: str, skip: Literal["none", "after_last
     made = func
     for b in (found.row_max, *(s.block for s in found.sums)):
         made = decompose_reduction(made, b.name, keys[b].var.name)
-    inits = len(found.sums) + 1
     body = next(n for n in walk(made.body) if isinstance(n, Seq) and find_loop(made, order[0].var.name) in n.stmts)
-    part = body.stmts[start : start + len(order) + inits]
+    part = body.stmts[start : start + len(order) + len(found.sums) + 1]  # with their initial values
     loops_ = [find_loop(made, k.var.name) for k in order]
     maxima = found.row_max.body.buffer
-    factor = Buffer(
-        fresh(func, f"{maxima.name}_factor"), (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope
-    )
+    name = fresh(func, f"{maxima.name}_factor")
+    factor = Buffer(name, (found.step.extent, *maxima.shape), found.score.dtype, maxima.scope)
     nests = [_factor_nest(made, found, loops_[0], factor)]
     for b, k in zip(members, loops_):
         (node,) = blocks(k)
@@ -427,9 +425,8 @@ def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[
             "body; move what is between them first"
         )
     env = loop_env(enclosing(func, order[0]))
-    extents = [k.extent for k in order]
-    if any(prove(eq(e, extents[0]), env) is not Proof.YES for e in extents):
-        raise ScheduleError(f"{func.name}: rolling_update wants equal extents, found {extents}")
+    if any(prove(eq(k.extent, order[0].extent), env) is not Proof.YES for k in order):
+        raise ScheduleError(f"{func.name}: rolling_update wants equal extents, found {[k.extent for k in order]}")
     _require_same_rows(func, found, keys)
     return keys, start
 
