@@ -147,13 +147,11 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         """The reduction of each block of keys."""
         assert b.init is not None
         part, inside = IterVar(Var("vb"), count), IterVar(Var("vt"), f, "reduce")
-        value = transform(
-            b.body.value,
-            lambda x: (
-                load(target, (part.var, *x.indices)) if isinstance(x, Load) and x.buffer is b.body.buffer else None
-            ),
-        )
-        value = substitute(value, {step.var: part.var * f + inside.var})
+
+        def moved(x: Expr) -> Expr | None:
+            return load(target, (part.var, *x.indices)) if isinstance(x, Load) and x.buffer is b.body.buffer else None
+
+        value = substitute(transform(b.body.value, moved), {step.var: part.var * f + inside.var})
         kept = tuple(i for i in b.iters if i is not step)
         where = (part.var, *b.body.indices)
         body = BufferStore(target, where, value)
@@ -242,9 +240,7 @@ def _limit_keys(nest: Stmt, f: Expr, extent: Expr) -> Stmt:
 
 def masked_score(dtype: DType) -> Const:
     """Return the score of a masked key, minus infinity."""
-    found = const(-math.inf, dtype)
-    assert isinstance(found, Const)
-    return found
+    return const(-math.inf, dtype)
 
 
 def _masked_exp(score: Expr, top: Expr) -> Expr:
@@ -253,8 +249,7 @@ def _masked_exp(score: Expr, top: Expr) -> Expr:
 
 
 def _score_at(top: Block, step: IterVar, score: Expr, rows: Sequence[Expr], key: Expr) -> Expr:
-    at = by_variable(top.body.indices, rows)
-    return substitute(score, {**at, step.var: key})
+    return substitute(score, {**by_variable(top.body.indices, rows), step.var: key})
 
 
 def softmax_of(func: PrimFunc, block: str) -> SoftmaxPattern:
