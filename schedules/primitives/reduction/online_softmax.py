@@ -122,7 +122,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     factor. All have their own trivial nests; the factor is positive. Results differ by rounding. A row whose scores are all
     minus infinity sums up to 0.
 
-    Long, since each member's two nests share buffers and fresh names.
+    Above 60 lines, since each member's two nests share buffers and fresh names.
     """
     f = positive(func, f"split_k_update({block!r})", factor)
     found = softmax_of(func, block)

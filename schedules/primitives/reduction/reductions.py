@@ -157,7 +157,7 @@ def rfactor(
     first point. They are stored inside `loop` if that is the outermost one. With `whole` they stay with the sums, which remain a
     reduction with its initial value; the block must have no condition.
 
-    Long, since the nests of the accumulators and of the combination share the checks and variables of one block.
+    Above 60 lines, since the nests of the accumulators and of the combination share the checks and variables of one block.
     """
     if scope not in ("local", "global"):
         raise ScheduleError(f"{func.name}: rfactor wants accumulators in local or global memory, found {scope!r}")
