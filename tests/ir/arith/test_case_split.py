@@ -314,6 +314,7 @@ from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import *
+from relax_tune.ir.core.expr_text import format_expr
 junk = [Var("n") for _ in range({junk})]
 n, m, f = Var("n"), Var("n"), Var("n")
 T, U = Tunable("T", (1, 2, 4)), Tunable("T", (2, 4))
