@@ -148,10 +148,10 @@ def test_attention_exported_composition_is_recognised() -> None:
     mask = w.g.input("mask", (2, 1, 1, new))
     scores = w.emit(Add(), w.emit(MulScalar(0.5), w.emit(Matmul(transpose_b=True), q, k)), mask)
     found = w.emit(Matmul(), w.emit(Softmax(), scores), v)
-    made = w.made[found]
+    made = w.definitions[found]
     assert made.op == Attention(0.5, hides_rows=False) and made.args == (q, k, v, mask)
     wide = w.emit(Softmax(), w.emit(MulScalar(0.5), w.emit(Matmul(transpose_b=True), q, w.g.input("one", (3, new, 4)))))
-    assert isinstance(w.made[w.emit(Matmul(), wide, v)].op, Matmul)
+    assert isinstance(w.definitions[w.emit(Matmul(), wide, v)].op, Matmul)
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
