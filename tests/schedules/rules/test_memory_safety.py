@@ -56,6 +56,7 @@ def test_samples_cuda_under_compute_sanitizer_find_nothing(tool: str, tmp_path: 
     child(dict(os.environ), "cuda", tmp_path, program, "--tool", tool, "--error-exitcode", "9")
 
 
+@pytest.mark.slow
 def test_samples_every_rule_is_present() -> None:
     found = {
         rule

@@ -53,6 +53,7 @@ def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> 
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", LEAST)
 def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
     made = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
