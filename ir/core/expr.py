@@ -444,6 +444,8 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
     """Rewrite bottom-up: `leaf(node)` on every rebuilt node, None keeps it. Shared nodes are visited once."""
+    if not e.children:  # most extents and bindings
+        return e if (new := leaf(e)) is None else new
     done: dict[Expr, Expr] = {}
     for node in postorder((e,)):
         children = node.children
