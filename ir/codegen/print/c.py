@@ -26,6 +26,9 @@ EXTREMES = {
     4: ("", "__AVX512VL__", "unsigned char", ""),
 }
 
+# The machine's min(l, x) of f32 vectors, which is x where x is NaN, by lanes: what declares it, the end of its name.
+LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
+
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
     "u16": "unsigned short", "f32": "float", "f64": "double",
@@ -93,6 +96,10 @@ class CPrelude(Prelude):
             return needs, self._extreme(name, width, text)
         if wide and name in ("least", "most", "sqrt", "floor", "rint"):
             return needs, self._avx512(name, text)
+        if dtype is f32 and width in LIMITS and name in ("least", "most"):
+            (macro, end), stem = LIMITS[width], "min" if name == "least" else "max"
+            fast = f"STATIC $V $N($V x, $E l) {{ return __builtin_ia32_{stem}ps{end}(rt_splat_$S(l), x); }}"
+            return needs, f"#ifdef {macro}\n{fast}\n#else\n{text}\n#endif"
         return needs, text
 
     def _stream(self, size: int) -> str:

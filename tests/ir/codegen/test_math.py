@@ -22,6 +22,8 @@ SPECIALS = np.array(
 )  # fmt: skip
 # largest error in units in the last place, as documented in ir/codegen/print/math.py
 LIMITS = {"exp": 2, "log": 2, "erf": 6, "tanh": 6}
+# from where on a function is 1 in single precision
+ENDS = {"erf": 4.0, "tanh": 9.1}
 
 
 def elementwise(name: str, width: int, kind: LoopKind) -> PrimFunc:
@@ -76,4 +78,21 @@ def test_accuracy(language: str, name: str) -> None:
         assert error[worst] <= LIMITS[name], (
             f"{name} x{width}: {x[worst]!r} gives {y[worst]!r}, wanted {wanted[worst]!r}"
         )
+    device.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("language", ["c", "opencl"])
+@pytest.mark.parametrize("name", sorted(ENDS))
+def test_bounded_function_at_its_ends_is_one(language: str, name: str) -> None:
+    device = opened(language)
+    low, high = np.float32([ENDS[name] * 0.9, ENDS[name] * 1.1]).view(np.int32)
+    near = np.arange(low, high, 3, dtype=np.int32).view(np.float32)
+    far = np.float32([ENDS[name], 1e4, 1e19, 1e30, 3.4028235e38, np.inf])
+    x = np.concatenate([near, -near, far, -far])
+    for width, kind in ((8, "vectorized"), (1, "serial")):
+        (y,) = Compiled(device, language, elementwise(name, width, kind))([x, np.empty_like(x)])
+        assert np.all(np.abs(y) <= 1) and np.array_equal(np.signbit(y), np.signbit(x))
+        assert np.array_equal(y[-len(far) :], np.full(len(far), -1, np.float32))
+        assert np.array_equal(y[-2 * len(far) : -len(far)], np.ones(len(far), np.float32))
     device.close()
