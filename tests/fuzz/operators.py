@@ -1,0 +1,414 @@
+"""The table of operators for random programs: how each draws attributes and arguments, and how exactly it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.fuzz.draft import Grower, Step
+
+from relax_tune.errors import DeduceError
+from relax_tune.ir.core.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const
+from relax_tune.ir.core.struct_info import ShapeInfo
+from relax_tune.ir.op import shapes
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.create import Iota, Scalars
+from relax_tune.ir.op.indexing import gather, movement, scatter
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math import elementwise, logic, numeric, quantize
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
+from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.reduction import linalg, reduce, scan
+from relax_tune.ir.op.reduction.einsum import Einsum
+
+FLOATS = (f16, bf16, f32, f64)
+INTS = (i8, u8, i32, i64)
+NUMBERS = (*FLOATS, *INTS)
+Rounding = Literal["exact", "rounded", "approximate", "summed"]
+Make = Callable[[Grower], Step]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """make: draws one use of the operator.
+
+    rounding: exact; rounded once; approximate, within `ulps` of the result for an argument off by one; summed in any order"""
+
+    make: Make
+    rounding: Rounding = "exact"
+    ulps: float = 0
+
+
+def unary(op: Callable[[Grower], OperatorSpec], kinds: Sequence[DType]) -> Make:
+    return lambda w: Step(op(w), (w.pick(kinds),))
+
+
+def binary(op: Callable[[], OperatorSpec], kinds: Sequence[DType]) -> Make:
+    def make(w: Grower) -> Step:
+        x = w.pick(kinds)
+        args = (x, w.like(x))
+        return Step(op(), args if w.rng.random() < 0.7 else args[::-1])
+
+    return make
+
+
+def scalar(op: Callable[[float], OperatorSpec]) -> Make:
+    def make(w: Grower) -> Step:
+        x = w.pick(NUMBERS)
+        values = [0.0, 1.0, 2.0, 3.0] if w.dtype(x) is u8 else [0.0, 1.0, -1.0, 2.0, -3.0]
+        if w.dtype(x).is_float:
+            values += [0.1, 0.5, -2.5, 1e-3]
+        return Step(op(w.rng.choice(values)), (x,))
+
+    return make
+
+
+def axes(w: Grower, x: int) -> tuple[int, ...]:
+    rank = len(w.shape(x))
+    return tuple(sorted(w.rng.sample(range(rank), w.rng.randint(1, rank)))) if rank else ()
+
+
+def axis(w: Grower, x: int) -> int:
+    rank = len(w.shape(x))
+    return w.rng.randrange(rank) - (rank if w.rng.random() < 0.3 else 0)
+
+
+def reduction(op: Callable[..., OperatorSpec], kinds: Sequence[DType]) -> Make:
+    def make(w: Grower) -> Step:
+        x = w.pick(kinds, 1)
+        return Step(op(None if w.rng.random() < 0.2 else axes(w, x), w.rng.random() < 0.4), (x,))
+
+    return make
+
+
+def scans(op: Callable[..., OperatorSpec]) -> Make:
+    def make(w: Grower) -> Step:
+        x = w.pick(NUMBERS, 1)
+        return Step(op(axis(w, x), w.rng.random() < 0.4, w.rng.random() < 0.4), (x,))
+
+    return make
+
+
+def rows(op: Callable[[Grower], OperatorSpec], vectors: int = 0) -> Make:
+    def make(w: Grower) -> Step:
+        x = w.pick(FLOATS, 1)
+        return Step(op(w), (x, *(w.fresh(w.shape(x)[-1:], w.dtype(x)) for _ in range(vectors))))
+
+    return make
+
+
+def matmul(w: Grower) -> Step:
+    a = w.pick(NUMBERS, 2, 3)
+    *lead, _, k = w.shape(a)
+    turned, j = w.rng.random() < 0.4, w.dims(1, 1)[0]
+    kept = [w.other(d) if w.rng.random() < 0.3 else d for d in lead][w.rng.choice([0, 0, len(lead)]) :]
+    b = w.fresh([*kept, *((j, k) if turned else (k, j))], w.dtype(a))
+    return Step(linalg.Matmul(turned), (a, b))
+
+
+def einsum(w: Grower) -> Step:
+    terms = ["ij,jk->ik", "ij,kj->ik", "bij,bjk->bik", "ij->ji", "ij->j", "ij,ij->", "i,j->ij", "...i,i->...", "ii->i"]
+    equation = w.rng.choice([t for t in terms if t != "..."])
+    left = equation.split("->")[0].replace("...", "z").split(",")
+    x = w.pick(NUMBERS, len(left[0]), len(left[0]))
+    size: dict[str, Expr] = dict(zip(left[0], w.shape(x)))
+    others = [w.fresh([size.setdefault(c, w.dims(1, 1)[0]) for c in term], w.dtype(x)) for term in left[1:]]
+    return Step(Einsum(equation), (x, *others))
+
+
+def indices(w: Grower, dims: Sequence[Expr], below: Expr) -> int:
+    """Indices into a dim: an input, or a value that is small for certain."""
+    return w.fresh(dims, w.rng.choice([i32, i64]), below)
+
+
+def take(w: Grower) -> Step:
+    x = w.pick(ALL, 1, 3)
+    return Step(movement.Take(), (x, indices(w, w.dims(0, 2), w.shape(x)[0])))
+
+
+def gather_elements(w: Grower) -> Step:
+    x = w.pick(ALL, 1, 3)
+    at = axis(w, x)
+    dims = list(w.shape(x))
+    dims[at] = w.dims(1, 1)[0]
+    return Step(gather.GatherElements(at), (x, indices(w, dims, w.shape(x)[at])))
+
+
+def gather_nd(w: Grower) -> Step:
+    x = w.pick(ALL, 1, 3)
+    return Step(gather.GatherND(), (x, indices(w, [*w.dims(0, 1), const(1)], w.shape(x)[0])))
+
+
+def scatter_nd(w: Grower) -> Step:
+    x, count = w.pick(NUMBERS, 1, 3), w.dims(1, 1)[0]
+    found = indices(w, [count, const(1)], w.shape(x)[0])
+    return Step(scatter.ScatterND(mode(w)), (x, found, w.fresh([count, *w.shape(x)[1:]], w.dtype(x))))
+
+
+def scatter_elements(w: Grower) -> Step:
+    x = w.pick(NUMBERS, 1, 3)
+    at, dims = axis(w, x), list(w.shape(x))
+    dims[at] = w.dims(1, 1)[0]
+    found = indices(w, dims, w.shape(x)[at])
+    return Step(scatter.ScatterElements(mode(w), at), (x, found, w.fresh(dims, w.dtype(x))))
+
+
+def mode(w: Grower) -> scatter.Mode:
+    modes: tuple[scatter.Mode, ...] = ("replace", "add", "mul", "max", "min")
+    return w.rng.choice(modes)
+
+
+def reshape(w: Grower) -> Step:
+    x = w.pick(ALL, 1)
+    dims = list(w.shape(x))
+    at = w.rng.randrange(len(dims))
+    number = as_int(dims[at])
+    if w.rng.random() < 0.4 and len(dims) > 1:
+        at = min(at, len(dims) - 2)
+        dims[at : at + 2] = [dims[at] * dims[at + 1]]
+    elif number in (8,):
+        dims[at : at + 1] = [const(2), const(4)]
+    else:
+        dims.insert(at, const(1))
+    return Step(movement.Reshape(tuple(dims)), (x,))
+
+
+def expand(w: Grower) -> Step:
+    x = w.pick(ALL, 0, 3)
+    return Step(movement.ExpandDims((w.rng.randint(0, len(w.shape(x))),)), (x,))
+
+
+def permute(w: Grower) -> Step:
+    x = w.pick(ALL, 2)
+    order = list(range(len(w.shape(x))))
+    w.rng.shuffle(order)
+    return Step(movement.Permute(tuple(order)), (x,))
+
+
+def broadcast(w: Grower) -> Step:
+    x = w.pick(ALL, 0, 3)
+    dims = [w.number() if as_int(d) == 1 else d for d in w.shape(x)]
+    return Step(movement.BroadcastTo((*([w.number()] * w.rng.randint(0, 1)), *dims)), (x,))
+
+
+def concat(w: Grower) -> Step:
+    x = w.pick(ALL, 1)
+    at = axis(w, x)
+    parts = [x]
+    for _ in range(w.rng.randint(1, 2)):
+        dims = list(w.shape(x))
+        dims[at] = w.dims(1, 1)[0]
+        parts.append(w.fresh(dims, w.dtype(x)))
+    w.rng.shuffle(parts)
+    return Step(movement.Concat(at), tuple(parts))
+
+
+def split(w: Grower) -> Step:
+    x = w.pick(ALL, 1)
+    return Step(movement.Split(w.rng.randint(1, 3), axis(w, x)), (x,))
+
+
+def slices(w: Grower) -> Step:
+    x, step = w.pick(ALL, 1), w.rng.choice([1, 1, 2, 3, -1, -2])
+    begin, end = w.rng.choice([const(0), w.number()]), w.number()
+    return Step(movement.Slice(axis(w, x), *((begin, end) if step > 0 else (end, begin)), step), (x,))
+
+
+def pad(w: Grower) -> Step:
+    x = w.pick(ALL)
+    sizes = [[const(w.rng.choice([0, 0, 1, 2, 3])) for _ in w.shape(x)] for _ in "ba"]
+    kinds = ["constant", "constant", "edge", "reflect", "wrap"]
+    return Step(Pad(tuple(sizes[0]), tuple(sizes[1]), w.rng.choice(kinds), w.rng.choice([0.0, 1.0])), (x,))
+
+
+def where(w: Grower) -> Step:
+    x = w.pick(ALL)
+    return Step(logic.Where(), (w.like(x, bool_), x, w.like(x)))
+
+
+def top_k(w: Grower) -> Step:
+    x = w.pick(NUMBERS, 1)
+    return Step(scan.TopK(w.rng.choice([const(1), const(2), w.number()]), axis(w, x), w.rng.random() < 0.6), (x,))
+
+
+def arg_max(w: Grower) -> Step:
+    x = w.pick(NUMBERS, 1)
+    return Step(scan.ArgMax(axis(w, x), w.rng.random() < 0.4, w.rng.random() < 0.4), (x,))
+
+
+def windows(w: Grower, x: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    spatial = len(w.shape(x)) - 2
+    return (
+        spatial,
+        tuple(w.rng.choice([1, 1, 2]) for _ in range(spatial)),
+        tuple(w.rng.choice([1, 1, 2]) for _ in range(spatial)),
+    )
+
+
+def conv(w: Grower) -> Step:
+    x = w.pick(NUMBERS, 3, 3)
+    if w.rng.random() < 0.7:
+        x = w.fresh((*w.dims(1, 1), const(2), *w.dims(1, 2)), w.rng.choice((f32, f32, *NUMBERS)))
+    groups = w.rng.choice([1, 2]) if w.shape(x)[1] is const(2) else 1
+    spatial, strides, dilations = windows(w, x)
+    each = const(2 // groups) if w.shape(x)[1] is const(2) else w.shape(x)[1]
+    taps = [const(w.rng.choice([1, 2, 3])) for _ in range(spatial)]
+    return Step(Conv(strides, dilations, groups), (x, w.fresh([const(4), each, *taps], w.dtype(x))))
+
+
+def pool(w: Grower) -> Step:
+    x = w.pick(NUMBERS, 3, 4)
+    spatial, strides, dilations = windows(w, x)
+    kernel = tuple(w.rng.choice([1, 2, 3]) for _ in range(spatial))
+    return Step(Pool(kernel, strides, dilations, w.rng.random() < 0.5), (x,))
+
+
+def mean_pool(w: Grower) -> Step:
+    x = w.pick(FLOATS, 3, 3)
+    return Step(reduce.MeanPool(), (x, w.fresh(w.shape(x)[:2], w.dtype(x))))
+
+
+def causal(w: Grower) -> Step:
+    x = w.pick(FLOATS, 2)
+    return Step(
+        CausalSoftmax(w.rng.choice([const(0), w.number()]), w.rng.choice([1, 2]), w.rng.choice([None, 1, 3])), (x,)
+    )
+
+
+def rotary(w: Grower) -> Step:
+    x = w.pick(FLOATS, 2, 3)
+    if (as_int(w.shape(x)[-1]) or 1) % 2:
+        x = w.fresh((*w.dims(1, 2), const(8)), w.rng.choice(FLOATS))
+    at, offset = w.rng.randrange(len(w.shape(x)) - 1), const(w.rng.choice([0, 2]))
+    half = const((as_int(w.shape(x)[-1]) or 2) // 2)
+    tables = [w.fresh((w.shape(x)[at] + offset, half), w.dtype(x)) for _ in "cs"]
+    return Step(Rotary(offset, at), (x, *tables))
+
+
+def attention(w: Grower) -> Step:
+    q = w.pick(FLOATS, 2, 3)
+    *heads, r, d = w.shape(q)
+    m = r if w.rng.random() < 0.4 else w.dims(1, 1)[0]
+    k, v = w.fresh([*heads, m, d], w.dtype(q)), w.fresh([*heads, m, w.dims(1, 1)[0]], w.dtype(q))
+    mask = [w.fresh([r, m], w.rng.choice([bool_, w.dtype(q)]))] if w.rng.random() < 0.4 else []
+    is_causal = w.rng.random() < 0.4
+    window, softcap = w.rng.choice([None, 3]) if is_causal else None, w.rng.choice([None, None, 5.0])
+    return Step(Attention(0.5, is_causal, window=window, softcap=softcap), (q, k, v, *mask))
+
+
+def quantise(w: Grower) -> Step:
+    x, bits = w.pick(FLOATS, 1), w.rng.choice([2, 4, 8])
+    at, kind = w.rng.choice([None, axis(w, x)]), w.rng.choice([i8, u8])
+    scales = w.fresh([] if at is None else [w.shape(x)[at]], w.dtype(x), positive=True)
+    zero = [w.fresh([] if at is None else [w.shape(x)[at]], kind)] if w.rng.random() < 0.4 else []
+    return Step(quantize.Quantize(at, None, kind, bits), (x, scales, *zero))
+
+
+def dequantise(w: Grower) -> Step:
+    x = w.pick((i8, u8, i32), 1)
+    at, group = w.rng.choice([None, axis(w, x)]), None
+    dims: list[Expr] = [] if at is None else [w.shape(x)[at]]
+    if at is not None and w.rng.random() < 0.4:
+        at, group, dims = at % len(w.shape(x)), 2, list(w.shape(x))
+        dims[at] = ceildiv(dims[at], 2)
+    scales = w.fresh(dims, w.rng.choice(FLOATS), positive=True)
+    zero = [w.fresh(dims, w.dtype(x))] if w.rng.random() < 0.4 else []
+    return Step(quantize.Dequantize(at, group), (x, scales, *zero))
+
+
+def unpack(w: Grower) -> Step:
+    x = w.pick([u8], 1)
+    at = axis(w, x)
+    size = w.shape(x)[at] * 2
+    return Step(quantize.Unpack4(at, size - w.rng.choice([0, 0, 1]), w.rng.random() < 0.5), (x,))
+
+
+def reshape_to(w: Grower) -> Step:
+    found = [p for p, v in enumerate(w.values) if isinstance(v.info, ShapeInfo)]
+    if not found:
+        return Step(shapes.ShapeOf(), (w.pick(ALL),))
+    to = w.values[found[-1]].info
+    x = w.pick(ALL)
+    if isinstance(to, ShapeInfo) and to.values is not None:
+        x = w.fresh(to.values, w.rng.choice([f32, i64]))
+    return Step(shapes.ReshapeTo(), (x, found[-1]))
+
+
+def tensor_to_shape(w: Grower) -> Step:
+    return Step(shapes.TensorToShape(), (w.step(Step(Scalars((w.number(), w.number())), ())),))
+
+
+def scalars(w: Grower) -> Step:
+    return Step(Scalars(tuple(w.number() * w.rng.choice([1, 2]) for _ in range(w.rng.randint(1, 3)))), ())
+
+
+def _plain(kind: type[OperatorSpec], kinds: Sequence[DType]) -> Make:
+    return unary(lambda w: kind(), kinds)
+
+
+E, N = elementwise, numeric
+APPROXIMATE = [E.Exp, E.Erf, E.Tanh, E.Rsqrt, E.Sigmoid, E.Gelu, N.Log, N.Sin, N.Cos, N.Tan, N.Asin, N.Acos, N.Atan]
+APPROXIMATE += [N.Sinh, N.Cosh, N.Asinh, N.Acosh, N.Atanh]
+
+ENTRIES: Mapping[str, Entry] = {
+    **{op.name: Entry(_plain(op, FLOATS), "approximate", 8) for op in APPROXIMATE},
+    "sqrt": Entry(_plain(E.Sqrt, FLOATS), "approximate", 2),
+    **{op.name: Entry(_plain(op, FLOATS)) for op in (N.Floor, N.Rint)},
+    "abs": Entry(_plain(N.Abs, FLOATS)),
+    "relu": Entry(_plain(E.Relu, NUMBERS)),
+    "logical_not": Entry(_plain(logic.LogicalNot, [bool_])),
+    "cast": Entry(unary(lambda w: E.Cast(w.rng.choice(ALL)), ALL), "rounded"),
+    **{op.name: Entry(binary(op, NUMBERS), "rounded") for op in (E.Add, E.Sub, E.Mul)},
+    "div": Entry(binary(E.Div, FLOATS), "approximate", 3),
+    "power": Entry(binary(N.Power, FLOATS), "approximate", 16),
+    "fmod": Entry(binary(N.Fmod, FLOATS)),
+    **{op.name: Entry(binary(op, NUMBERS)) for op in (E.Maximum, E.Minimum)},
+    **{op.name: Entry(binary(op, INTS)) for op in (N.Quotient, N.Modulo)},
+    **{op.name: Entry(binary(op, ALL)) for op in (logic.Equal, logic.NotEqual)},
+    **{op.name: Entry(binary(op, NUMBERS)) for op in (logic.Less, logic.LessEqual)},
+    **{op.name: Entry(binary(op, [bool_])) for op in (logic.LogicalAnd, logic.LogicalOr)},
+    "add_scalar": Entry(scalar(E.AddScalar), "rounded"), "mul_scalar": Entry(scalar(E.MulScalar), "rounded"),
+    "maximum_scalar": Entry(scalar(E.MaximumScalar)), "where": Entry(where),
+    "sum": Entry(reduction(reduce.Sum, NUMBERS), "summed"), "prod": Entry(reduction(scan.Prod, NUMBERS), "summed"),
+    "mean": Entry(reduction(reduce.Mean, FLOATS), "summed"),
+    "max": Entry(reduction(reduce.Max, NUMBERS)), "min": Entry(reduction(reduce.Min, NUMBERS)),
+    "cum_sum": Entry(scans(scan.CumSum), "summed"), "cum_prod": Entry(scans(scan.CumProd), "summed"),
+    "arg_max": Entry(arg_max), "top_k": Entry(top_k),
+    "matmul": Entry(matmul, "summed"), "einsum": Entry(einsum, "summed"), "conv": Entry(conv, "summed"),
+    "pool": Entry(pool, "summed"), "mean_pool": Entry(mean_pool, "summed"),
+    "softmax": Entry(rows(lambda w: reduce.Softmax()), "summed", 8),
+    "layer_norm": Entry(rows(lambda w: reduce.LayerNorm(), 2), "summed", 8),
+    "l2_normalize": Entry(rows(lambda w: reduce.L2Normalize()), "summed", 8),
+    "rms_norm": Entry(rows(lambda w: RmsNorm(), 1), "summed", 8),
+    "causal_softmax": Entry(causal, "summed", 8), "attention": Entry(attention, "summed", 16),
+    "rotary": Entry(rotary, "summed"),
+    "take": Entry(take), "gather_elements": Entry(gather_elements), "gather_nd": Entry(gather_nd),
+    "scatter_nd": Entry(scatter_nd, "summed"), "scatter_elements": Entry(scatter_elements, "summed"),
+    "reshape": Entry(reshape), "flatten": Entry(_plain(movement.Flatten, ALL)), "expand_dims": Entry(expand),
+    "permute": Entry(permute), "broadcast_to": Entry(broadcast), "concat": Entry(concat), "split": Entry(split),
+    "slice": Entry(slices), "pad": Entry(pad),
+    "iota": Entry(lambda w: Step(Iota(w.number()), ())), "scalars": Entry(scalars),
+    "quantize": Entry(quantise, "summed", 4), "dequantize": Entry(dequantise, "rounded"),
+    "pack4": Entry(lambda w: (lambda x: Step(quantize.Pack4(axis(w, x)), (x,)))(w.pick((i8, u8), 1))),
+    "unpack4": Entry(unpack),
+    "shape_of": Entry(_plain(shapes.ShapeOf, ALL)), "reshape_to": Entry(reshape_to),
+    "tensor_to_shape": Entry(tensor_to_shape), "unique": Entry(_plain(shapes.Unique, NUMBERS)),
+}  # fmt: skip
+"""Every operator of the registry, by name."""
+
+
+def grow(w: Grower, count: int, weights: Callable[[str], float]) -> None:
+    """Add `count` operators. weights: how much each is wanted."""
+    names = sorted(ENTRIES)
+    for _ in range(count * 8):
+        name = w.rng.choices(names, [weights(n) for n in names])[0]
+        try:
+            w.step(ENTRIES[name].make(w))
+        except DeduceError:
+            continue
+        count -= 1
+        if not count:
+            return

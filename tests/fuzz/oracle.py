@@ -1,0 +1,244 @@
+"""The judge of results: NumPy in float64, repeated with every rounding moved, so that each element has a tolerance of its own.
+
+A run evaluates each operator in float64 and rounds its result to its type. The nominal run moves nothing. In each of the others
+(`RUNS`) arguments of sums and results of inexact operators move by some units in the last place, as the operator's entry in
+`operators.ENTRIES` says, where they are not exact anyway. An element may differ from the nominal one by three times the range of
+its values over all runs, and two units in the last place. An element that is NaN, infinite or of another truth value in some
+runs only has no value that could be asked for, and is skipped: so are results of what `KNOWN` lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tests.fuzz.known import KNOWN
+from tests.fuzz.operators import ENTRIES
+
+from relax_tune.ir.core.dtype import is_floating
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem, TupleValue, Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.op.base import OperatorSpec
+
+Array = np.ndarray[Any, Any]
+RUNS = 6
+NOMINAL, UNROUNDED = 0, RUNS
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """problems: a sentence for each output that is wrong; judged, skipped: numbers of elements."""
+
+    problems: tuple[str, ...]
+    judged: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The outputs of every run; None for a run that refused what another did not."""
+
+    runs: tuple[tuple[Any, ...] | None, ...]
+
+    def judge(self, found: Sequence[Any]) -> Judgement:
+        nominal = self.runs[NOMINAL]
+        if nominal is None or any(r is None for r in self.runs):
+            return Judgement((), 0, 1)
+        if len(found) != len(nominal):
+            return Judgement((f"wanted {len(nominal)} results, found {len(found)}",), 0, 0)
+        problems, judged, skipped = [], 0, 0
+        for p, got in enumerate(found):
+            runs = [r[p] for r in self.runs if r is not None]
+            text, n, s = _compare(got, runs)
+            problems += [f"result {p}: {text}"] * bool(text)
+            judged, skipped = judged + n, skipped + s
+        return Judgement(tuple(problems), judged, skipped)
+
+
+def expected(module: IRModule, arrays: Sequence[Array], target: str, seed: int = 0, exempt: bool = True) -> Expected:
+    """Evaluate every run. target: some known differences are of one target alone. exempt: skip results of defects too."""
+    runs: list[tuple[Any, ...] | None] = []
+    for number in range(RUNS + 1):
+        try:
+            with np.errstate(all="ignore"):
+                run = _Run(module, number, target, np.random.default_rng([seed, number]), exempt)
+                runs.append(run.outputs(arrays))
+        except Exception:  # a poisoned or moved value can be an index or a size
+            if number == NOMINAL:
+                raise
+            runs.append(None)
+    return Expected(tuple(runs))
+
+
+def nominal_values(module: IRModule, arrays: Sequence[Array]) -> dict[GVar, Any]:
+    """The values of all variables."""
+    run = _Run(module, NOMINAL, "", np.random.default_rng(0))
+    with np.errstate(all="ignore"):
+        run.outputs(arrays)
+    return run.values
+
+
+def _compare(got: Any, runs: Sequence[Any]) -> tuple[str, int, int]:
+    """Return what is wrong with a result, and how many elements were judged and skipped."""
+    nominal = runs[NOMINAL]
+    if not isinstance(nominal, np.ndarray):
+        return ("" if tuple(got) == tuple(nominal) else f"wanted {nominal}, found {got}"), 1, 0
+    if any(r.shape != nominal.shape for r in runs):  # a size that depends on data
+        return "", 0, 1
+    if got.shape != nominal.shape or got.dtype != nominal.dtype:
+        return f"wanted {nominal.dtype}{nominal.shape}, found {got.dtype}{got.shape}", 0, 0
+    if not nominal.size:
+        return "", 0, 0
+    if is_floating(nominal.dtype):
+        wrong, sure = _float_wrong(got, runs)
+    else:
+        every = np.stack(runs)
+        low, high = every.min(0), every.max(0)
+        sure = np.asarray(low == high)
+        wrong = sure & (got != nominal)
+    text = ""
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        count = int(np.count_nonzero(wrong))
+        text = f"{count} of {nominal.size} wrong, at {list(at)} wanted {nominal[at]!r}, found {got[at]!r}"
+    judged = int(np.count_nonzero(sure))
+    return text, judged, nominal.size - judged
+
+
+def _float_wrong(got: Array, runs: Sequence[Array]) -> tuple[Array, Array]:
+    info = ml_dtypes.finfo(got.dtype)
+    every = np.stack([r.astype(np.float64) for r in runs])
+    value, found = every[NOMINAL], got.astype(np.float64)
+    classes = np.where(np.isnan(every), 3, np.where(np.isinf(every), np.sign(every), 0))
+    sure = np.asarray((classes == classes[0]).all(0))
+    finite = sure & (classes[0] == 0)
+    kind = np.where(np.isnan(found), 3, np.where(np.isinf(found), np.sign(found), 0))
+    calm = np.where(finite, every, 0.0)
+    spread = calm.max(0) - calm.min(0)
+    allowed = 3 * spread + 2 * float(info.eps) * np.abs(calm[0]) + 2 * float(info.smallest_normal)
+    # a value that rounding may carry over the largest number
+    with np.errstate(over="ignore"):
+        near = finite & (np.abs(calm[0]) + allowed > float(info.max))
+    sure &= ~near
+    wrong = np.where(finite, (kind != 0) | (np.abs(np.where(kind == 0, found, 0) - np.where(finite, value, 0)) > allowed),
+                     kind != classes[0])  # fmt: skip
+    return np.asarray(sure & wrong), sure
+
+
+class _Run:
+    """One evaluation. Its number says what is moved: nothing, all at random, or nothing is rounded to 16 bits."""
+
+    def __init__(
+        self, module: IRModule, number: int, target: str, rng: np.random.Generator, exempt: bool = True
+    ) -> None:
+        main = module.functions["main"]
+        assert isinstance(main, Function)
+        self.main, self.module, self.number, self.target, self.rng = main, module, number, target, rng
+        self.values: dict[GVar, Any] = {}
+        self.known = [k for k in KNOWN if exempt or not k.defect]
+        self.symbols: dict[Var, Expr] = {}
+
+    def outputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
+        for p, a in zip(self.main.params, arrays, strict=True):
+            if isinstance(p.info, TensorInfo):
+                self.symbols |= {d: const(n) for d, n in zip(p.info.shape or (), a.shape) if isinstance(d, Var)}
+            self.values[p] = a
+        for b in self.main.bindings:
+            self.values[b.var] = self.value(b.value, b.var.info)
+        found = self.value(self.main.ret, self.main.ret.info)
+        return found if isinstance(self.main.ret.info, TupleInfo) else (found,)
+
+    def value(self, v: Value, info: StructInfo) -> Any:
+        match v:
+            case GVar():
+                return self.values[v]
+            case TupleValue(parts):
+                return tuple(self.value(p, p.info) for p in parts)
+            case TupleItem(whole, index):
+                return self.value(whole, whole.info)[index]
+            case ShapeValue(dims):
+                return tuple(as_int(substitute(d, self.symbols)) for d in dims)
+            case Call(OperatorSpec() as op, args):
+                return self.operator(op, [self.value(a, a.info) for a in args], info)
+        raise TypeError(f"no case for {type(v).__name__}")
+
+    def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
+        entry, op = ENTRIES[op.name], op.substituted(self.symbols)
+        moved = NOMINAL < self.number < UNROUNDED
+        by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
+        plain = entry.rounding == "summed" and not entry.ulps
+        wide = [self.moved(a, by, plain) if moved and by else _wide(a) for a in args]
+        result = op.evaluate(wide)
+        if isinstance(result, tuple):
+            kinds = info.fields if isinstance(info, TupleInfo) else ()
+            return tuple(self.rounded(r, _dtype(k)) for r, k in zip(result, kinds)) if kinds else result
+        target = _dtype(info)
+        found = self.rounded(result, target)
+        if moved and is_floating(target):
+            found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
+        return self.poisoned(op, args, found) if moved else found
+
+    def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:
+        a = np.asarray(a)
+        if self.number == UNROUNDED and is_floating(dtype) and dtype.itemsize == 2 and is_floating(a.dtype):
+            return a.astype(np.float32).astype(np.float64)
+        return a.astype(dtype)
+
+    def moved(self, a: Any, ulps: float, sums: bool) -> Any:
+        """Move floats by up to some units, unless their sums alone are asked for, and exact: of multiples of 1/16."""
+        if not isinstance(a, np.ndarray) or not is_floating(a.dtype):
+            return a
+        wide = _wide(a)
+        steps = wide * 16
+        if sums and np.all(
+            np.isfinite(steps)
+            & (steps == np.rint(steps))
+            & (np.abs(steps) <= 1 << (6 if a.dtype.itemsize == 2 else 13))
+        ):
+            return wide
+        return self.jittered(wide, ulps * float(ml_dtypes.finfo(a.dtype).eps))
+
+    def jittered(self, a: Array, by: float) -> Array:
+        return a * (1 + by * self.rng.choice([-1.0, -0.5, 0.5, 1.0], a.shape))
+
+    def inexact(self, found: Array, result: Array, rounding: str, ulps: float) -> Array:
+        """Move what was rounded."""
+        if rounding == "exact":
+            return found
+        if rounding == "rounded":
+            hit = found.astype(np.float64) != result
+        else:
+            wide = _wide(found)
+            hit = wide * 16 != np.rint(wide * 16) if rounding == "summed" and ulps <= 1 else np.ones(found.shape, bool)
+        eps = float(ml_dtypes.finfo(found.dtype).eps)
+        return np.asarray(np.where(hit, self.jittered(_wide(found), ulps * eps).astype(found.dtype), found))
+
+    def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+        """Give another value in each run to elements that nobody can ask for."""
+        for known in self.known:
+            mask = known.where(op, args, found, self.target)
+            if mask is None or not np.any(mask):
+                continue
+            if found.dtype == bool:
+                other = np.full(found.shape, self.number % 2 == 0)
+            elif is_floating(found.dtype):
+                other = np.full(found.shape, math.nan if self.number % 2 else 1.0).astype(found.dtype)
+            else:
+                other = np.asarray(found * 0 + self.number % 2).astype(found.dtype)
+            found = np.where(mask, other, found)
+        return found
+
+
+def _dtype(info: StructInfo) -> np.dtype[Any]:
+    assert isinstance(info, TensorInfo) and info.dtype is not None
+    return info.dtype.numpy
+
+
+def _wide(a: Any) -> Any:
+    return a.astype(np.float64) if isinstance(a, np.ndarray) and is_floating(a.dtype) else a
