@@ -125,6 +125,8 @@ class Pad(OperatorSpec):
         sizes = [(as_int(a), as_int(b)) for a, b in zip(self.before, self.after)]
         if any(n is None for pair in sizes for n in pair):
             raise DeduceError(f"pad: wanted numbers to evaluate with, found {self.before} and {self.after}")
+        if not sizes:  # NumPy refuses to pad no axes
+            return arrays[0]
         mode: Any = self.mode
         more = {"constant_values": np.asarray(self.value).astype(arrays[0].dtype)} if mode == "constant" else {}
         return np.pad(arrays[0], sizes, mode, **more)  # type: ignore[arg-type]
