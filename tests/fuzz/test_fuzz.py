@@ -44,7 +44,7 @@ def test_operator_table_covers_registry() -> None:
 
 
 @pytest.mark.slow
-def test_every_entry_draws_programs_that_fit() -> None:
+def test_entries_drawn_at_random_fit() -> None:
     for name, entry in ENTRIES.items():
         fitting = 0
         for seed in range(60):
@@ -69,7 +69,7 @@ def test_judge_accepts_interpreter_and_finds_a_wrong_element(dtype: Any) -> None
     assert "1 of 7 wrong, at [3]" in wanted.judge((found,)).problems[0]
 
 
-def test_judge_skips_elements_that_rounding_decides() -> None:
+def test_judge_comparison_of_inexact_values_is_skipped() -> None:
     w = Grower(random.Random(0))
     x = w.fresh((w.symbols[0],), f32)
     w.step(Step(OPERATORS["less"](), (w.step(Step(Tanh(), (x,))), w.step(Step(Tanh(), (x,))))))
@@ -81,7 +81,7 @@ def test_judge_skips_elements_that_rounding_decides() -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
-def test_shrink_keeps_the_operator_that_fails(tmp_path: Path) -> None:
+def test_shrink_failing_chain_becomes_one_operator(tmp_path: Path) -> None:
     draft, args = chain(Exp(), MulScalar(0.1), Tanh(), MulScalar(3.0), Sum((1,)))
 
     def why(d: Draft, module: Any, given: Sequence[Any], outcome: Outcome) -> str:
@@ -98,7 +98,7 @@ def test_shrink_keeps_the_operator_that_fails(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
-def test_execute_tells_a_program_that_dies_from_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_execute_program_dying_in_a_batch_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     from tests.fuzz import execute as module
