@@ -312,10 +312,11 @@ def broadcast_index(tensor: Tensor, indices: Sequence[Var], out: Sequence[Expr])
     Dims of 1 are read at 0, including dims found to be 1 only at run time."""
     shape = tensor.buffer.shape
     aligned = list(zip(indices, out, strict=True))[len(indices) - len(shape) :]
-    return tensor[tuple(_broadcast_dim(i, o, d) for (i, o), d in zip(aligned, shape, strict=True))]
+    return tensor[tuple(broadcast_position(i, o, d) for (i, o), d in zip(aligned, shape, strict=True))]
 
 
-def _broadcast_dim(i: Var, out: Expr, dim: Expr) -> Expr:
+def broadcast_position(i: Expr, out: Expr, dim: Expr) -> Expr:
+    """Return the index into a dim for index `i` of a broadcast dim `out`: 0 where `dim` is 1, also only at run time."""
     if dim is out or simplify(dim - out) is const(0):
         return i
     return const(0) if dim is const(1) else minimum(i, dim - 1)

@@ -47,7 +47,15 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.indexing.movement import Reshape
-from relax_tune.ir.op.math.elementwise import Add, MaximumScalar, MulScalar, Tanh, broadcast_dims, broadcast_index
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    MaximumScalar,
+    MulScalar,
+    Tanh,
+    broadcast_dims,
+    broadcast_index,
+    broadcast_position,
+)
 from relax_tune.ir.op.math.logic import Equal, Where
 from relax_tune.ir.op.neural.decoder import CausalSoftmax
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -234,7 +242,7 @@ class Attention(OperatorSpec):
         def at(t: Tensor, place: Sequence[Expr], *last: Expr, key: bool = False) -> Expr:
             """Read an element at the heads of `place`, whose leading dims may be wider."""
             own, n = t.buffer.shape, len(lead)
-            before = [const(0) if d is const(1) else i for i, d in zip(place[:n], own)]
+            before = [const(0) if d is const(1) else broadcast_position(i, o, d) for i, o, d in zip(place, lead, own)]
             head = [floordiv(i, shared) if key else i for i in place[n:]]
             return t[(*before, *head, *last)]
 

@@ -24,7 +24,7 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
-from relax_tune.ir.op.math.elementwise import broadcast_dims
+from relax_tune.ir.op.math.elementwise import broadcast_dims, broadcast_position
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +90,4 @@ class Matmul(OperatorSpec):
 def _lead(batch: Sequence[Expr], dims: Sequence[Expr], out: Sequence[Expr]) -> tuple[Expr, ...]:
     """Return the batch indices of an operand with leading `dims` in a product with leading dims `out`."""
     aligned = list(zip(batch, out, strict=True))[len(batch) - len(dims) :]
-    one = const(1)
-    return tuple(const(0) if d is one and o is not one else i for (i, o), d in zip(aligned, dims, strict=True))
+    return tuple(broadcast_position(i, o, d) for (i, o), d in zip(aligned, dims, strict=True))
