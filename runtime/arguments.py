@@ -21,21 +21,34 @@ def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any])
     return arrays
 
 
-def check_values(program: Program, arrays: Sequence[NDArray[Any]]) -> None:
-    """Check that values used as indices lie inside the indexed arrays. Raises UserError naming parameter, value and place."""
+def check_values(program: Program, arrays: Sequence[NDArray[Any]], values: Sequence[int]) -> None:
+    """Check that values used as indices lie inside the indexed arrays. Raises UserError naming parameter, value and place.
+
+    values: value of each scalar slot"""
     for index, array in zip(program.inputs, arrays, strict=True):
-        spec = program.buffers[index]
-        fill = spec.fill
-        if fill.kind != "integers" or array.dtype.kind not in "iu" or not array.size:
-            continue
-        if array.min() >= fill.low and array.max() < fill.high:
-            continue
-        where = np.unravel_index(int(np.argmax((array < fill.low) | (array >= fill.high))), array.shape)
-        place = ", ".join(str(int(i)) for i in where)
-        raise UserError(
-            f"{program.name}: parameter {spec.name}: wanted values from {fill.low:.0f} to {fill.high - 1:.0f}, which the "
-            f"model uses as indices, found {array[where]} at [{place}]; are the inputs (token ids, say) made for this model?"
-        )
+        fill = program.buffers[index].fill
+        if fill.kind == "integers" and array.dtype.kind in "iu":
+            _check_range(program, index, array, int(fill.low), int(fill.high))
+    for found in program.ranges:
+        array = arrays[program.inputs.index(found.buffer)]
+        low, high = values[found.low], values[found.high]
+        if low < high:  # an empty dim is refused by a check of its own
+            _check_range(program, found.buffer, array, low, high, found.every, found.column)
+
+
+def _check_range(
+    program: Program, index: int, array: NDArray[Any], low: int, high: int, every: int = 1, column: int = 0
+) -> None:
+    used = array if every == 1 else array.reshape(-1)[column::every]
+    if not used.size or (used.min() >= low and used.max() < high):
+        return
+    at = int(np.argmax((used < low) | (used >= high))) * every + column
+    place = np.unravel_index(at, array.shape)
+    raise UserError(
+        f"{program.name}: parameter {program.buffers[index].name}: wanted values from {low} to {high - 1}, which the "
+        f"model uses as indices, found {array[place]} at [{', '.join(str(int(i)) for i in place)}]; are the inputs (token "
+        "ids, say) made for this model?"
+    )
 
 
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:

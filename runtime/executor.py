@@ -281,7 +281,7 @@ class Executor:
         """
         arrays = check_arguments(self.program, inputs)
         key, values = self._match(arrays, symbols)
-        check_values(self.program, arrays)
+        check_values(self.program, arrays, values)
         bound = self._bind(key, values)
         if self.record is not None:
             self.record(key)

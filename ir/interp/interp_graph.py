@@ -16,7 +16,7 @@ from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core.dtype import DType, bool_, dtype
-from relax_tune.ir.core.expr import Expr, as_int, const, free_vars
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
@@ -29,6 +29,7 @@ from relax_tune.ir.core.struct_info import (
     info_dims,
 )
 from relax_tune.ir.deduce.deduce import infer_value, signature
+from relax_tune.ir.deduce.index_ranges import IndexTrace
 from relax_tune.ir.deduce.relations import differences, is_base, solve
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_expr import Env, Fault, Tape
@@ -85,12 +86,16 @@ def _graph(module: IRModule, name: str) -> g.Function:
 
 
 class _Run:
-    def __init__(self, module: IRModule, f: g.Function, given: _Outside, depth: int = 0) -> None:
+    def __init__(
+        self, module: IRModule, f: g.Function, given: _Outside, depth: int = 0, inner: Sequence[bool] = ()
+    ) -> None:
         self.module = module
         self.f = f
         self.given = given
         self.depth = depth
         self.symbols: Env = {}
+        self.made: dict[g.GVar, g.Value] = {}
+        self.outside = {p: n for n, p in enumerate(f.params) if not (n < len(inner) and inner[n])}
         self.values: dict[g.GVar, Result] = {}
         self.deduction = env_of(module.bounds)
 
@@ -198,6 +203,7 @@ class _Run:
 
     def binding(self, b: g.AnyBinding) -> Result:
         value = self.value(b.value, b)
+        self.made[b.var] = b.value
         if isinstance(b, g.MatchCast):
             name = b.subject
             try:
@@ -270,7 +276,9 @@ class _Run:
                 f"{self.f.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call of {target.name}"
             )
         try:
-            return _Run(self.module, _graph(self.module, target.name), self.given, self.depth + 1).run(args)
+            trace = self.trace()
+            inner = [trace.solve(a, const(0), const(1), 1, 0) is None for a in v.args]
+            return _Run(self.module, _graph(self.module, target.name), self.given, self.depth + 1, inner).run(args)
         except UserError as e:
             where = f"\n{excerpt(self.f, at)}" if self.depth < 3 else ""
             raise UserError(f"{e}{where}") from None
@@ -288,10 +296,35 @@ class _Run:
         self.undecided(call, at)
         op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
-            op.infer([actual_info(a) for a in args], Deduction())  # what annotations left open, by the values
+            infos = [actual_info(a) for a in args]
+            op.infer(infos, Deduction())  # what annotations left open, by the values
+            self.check_indices(call, infos)
             return op.evaluate(args)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
+
+    def trace(self) -> IndexTrace:
+        symbols: dict[Var, Expr] = {s: const(n) for s, n in self.symbols.items()}
+        return IndexTrace(self.outside, self.made, self.module.constants, symbols)
+
+    def check_indices(self, call: g.Call, infos: Sequence[StructInfo]) -> None:
+        """Refuse parameters that an operator uses as indices outside their dims. Raises DeduceError naming the first."""
+        if not isinstance(call.op, OperatorSpec) or not call.op.indexed(
+            [i for i in infos if isinstance(i, TensorInfo)]
+        ):
+            return
+        for r in self.trace().ranges(call, infos):
+            p = self.f.params[r.position]
+            array, low, high = self.values[p], self.number(r.low), self.number(r.high)
+            used = array.reshape(-1)[r.column :: r.every]
+            wrong = (used < low) | (used >= high)
+            if low < high and wrong.any():
+                place = np.unravel_index(int(np.argmax(wrong)) * r.every + r.column, array.shape)
+                at = ", ".join(str(int(i)) for i in place)
+                raise DeduceError(
+                    f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "
+                    f"found {array[place]} at [{at}]"
+                )
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
         """Check with the symbols' values the conditions that deduction leaves to run time. Raises UserError, VerifyError."""

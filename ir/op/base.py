@@ -102,6 +102,21 @@ class Deduction:
             self.checks.append(check)
 
 
+@dataclass(frozen=True, slots=True)
+class IndexUse:
+    """Elements of an argument that an operator uses as indices.
+
+    position: position of the argument
+    size: size of the indexed dim
+    every, column: of the flattened elements those at `column`, `column + every` ...; 1 and 0: all
+    """
+
+    position: int
+    size: Expr
+    every: int = 1
+    column: int = 0
+
+
 class Decomposer(Protocol):
     """Emitter of the simpler operators of a decomposition."""
 
@@ -162,6 +177,10 @@ class OperatorSpec(Operator):
 
         Sums and transcendental functions run in float64. The result has the declared dtype, or float64 when a float argument came
         as float64."""
+
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        """Return the arguments used as indices, for arguments of known dims."""
+        return ()
 
     def reads(self, position: int) -> Halves:
         """Return `halves` of one argument."""

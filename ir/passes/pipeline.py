@@ -15,6 +15,7 @@ from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function
 from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
+from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
@@ -100,6 +101,7 @@ class LoweredModule:
     host_functions: the functions with control flow, which call the outlined subgraphs.
     entries: the functions that a built model offers by name.
     seconds: the time of each pass.
+    ranges: of each straight-line function, what parameters used as indices may hold.
     """
 
     module: IRModule
@@ -108,6 +110,7 @@ class LoweredModule:
     host_functions: tuple[str, ...]
     entries: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...] = ()
+    ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
 
     @property
     def functions(self) -> Mapping[str, Function]:
@@ -249,8 +252,10 @@ def lower(
         inlined, checks, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
     inlined = _bounded(inlined)
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
+    straight = {n: f for n, f in inlined.graphs.items() if n not in hosts}
+    ranges = {n: index_ranges(f, inlined.constants) for n, f in straight.items()}
     done = manager.run(inlined, with_rules(passes, rules))
-    return LoweredModule(done, checks, tuple(manager.stages), hosts, offered, tuple(manager.seconds))
+    return LoweredModule(done, checks, tuple(manager.stages), hosts, offered, tuple(manager.seconds), ranges)
 
 
 def _graph(module: IRModule, name: str) -> Function:

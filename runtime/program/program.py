@@ -71,6 +71,19 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
+class InputRange:
+    """Elements of an input that are used as indices: a call with one outside [low, high) is refused.
+
+    buffer: its index; low, high: slots; of the flattened elements those at `column`, `column + every` ... are meant."""
+
+    buffer: int
+    low: int
+    high: int
+    every: int = 1
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BufferSpec:
     """A row-major array. `shape` holds one scalar slot per dimension (none: a 0-d array).
 
@@ -157,6 +170,7 @@ class Program:
     outputs: tuple[int, ...]
     name: str = "main"
     schema: int = SCHEMA
+    ranges: tuple[InputRange, ...] = ()
 
     def to_json(self) -> str:
         """Canonical JSON text: the same program gives the same bytes."""
@@ -348,6 +362,13 @@ def _verify_boundary(program: Program) -> None:
                 raise wrong(
                     f"{side}[{position}]", f"a buffer of role {' or '.join(roles)}", program.buffers[index].role
                 )
+    slots = len(program.scalars) // scalar_list.WIDTH
+    for position, found in enumerate(program.ranges):
+        where = f"ranges[{position}]"
+        if found.buffer not in program.inputs:
+            raise wrong(f"{where}.buffer", "an input", found.buffer)
+        check_indices((found.low, found.high), slots, f"{where}.low", "scalar slot")
+        check_index(found.column, found.every, f"{where}.column", "column")
     if len(set(program.inputs)) != len(program.inputs):
         raise wrong("inputs", "each buffer once", program.inputs)
     listed = set(program.inputs)

@@ -32,13 +32,13 @@ from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.program.plan import Entry, choice_slot
-from relax_tune.runtime.program.program import CallSite, CallVariant, Check, LaunchStep, Program
+from relax_tune.runtime.program.program import CallSite, CallVariant, Check, InputRange, LaunchStep, Program
 from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
 from relax_tune.tuner.program.program_builder import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.task.extract import site_symbols
-from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill
+from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill, static_range
 from relax_tune.tuner.task.task import Choices
 
 
@@ -125,21 +125,26 @@ class GraphEmitter:
 
     def run(self) -> Program:
         main, b = self.main, self.builder
-        own = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
+        known = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
         for bound in self.lowered.module.bounds:
-            if bound.var not in own:
+            if bound.var not in known:
                 continue  # of another function
             self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
         inputs = []
         ranges = self._index_ranges()
-        for p in main.params:
+        for position, p in enumerate(main.params):
             if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
                 continue
-            fill = range_fill(ranges.get(p))
+            own = [r for r in self.lowered.ranges.get(main.name, ()) if r.position == position]
+            fill = range_fill(static_range(own) if own else ranges.get(p))
+            own = [] if fill.kind == "integers" else own
             self.arrays[p, 0] = b.buffer(
                 p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill
             )
             inputs.append(self.arrays[p, 0])
+            for r in own:
+                low, high = (b.slot(e, self.symbols) for e in (r.low, r.high))
+                b.ranges.append(InputRange(self.arrays[p, 0], low, high, r.every, r.column))
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
         outputs = [self._output(value, name) for value, name in results(main.ret)]
         for binding in main.bindings:

@@ -26,6 +26,7 @@ from relax_tune.runtime.program.program import (
     CallVariant,
     Check,
     Fill,
+    InputRange,
     KernelSource,
     LaunchStep,
     Program,
@@ -103,6 +104,7 @@ class ProgramBuilder:
     packings: list[PackingStep | None] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     calls: list[CallSite] = field(default_factory=list)
+    ranges: list[InputRange] = field(default_factory=list)
     _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
@@ -308,6 +310,7 @@ class ProgramBuilder:
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             name=self.name,
+            ranges=tuple(self.ranges),
         )
 
 

@@ -1,4 +1,6 @@
-"""The permitted values of an input that is used as an index: inside the indexed dims.
+"""The permitted values of an input that a tensor function of the model itself uses as an index: inside the indexed dims.
+
+Operators are traced before lowering (`ir/deduce/index_ranges`).
 
 Compiled loops read the nearest element for an index outside (`ir/op/indexing/indices`), which is safe but wrong for the user. So a
 built model states the range of each such input, and the runtime refuses a call with other values.
@@ -6,13 +8,15 @@ built model states the range of each such input, and the runtime refuses a call 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Load, as_int, loads
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.deduce.index_ranges import IndexRange
 from relax_tune.runtime.program.program import Fill
 
 Range = tuple[int, int]  # [low, high)
@@ -42,6 +46,13 @@ def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | Non
 def meet(a: Range, b: Range) -> Range:
     """The values in both ranges."""
     return max(a[0], b[0]), min(a[1], b[1])
+
+
+def static_range(found: Sequence[IndexRange]) -> Range | None:
+    """The values in all ranges; None where a size is a symbol, or a range is that of a column."""
+    limits = [(as_int(r.low), as_int(r.high)) for r in found]
+    known = [(low, high) for low, high in limits if low is not None and high is not None]
+    return reduce(meet, known) if len(known) == len(found) and all(r.every == 1 for r in found) else None
 
 
 def range_fill(allowed: Range | None) -> Fill:

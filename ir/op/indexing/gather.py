@@ -15,8 +15,18 @@ from relax_tune.ir.core.expr import Expr, as_int, le
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec, axis_index, dtype_of, is_const, shape_of
-from relax_tune.ir.op.indexing.indices import inside, refuse_outside, require_elements
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    Halves,
+    IndexUse,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    is_const,
+    shape_of,
+)
+from relax_tune.ir.op.indexing.indices import columns, inside, nearest, require_elements
 
 
 def _check_indices(name: str, indices: TensorInfo) -> None:
@@ -67,11 +77,12 @@ class GatherND(OperatorSpec):
         )
         return b.finish()
 
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        return columns(1, infos)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
-        for k, size in enumerate(x.shape[: indices.shape[-1]]):
-            refuse_outside(self.name, indices[..., k], size)
-        return np.asarray(x[tuple(np.moveaxis(indices, -1, 0))])
+        return np.asarray(x[tuple(nearest(indices[..., k], x.shape[k]) for k in range(indices.shape[-1]))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +131,12 @@ class GatherElements(OperatorSpec):
         b.compute(y, lambda *i: x[(*i[:axis], inside(indices[i], dims[axis]), *i[axis + 1 :])], "gather_elements")
         return b.finish()
 
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        return (IndexUse(1, shape_of(infos[0])[self.axis]),)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
         axis = self.axis % x.ndim
-        refuse_outside(self.name, indices, x.shape[axis])
         where: list[Array] = list(np.indices(indices.shape, sparse=True))
-        where[axis] = indices
+        where[axis] = nearest(indices, x.shape[axis])
         return np.asarray(x[tuple(where)])

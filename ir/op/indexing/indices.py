@@ -1,18 +1,21 @@
 """Bounds of indices that come from data.
 
-NumPy semantics refuse an index outside its dim, and a built model checks inputs that it uses as indices. Compiled loops cannot
-report errors: they clamp the index to the nearest element, so that no memory outside the array is accessed.
+An index from outside its dim is an error where it is a parameter of the call (`ir/deduce/index_ranges`). An index that is computed
+has a defined result: gathers take the nearest element, and scatters drop the update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, cast, eq, lt, maximum, minimum, or_, sub
-from relax_tune.ir.op.base import Array, Deduction, product
+from relax_tune.ir.core.expr import Expr, as_int, cast, eq, lt, maximum, minimum, or_, sub
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.base import Array, Deduction, IndexUse, product, shape_of
 
 
 def inside(index: Expr, size: Expr) -> Expr:
@@ -32,8 +35,12 @@ def require_elements(name: str, ctx: Deduction, size: Expr, result: Sequence[Exp
         ctx.require(cond, f"{name}: wanted a dim of at least 1 to take elements from, found {{0}}", size)
 
 
-def refuse_outside(name: str, indices: Array, size: int) -> None:
-    """Refuse indices outside [0, size). Raises DeduceError naming the first."""
-    wrong = (indices < 0) | (indices >= size)
-    if wrong.any():
-        raise DeduceError(f"{name}: wanted indices in [0, {size}), found {indices[wrong].flat[0]}")
+def nearest(indices: Array, size: int) -> Array:
+    """Clamp indices into [0, size), as `inside` does in loops."""
+    return np.clip(indices.astype(np.int64, copy=False), 0, max(size - 1, 0))
+
+
+def columns(position: int, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+    """Return the use of the last dim of an argument as indices into the leading dims of argument 0."""
+    depth = as_int(shape_of(infos[position])[-1]) or 0
+    return tuple(IndexUse(position, shape_of(infos[0])[k], depth, k) for k in range(depth))

@@ -19,6 +19,7 @@ from relax_tune.ir.op.base import (
     Array,
     Deduction,
     Halves,
+    IndexUse,
     OperatorSpec,
     axis_index,
     dtype_of,
@@ -26,7 +27,7 @@ from relax_tune.ir.op.base import (
     product,
     shape_of,
 )
-from relax_tune.ir.op.indexing.indices import inside, refuse_outside, require_elements
+from relax_tune.ir.op.indexing.indices import inside, nearest, require_elements
 from relax_tune.ir.op.math.elementwise import broadcast_index
 
 
@@ -75,9 +76,11 @@ class Take(OperatorSpec):
         b.compute(y, lambda *i: table[(inside(indices[i[:n]], rows[0]), *i[n:])], "take")
         return b.finish()
 
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        return (IndexUse(1, shape_of(infos[0])[0]),)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        refuse_outside(self.name, arrays[1], arrays[0].shape[0])
-        return np.asarray(np.take(arrays[0], arrays[1], axis=0))
+        return np.asarray(np.take(arrays[0], nearest(arrays[1], arrays[0].shape[0]), axis=0))
 
 
 @dataclass(frozen=True, slots=True)

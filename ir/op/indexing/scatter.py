@@ -15,7 +15,8 @@ from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.base import Array, Deduction, IndexUse, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.indexing.indices import columns
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, Sum
 from relax_tune.ir.op.reduction.scan import Prod
 
@@ -34,6 +35,8 @@ class Scatter(OperatorSpec):
     """Scatter of updates into `x`.
 
     The work grows with the number of elements times the number of updates searched for each.
+
+    An update at a computed index outside its dim is dropped.
 
     mode: `replace` (the last of several updates counts), or the reduction that combines an element with all its updates
     """
@@ -134,9 +137,13 @@ class ScatterND(Scatter):
 
         return indices.buffer.shape[0], meant
 
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        return columns(1, infos)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices, updates = arrays
-        return self.written(x, tuple(indices.T), updates)
+        inside = ((indices >= 0) & (indices < np.array(x.shape[: indices.shape[1]]))).all(axis=1)
+        return self.written(x, tuple(indices[inside].T), updates[inside])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +177,12 @@ class ScatterElements(Scatter):
 
         return indices.buffer.shape[axis], meant
 
+    def indexed(self, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
+        return (IndexUse(1, shape_of(infos[0])[self.axis]),)
+
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices, updates = arrays
         where: list[Array] = list(np.indices(indices.shape, sparse=True))
         where[self.axis % x.ndim] = indices
-        return self.written(x, tuple(np.broadcast_arrays(*where)), updates)
+        inside = (indices >= 0) & (indices < x.shape[self.axis])
+        return self.written(x, tuple(w[inside] for w in np.broadcast_arrays(*where)), updates[inside])

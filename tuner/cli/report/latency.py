@@ -62,7 +62,8 @@ def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> 
         if is_floating(dtype):
             arrays.append(generator.standard_normal(shapes[index]).astype(dtype))
         else:
-            one = min(max(1, fill.low), fill.high - 1) if fill.kind == "integers" else 1
+            plain = 0 if any(r.buffer == index for r in program.ranges) else 1
+            one = min(max(1, fill.low), fill.high - 1) if fill.kind == "integers" else plain
             arrays.append(np.full(shapes[index], one, dtype))
     return tuple(arrays)
 

@@ -1,0 +1,154 @@
+"""Ranges of values from outside that operators use as indices, traced through the graph before it is lowered.
+
+An index from outside is a parameter of a function, also under casts, views, and the counting of negative indices from the end.
+One outside its dim is an error of the call. Any other index is computed: gathers clamp it, and scatters drop its update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, sub, substitute
+from relax_tune.ir.core.graph import Binding, Call, Constant, Function, GVar, Value
+from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, tensor_dims
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.create import Scalars
+from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Permute, Slice
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast
+from relax_tune.ir.op.math.logic import Less, Where
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRange:
+    """The permitted values of elements of a parameter: in [low, high).
+
+    position: position of the parameter
+    every, column: of the flattened elements those at `column`, `column + every` ...; 1 and 0: all
+    """
+
+    position: int
+    low: Expr
+    high: Expr
+    every: int = 1
+    column: int = 0
+
+
+def index_ranges(f: Function, constants: Mapping[str, NDArray[Any]]) -> tuple[IndexRange, ...]:
+    """Return the ranges of the parameters that operators of a straight-line function use as indices."""
+    params = {p: position for position, p in enumerate(f.params)}
+    trace = IndexTrace(params, {b.var: b.value for b in f.bindings if isinstance(b, Binding)}, constants)
+    found = (
+        r
+        for b in f.bindings
+        if isinstance(b.value, Call)
+        for r in trace.ranges(b.value, [a.info for a in b.value.args])
+    )
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTrace:
+    """The definitions that an index is traced through.
+
+    params: positions of the parameters that come from outside
+    made: values of variables
+    constants: arrays of the module
+    symbols: known symbols
+    """
+
+    params: Mapping[GVar, int]
+    made: Mapping[GVar, Value]
+    constants: Mapping[str, NDArray[Any]]
+    symbols: Mapping[Var, Expr] = field(default_factory=dict)
+
+    def ranges(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexRange]:
+        """Iterate over the ranges of parameters that an operator uses as indices. infos: annotations of its arguments."""
+        tensors = [i for i in infos if isinstance(i, TensorInfo) and i.shape is not None]
+        if isinstance(call.op, OperatorSpec) and len(tensors) == len(infos):
+            for used in call.op.indexed(tensors):
+                found = self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
+                if found is not None:
+                    yield found
+
+    def solve(self, v: Value, low: Expr, high: Expr, every: int, column: int) -> IndexRange | None:
+        """Return the range of the parameter that `v` is made of; None for a computed value."""
+        while True:
+            if isinstance(v, GVar) and v in self.params:
+                return IndexRange(self.params[v], low, high, every, column)
+            call = self.call(v)
+            if call is None or isinstance(call, GVar):
+                return None
+            op = call.op
+            if (isinstance(op, Cast) and _is_int(call.args[0])) or isinstance(op, VIEWS):
+                v = call.args[0]
+            elif isinstance(op, (Permute, BroadcastTo, Slice)):
+                inner = tensor_dims(call.args[0].info)
+                if isinstance(op, Slice) and every == 1 and op.axis in (-1, len(inner) - 1) and op.step == 1:
+                    width, begin, end = (as_int(e) for e in (inner[-1], op.begin, op.end))
+                    if (
+                        width is not None
+                        and begin is not None
+                        and end is not None
+                        and end - begin == 1
+                        and begin < width
+                    ):
+                        every, column = width, begin
+                elif every > 1:
+                    every, column = 1, 0
+                v = call.args[0]
+            elif isinstance(op, AddScalar):
+                step: Expr | None = const(int(op.value))
+                v, low, high = call.args[0], simplify(sub(low, step)), simplify(sub(high, step))  # type: ignore[arg-type]
+            elif isinstance(op, Where):
+                plain, step = self.from_the_end(call, every, column)
+                # an index below 0 counts from the end only where it cannot fall out at the other side
+                if plain is None or step is None or as_int(low) != 0 or (as_int(simplify(sub(high, step))) or 0) < 0:
+                    return None
+                v, low = plain, simplify(sub(low, step))
+            else:
+                return None
+
+    def call(self, v: Value) -> Call | None:
+        while isinstance(v, GVar) and v in self.made:
+            v = self.made[v]
+        return v if isinstance(v, Call) else None
+
+    def from_the_end(self, where: Call, every: int, column: int) -> tuple[Value | None, Expr | None]:
+        """Return `x` and `step` of `where(x < 0, x + step, x)`."""
+        cond, moved, plain = where.args
+        less, sum_ = self.call(cond), self.call(moved)
+        if less is None or sum_ is None or not isinstance(less.op, Less):
+            return None, None
+        if less.args[0] is not plain or sum_.args[0] is not plain or self.number(less.args[1], 1, 0) is not const(0):
+            return None, None
+        if isinstance(sum_.op, AddScalar):
+            return plain, const(int(sum_.op.value))
+        return plain, self.number(sum_.args[1], every, column) if isinstance(sum_.op, Add) else None
+
+    def number(self, v: Value, every: int, column: int) -> Expr | None:
+        """Return the value of a constant or of `Scalars`, or what they have at a column."""
+        if isinstance(v, Constant):
+            array = np.asarray(self.constants[v.name])
+            if array.dtype.kind not in "iu" or not array.size:
+                return None
+            flat = array.reshape(-1)
+            if every > 1 and flat.size == every:
+                return const(int(flat[column]))
+            return const(int(flat[0])) if (flat == flat[0]).all() else None
+        call = self.call(v)
+        if call is None:
+            return self.number(self.made[v], every, column) if isinstance(v, GVar) and v in self.made else None
+        if isinstance(call.op, Scalars):
+            values = [substitute(e, self.symbols) for e in call.op.values]
+            return values[0] if len(values) == 1 else values[column] if len(values) == every else None
+        return self.number(call.args[0], every, column) if isinstance(call.op, (Cast, *VIEWS, BroadcastTo)) else None
+
+
+def _is_int(v: Value) -> bool:
+    return isinstance(v.info, TensorInfo) and v.info.dtype is not None and v.info.dtype.is_int
