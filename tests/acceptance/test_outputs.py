@@ -170,6 +170,14 @@ def test_uneven_pieces(device: Device, size: int) -> None:
     agree(module, device, [ones(size, 4)])
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_split_into_one_piece_gives_a_tuple(device: Device, whole: bool) -> None:
+    g = GraphBuilder()
+    pieces = g.call(Split(1, 1), g.call(Exp(), g.input("x", (g.symbol("n"), 4))))
+    module = checked(g.finish(pieces if whole else g.call(Relu(), g.item(pieces, 0))))
+    agree(module, device, *([ones(size, 4)] for size in (0, 3)))
+
+
 def test_outputs_sharing_nothing_are_separated() -> None:
     """Three outputs, two of which come of one value; a scalar that only one of them needs."""
     n, m = Var("n"), Var("m")

@@ -182,6 +182,9 @@ class _Run:
         found = self.rounded(result, target)
         if moved and is_floating(target):
             found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
+            if entry.beside:
+                by = entry.beside * float(ml_dtypes.finfo(target).eps) * np.where(np.isfinite(wide[0]), wide[0], 0)
+                found = np.asarray(_wide(found) + by * self.rng.choice([-1.0, 0.0, 1.0], found.shape)).astype(target)
         return self.poisoned(op, args, found) if moved else found
 
     def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:

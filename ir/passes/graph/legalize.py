@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, CallTIR, Constant, TupleValue
 from relax_tune.ir.core.graph_walk import operator_of
-from relax_tune.ir.core.struct_info import info_parts
+from relax_tune.ir.core.struct_info import TupleInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of, shape_of
@@ -63,6 +63,9 @@ class Legalize:
             lifted = lift_symbols(op.legalize(op.name, given, consts, ctx), out.env)
             name = table.add(lifted.func)
             call = CallTIR(name, tuple(map(out.value, value.operands)), tuple(found), lifted.scalars)
+            if isinstance(info, TupleInfo) and len(found) == 1:  # a call with one output gives no tuple
+                out.bindings.append(Binding(binding.var, TupleValue((out.bind(call, call.info, op.name),))))
+                return
             out.bindings.append(Binding(binding.var, call))
 
         return map_graphs(module, lambda f, t: rewrite_function(f, lambda out, b: visit(out, b, t), env))
