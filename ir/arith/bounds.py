@@ -7,12 +7,13 @@ from typing import Protocol
 
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core import intervals
-from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.dtype import DType, i64
 from relax_tune.ir.core.expr import (
     Const,
     Expr,
     ExprLike,
     Load,
+    Op,
     Tunable,
     Var,
     as_int,
@@ -157,6 +158,69 @@ def dtype_interval(dtype: DType) -> Interval:
     return {"u8": (0, 255), "i8": (-128, 127), "bool": (0, 1)}.get(dtype.short, UNBOUNDED)
 
 
+# How near the ends of int64 a value may be: the least, the greatest; or up to 32 bits of data, or such times a size.
+_LEAST, _GREATEST, _DATA, _PRODUCT = 1, 2, 4, 8
+_ENDS = _LEAST | _GREATEST
+_WRAPPING = frozenset({"add", "sub", "mul", "abs", "floordiv"})
+_INT32 = (-(1 << 31), (1 << 31) - 1)
+
+
+def wraps(e: Expr) -> bool:
+    """Tell whether a sum, product, `abs` or quotient by -1 may leave its type; the algebra does not look into such.
+
+    Variables and sizes never do by contract, nor what is made of them in int64. Elements of tensors may."""
+    if e.op not in _WRAPPING or (e.op == "floordiv" and as_int(e.args[1]) != -1):
+        return False
+    if e.dtype is not i64:
+        return e.dtype.is_int
+    if e.op in ("abs", "floordiv"):
+        return bool(reach(e.args[0]) & _LEAST)
+    return _overflows(e.op, reach(e.args[0]), reach(e.args[1]))
+
+
+def _overflows(op: str, a: int, b: int) -> bool:
+    return bool((a | b) & _ENDS) or (op == "mul" and (bool(a and b) or bool((a | b) & _PRODUCT)))
+
+
+def reach(e: Expr) -> int:
+    """Return how near the ends of int64 an integer expression may be."""
+    if not isinstance(e, Op):
+        return _reach_of_leaf(e)
+    if e.reach < 0:
+        for n in postorder((e,)):
+            if isinstance(n, Op) and n.reach < 0:
+                n.reach = _reach_of(n)
+    return e.reach
+
+
+def _reach_of_leaf(n: Expr) -> int:
+    if isinstance(n, Const):
+        size = abs(n.value)
+        return 0 if size < 1 << 31 else _DATA if size < 1 << 62 else _ENDS
+    return 0 if not isinstance(n, Load) else _ENDS if n.dtype is i64 else _DATA
+
+
+def _reach_of(n: Op) -> int:
+    if n.dtype is not i64:
+        return _DATA
+    args = [reach(a) for a in n.args]
+    if n.op == "cast":
+        return _ENDS if n.args[0].dtype.is_float else args[0]
+    if n.op == "floormod":
+        return args[1]
+    if n.op in ("min", "max"):
+        both = _GREATEST if n.op == "min" else _LEAST
+        return (args[0] | args[1]) & ~both | (args[0] & args[1] & both)
+    if n.op == "select":
+        return args[1] | args[2]
+    whole = 0
+    for r in args:
+        whole |= r
+    if n.op not in ("add", "sub", "mul"):
+        return whole
+    return _ENDS if _overflows(n.op, args[0], args[1]) else whole | _PRODUCT if n.op == "mul" and whole else whole
+
+
 def interval(e: ExprLike, env: Env) -> Interval:
     """Return a constant interval that holds all values of the integer expression `e`."""
     e = expr(e)
@@ -181,6 +245,10 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
     found = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
     if n.op == "cast" and n.args[0].dtype.is_int:
         found = done[n.args[0]]
+        if n.dtype.bytes < n.args[0].dtype.bytes and not within(found, _INT32):
+            found = UNBOUNDED
+    if wraps(n) and (n.dtype is i64 or not within(found, _INT32)):
+        found = UNBOUNDED
     room = dtype_interval(n.dtype)
     if room is not UNBOUNDED and not within(found, room):  # a narrow type wraps around
         return room
@@ -207,7 +275,7 @@ def _narrow(e: Expr, found: Interval, env: Env) -> None:
         if isinstance(e, Var):
             env.limit(e, found)
             return
-        if len(e.args) != 2 or e.dtype.short not in ("i32", "i64"):
+        if len(e.args) != 2 or e.dtype is not i64 or wraps(e):
             return
         a, b = e.args
         ia, ib = interval(a, env), interval(b, env)

@@ -14,10 +14,10 @@ from typing import Literal
 
 from relax_tune.ir.arith import poly as P
 from relax_tune.ir.arith.atoms import AtomBound, Atoms, Kind
-from relax_tune.ir.arith.bounds import dtype_interval
+from relax_tune.ir.arith.bounds import dtype_interval, wraps
 from relax_tune.ir.arith.poly import Mono, Poly
 from relax_tune.ir.arith.proof import Proof
-from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.dtype import DType, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars
 from relax_tune.ir.core.intervals import UNBOUNDED
 from relax_tune.ir.core.scalar_ops import ALGEBRA
@@ -304,8 +304,8 @@ def _contains(m: Mono, d: Mono) -> bool:
 
 
 def algebraic(n: Expr) -> bool:
-    """Tell whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by contract."""
-    return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
+    """Tell whether the normal form understands an operation: 64-bit integers that do not overflow by contract."""
+    return n.op in ALGEBRA and n.dtype is i64 and all(a.dtype is i64 for a in n.args) and not wraps(n)
 
 
 def wide(dtype: DType) -> bool:

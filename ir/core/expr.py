@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
-from relax_tune.ir.core.scalar_ops import MATH, OPS, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import MATH, OPS, SCALAR_OPS, converted, wrapped
 
 if TYPE_CHECKING:
     from relax_tune.ir.core.buffer import Buffer
@@ -118,11 +118,12 @@ class Tunable(Var):
 
 
 class Op(Expr):
-    """An operation on scalars; `op` is a name in `scalar_ops`."""
+    """An operation on scalars. op: a name in `scalar_ops`; reach: kept for `arith.bounds.reach`, -1 before it is asked."""
 
-    __slots__ = ("args", "op")
+    __slots__ = ("args", "op", "reach")
     op: str
     args: tuple[Expr, ...]
+    reach: int
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -147,10 +148,11 @@ _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
 
 
 def const(value: Number, dtype: DType | None = None) -> Const:
-    """Return the literal `value`; by default int64 for integers and float32 for floats."""
+    """Return the literal `value`, wrapped below 64 bits; by default int64 for integers and float32 for floats."""
     if dtype is None:
         dtype = bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
     value = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
+    value = wrapped(int(value), dtype) if dtype.is_int and dtype is not i64 else value
     key = (dtype, repr(value))
     node = _consts.get(key)
     if node is None:
@@ -168,7 +170,7 @@ def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
         if name not in OPS:
             raise ValueError(f"wanted a scalar operation, one of {sorted(OPS)}; found {name!r}")
         node = Op.__new__(Op)
-        node.op, node.args, node.dtype = name, args, dtype
+        node.op, node.args, node.dtype, node.reach = name, args, dtype, -1
         _ops[key] = node
     return node
 
@@ -199,10 +201,11 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 
 
 def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
-    """Return both operands, and the literal that `fold` makes of two literals; a division by 0 is none."""
+    """Return both operands, and the literal of two; a division by 0 is none, nor is an int64 that overflows: it may be a size."""
     (x, y), literal = _pair(a, b), None
     if isinstance(x, Const) and isinstance(y, Const) and (y.value or fold not in (operator.floordiv, operator.mod)):
-        literal = const(fold(x.value, y.value), x.dtype)
+        value = fold(x.value, y.value)
+        literal = const(value, x.dtype) if x.dtype is not i64 or wrapped(value, i64) == value else None
     return x, y, literal
 
 
@@ -221,11 +224,8 @@ def add(a: ExprLike, b: ExprLike) -> Expr:
     x, y, literal = _folded(operator.add, a, b)
     if literal is not None:
         return literal
-    if x.dtype.is_int:
-        if _literal(x, 0):
-            return y
-        if _literal(y, 0):
-            return x
+    if x.dtype.is_int and (_literal(x, 0) or _literal(y, 0)):
+        return y if _literal(x, 0) else x
     return op("add", (x, y), x.dtype)
 
 
@@ -376,9 +376,9 @@ def select(cond: Expr, a: ExprLike, b: ExprLike) -> Expr:
 
 
 def cast(a: Expr, dtype: DType) -> Expr:
-    if a.dtype is dtype:
-        return a
-    return op("cast", (a,), dtype) if a.value is None else const(a.value, dtype)
+    if a.dtype is dtype or a.value is None:
+        return a if a.dtype is dtype else op("cast", (a,), dtype)
+    return const(a.value if dtype.is_float else converted(a.value, dtype).item(), dtype)
 
 
 def call(name: str, *args: Expr) -> Expr:

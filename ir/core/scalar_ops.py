@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from relax_tune.ir.core import intervals
+from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.intervals import Interval
 
 # arithmetic: of numbers of any type; integer, float: of those alone; function: of floats (abs: of any number)
@@ -97,6 +98,30 @@ def _rsqrt(x: Any) -> Any:
 
 def _not(a: Any) -> Any:
     return a ^ True
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """Return an integer modulo two to the power of the type's bits (two's complement)."""
+    half = 1 << (8 * dtype.bytes - 1)
+    if dtype.short[0] == "u":
+        return value & (2 * half - 1)
+    return value if -half <= value < half else ((value + half) & (2 * half - 1)) - half
+
+
+def converted(value: Any, dtype: DType) -> Any:
+    """Convert a number or an array to a type: the meaning of `cast`, in docs/design/meaning.md.
+
+    Floats become integers through int32, or int64 for that type: what these cannot hold is their smallest number."""
+    a, target = np.asarray(value), dtype.numpy
+    if dtype.is_int and is_floating(a.dtype):
+        wide = np.dtype(np.int64 if dtype.bytes == 8 else np.int32)
+        with np.errstate(all="ignore"):
+            whole, edge = np.trunc(a.astype(np.float64)), 2.0 ** (8 * wide.itemsize - 1)
+            a = np.where((whole >= -edge) & (whole < edge), whole, -edge).astype(wide)
+    elif dtype.short == "bool":
+        return (a != 0)[()]
+    with np.errstate(all="ignore"):
+        return a.astype(target)[()]
 
 
 def _function(name: str, evaluate: Callable[..., Any], arity: int = 1, **fields: Any) -> ScalarOp:

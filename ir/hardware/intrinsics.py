@@ -355,9 +355,9 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
         _DOT4,
         frozenset({"A", "B", "C"}),
         "  for (int i = 0; i < 16; i++) {\n"
-        "    int sum = c[i];\n"
+        "    unsigned sum = c[i];\n"  # which wraps
         "    for (int k = 0; k < 4; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
-        "    c[i] = sum;\n"
+        "    c[i] = (int)sum;\n"
         "  }",
         MappingProxyType({
             "c": (

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.arith.bounds import wraps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, wrapped
 
 Array = NDArray[Any]
 Env = dict[Var, Any]
@@ -129,7 +130,8 @@ def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:
         return lambda *i: _python_int(read(*i))
     if node.op == "cast":
         return _cast(node.dtype)
-    return _STEPS[node.op]
+    # a quotient wraps for the smallest number and -1
+    return _WRAPPING[node.op] if node.dtype is i64 and (wraps(node) or node.op == "floordiv") else _STEPS[node.op]
 
 
 def _python_int(x: Any) -> Any:
@@ -137,10 +139,19 @@ def _python_int(x: Any) -> Any:
 
 
 def _cast(dtype: DType) -> Callable[[Any], Any]:
-    target = dtype.numpy
     if dtype is i64:
-        return lambda x: x.astype(target) if isinstance(x, np.ndarray) else int(x)
-    return lambda x: x.astype(target) if isinstance(x, np.ndarray) else target.type(x)
+        return lambda x: _python_int(x if isinstance(x, int) else converted(x, dtype))
+    return lambda x: converted(x, dtype)
+
+
+def _wrapping(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Python's integers, which have no width, as int64; arrays do by themselves."""
+
+    def run(*args: Any) -> Any:
+        found = fn(*args)
+        return wrapped(found, i64) if isinstance(found, int) else found
+
+    return run
 
 
 def _rounded(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,3 +181,4 @@ _STEPS = dict(_EVALUATE) | {
     "floordiv": _checked(_EVALUATE["floordiv"], "division"),
     "floormod": _checked(_EVALUATE["floormod"], "remainder"),
 }
+_WRAPPING = {name: _wrapping(fn) for name, fn in _STEPS.items()}

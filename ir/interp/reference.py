@@ -32,7 +32,7 @@ from relax_tune.ir.core.graph import (
     Value,
 )
 from relax_tune.ir.core.plain_loops import plain_blocks
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import accumulated
@@ -206,7 +206,7 @@ class _Block:
     def _node(self, e: Expr, args: Sequence[Array]) -> Array:
         match e:
             case Const(value=value):
-                return np.asarray(value)
+                return np.asarray(value, e.dtype.numpy if e.dtype.is_int else None)
             case Var() if e not in self.axes:
                 return np.asarray(self.symbols[e])
             case Var():
@@ -219,7 +219,8 @@ class _Block:
         if e.op == "cast":
             return _cast(args[0], e)
         with np.errstate(all="ignore"):
-            return np.asarray(_EVALUATE[e.op](*args))
+            found = np.asarray(_EVALUATE[e.op](*args))
+            return found.astype(e.dtype.numpy, copy=False) if e.dtype.is_int else found
 
     def _load(self, e: Load, args: Sequence[Array]) -> Array:
         if e.buffer not in self.stored:
@@ -246,7 +247,7 @@ class _Block:
 def _cast(a: Array, e: Expr) -> Array:
     if e.dtype.is_float:
         return _held(a.astype(np.float64, copy=False), e.dtype)
-    return (np.trunc(a) if is_floating(a.dtype) else a).astype(e.dtype.numpy)
+    return np.asarray(converted(a, e.dtype))
 
 
 def _held(a: Array, dtype: DType) -> Array:

@@ -29,8 +29,12 @@ from relax_tune.runtime.program.program import KernelSource
 
 HEADER = Path(__file__).with_name("emulation.h")
 FLAGS = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno"]
-# an index beyond an array of a kernel's own ends the process, as does a vector that does not lie at a multiple of its size
-FLAGS += ["-fsanitize=bounds,alignment", "-fsanitize-undefined-trap-on-error"]
+# an index beyond an array of a kernel's own ends the process, as do a vector that does not lie at a multiple of its size, and
+# integers that overflow where C++ leaves that undefined
+FLAGS += [
+    "-fsanitize=bounds,alignment,signed-integer-overflow,float-cast-overflow",
+    "-fsanitize-undefined-trap-on-error",
+]
 GUARD = 256
 # Of the GPU that is emulated: a small one with the limits of sm_80.
 ATTRIBUTES = {

@@ -50,15 +50,6 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
     return None
 
 
-def out_of_range(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
-    """Casts of floats to integers that cannot hold them."""
-    if op.name not in ("cast", "quantize") or is_floating(found.dtype) or found.dtype == bool or not _floats(args):
-        return None
-    x = args[0].astype(np.float64)
-    ends = np.iinfo(found.dtype)
-    return ~(np.isfinite(x) & (np.trunc(x) >= float(ends.min)) & (np.trunc(x) < float(ends.max) + 1))
-
-
 def nan_extremes(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
     """Orders of NaN."""
     if op.name not in ("arg_max", "top_k", "max", "min", "maximum", "minimum", "relu", "maximum_scalar", "unique", "pool",
@@ -69,7 +60,6 @@ def nan_extremes(op: OperatorSpec, args: Sequence[Any], found: Array, target: st
 
 KNOWN: tuple[Known, ...] = (
     Known("the order of a sum decides whether it overflows", overflowing, defect=False),
-    Known("C leaves a cast undefined where the integer type cannot hold the float", out_of_range),
     Known("NaN in extremes and orders", nan_extremes),
 )
 

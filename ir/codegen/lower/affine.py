@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from relax_tune.ir.arith import poly as P
+from relax_tune.ir.arith.bounds import wraps
 from relax_tune.ir.arith.normal_form import NormalForm
 from relax_tune.ir.arith.poly import ONE, K, PolyOf, PolyOver, as_constant, constant, plus
+from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Const, Expr, Op, Var, add, const, floordiv, free_vars, mul, rebuild, sub
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
@@ -109,18 +111,18 @@ class Algebra(NormalForm[Expr]):
     def _resolve_atom(self, a: Expr) -> Poly | None:
         if self.free(a).isdisjoint(self.env):
             return None
-        args = tuple(self.expr(self.poly(c)) if c.dtype.is_int else self._rebuilt(c) for c in a.children)
+        args = tuple(self.expr(self.poly(c)) if c.dtype is i64 else self._rebuilt(c) for c in a.children)
         return self.static(rebuild(a, args))
 
     def _rebuilt(self, e: Expr) -> Expr:
         if self.free(e).isdisjoint(self.env):
             return e
-        return rebuild(e, tuple(self.expr(self.poly(c)) if c.dtype.is_int else self._rebuilt(c) for c in e.children))
+        return rebuild(e, tuple(self.expr(self.poly(c)) if c.dtype is i64 else self._rebuilt(c) for c in e.children))
 
     def _make(self, e: Expr) -> Poly:
         if isinstance(e, Const):
             return constant(int(e.value))
-        if isinstance(e, Op):
+        if isinstance(e, Op) and e.dtype is i64 and not wraps(e):
             name = e.op
             if name in ("add", "sub"):
                 return self.joined(plus(self.static(e.args[0]), self.static(e.args[1]), 1 if name == "add" else -1))
@@ -198,7 +200,7 @@ class Algebra(NormalForm[Expr]):
         if isinstance(a, Var):
             known = self.env.get(a)
             return self.ranges.get(a, (0, None)) if known is None else self.interval(known)
-        of_operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) else None
+        of_operation = SCALAR_OPS[a.op].interval if isinstance(a, Op) and not wraps(a) else None
         if of_operation is None:
             return UNBOUNDED
         return of_operation(*(self.interval(self.static(x)) if x.dtype.is_int else UNBOUNDED for x in a.children))

@@ -15,7 +15,7 @@ from relax_tune.ir.arith import poly as P
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Monomial, Poly, as_constant
 from relax_tune.ir.core.expr import Expr, Op, Var, as_int, const, maximum, mul, sub
 
-INT_MOST = (1 << 31) - 1
+INT_MOST, LONG_MOST = (1 << 31) - 1, (1 << 63) - 1
 # Number of incomparable spans that are kept.
 APART = 8
 ZERO, ONCE = Fraction(0), Fraction(1)
@@ -110,7 +110,7 @@ class Spans:
                 for v in m:
                     term = mul(term, maximum(v, sub(const(0), v)) if v in self.signed else v)
                 if c >= 1 or not m:
-                    total = total + mul(term, const(ceil(c)))
+                    total = total + mul(term, const(min(ceil(c), LONG_MOST)))
                 else:
                     total = total + term // floor(1 / c) + 1
             found.append(total)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relax_tune.ir.core.dtype import DType, i8, i32, u8
 from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval, within
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, wrapped
 
 # the values of narrow integer types
 LIMITS: Mapping[DType, tuple[int, int]] = {i8: (-128, 127), u8: (0, 255), i32: (-(1 << 31), (1 << 31) - 1)}
@@ -19,7 +19,8 @@ def interval(e: Expr) -> Interval:
     known: dict[Expr, Interval] = {}
     for n in postorder((e,)):
         found = _interval(n, known)
-        known[n] = found if within(found, LIMITS[i32]) else UNBOUNDED
+        room = LIMITS.get(n.dtype, LIMITS[i32])  # an operation of a narrow type wraps around in it
+        known[n] = found if within(found, room) else LIMITS[n.dtype] if n.dtype in (i8, u8) else UNBOUNDED
     return known[e]
 
 
@@ -40,6 +41,11 @@ def _interval(e: Expr, known: Mapping[Expr, Interval]) -> Interval:
 def fits(e: Expr, dtype: DType) -> bool:
     """Tell whether a cast to `dtype` keeps the value."""
     return dtype in LIMITS and within(interval(e), LIMITS[dtype])
+
+
+def fits_arithmetic(e: Expr) -> bool:
+    """Tell whether a sum, difference or product in int32 does not wrap."""
+    return e.dtype is i32 and within(_interval(e, {a: interval(a) for a in e.args}), LIMITS[i32])
 
 
 def power_of_two(e: Expr) -> int | None:
@@ -93,11 +99,10 @@ def _through(chain: list[Expr], value: int) -> int:
     """Apply a chain of operations, innermost last, to a value."""
     for step in reversed(chain):
         if step.op == "cast":
-            low, high = LIMITS[step.dtype]
-            value = (value - low) % (high - low + 1) + low
+            value = wrapped(value, step.dtype)
             continue
         other = as_int(step.args[1]) or 0
         known = SCALAR_OPS[step.op]
         assert known.evaluate is not None
-        value = 0 if other == 0 and known.kind == "integer" else known.evaluate(value, other)
+        value = 0 if other == 0 and known.kind == "integer" else wrapped(known.evaluate(value, other), step.dtype)
     return value

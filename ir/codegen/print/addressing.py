@@ -11,7 +11,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.index_width import Spans
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
-from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
+from relax_tune.ir.codegen.print.prelude import INDEX, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i64
 from relax_tune.ir.core.expr import Expr, Load, Var, as_int
@@ -167,7 +167,9 @@ class AddressPrinter:
                 parts.append(f" {'-' if c < 0 else '+'} {term}")
             else:
                 parts.append(f"-{term}" if c < 0 else term)
-        if offset or not parts:
+        if offset == -(1 << 63):  # C would read the negation of a number that int64 does not have
+            parts.append(f"{' - ' if parts else '-'}{-(offset + 1)} - 1")
+        elif offset or not parts:
             parts.append(str(offset) if not parts else f" {'-' if offset < 0 else '+'} {abs(offset)}")
         return "".join(parts)
 
@@ -192,13 +194,23 @@ class AddressPrinter:
             x, y, kind = self.poly_text(one), self.poly_text(other), self.prelude.storage(self.index_type(one, other))
             return f"({self.condition(a.args[0])} ? ({kind})({x}) : ({kind})({y}))"
         if a.op == "cast":
+            source = computed(a.args[0].dtype)
+            if source.is_float:
+                return f"{self.prelude.helper(self.whole(i64), source, 1)}({self.one(a.args[0])})"
             return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
+        if a.op in ("add", "sub", "mul"):  # of what memory holds, and so may wrap
+            x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
+            return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
         if a.op == "abs":
             inner = self.algebra.poly(a.args[0])
             return f"{self.prelude.helper('abs', self.index_type(inner), 1)}({self.poly_text(inner)})"
         raise BuildError(
             f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
         )
+
+    def whole(self, target: DType) -> str:
+        """Return the name of the helper that truncates a float."""
+        return f"whole_{target}"
 
     def moves(self, e: Expr) -> bool:
         """Tell whether `e` depends on the lane."""

@@ -11,13 +11,15 @@ from math import isinf, isnan
 import numpy as np
 
 from relax_tune.ir.codegen.lower.affine import Poly
+from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, f32, i32
+from relax_tune.ir.core.dtype import DType, f32, i32, i64
+from relax_tune.ir.core.expr import postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
-from relax_tune.ir.core.stmt import For, Stmt, accesses
+from relax_tune.ir.core.stmt import For, Stmt, accesses, walk
 
 # Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
 EXTREMES = {
@@ -31,7 +33,7 @@ LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
-    "u16": "unsigned short", "f32": "float", "f64": "double",
+    "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long", "f32": "float", "f64": "double",
 }  # fmt: skip
 
 
@@ -97,6 +99,9 @@ class CPrelude(Prelude):
             needs, text = super().define(name, dtype, width)
             return needs, self._f16c(name, width, text)
         needs, text = super().define(name, dtype, width)
+        if dtype is f32 and name == "whole_i32":
+            v = self.vector(i32, width)
+            return needs, integers.truncated_fast(f"STATIC {v} $N($V x)", v, width, text)
         if dtype is f32 and width in EXTREMES and name in ("max", "min"):
             return needs, self._extreme(name, width, text)
         if wide and name in ("least", "most", "sqrt", "floor", "rint"):
@@ -106,6 +111,9 @@ class CPrelude(Prelude):
             fast = f"STATIC $V $N($V x, $E l) {{ return __builtin_ia32_{stem}ps{end}(rt_splat_$S(l), x); }}"
             return needs, f"#ifdef {macro}\n{fast}\n#else\n{text}\n#endif"
         return needs, text
+
+    def truncated(self, name: str, source: DType, target: DType, v: str) -> str:
+        return integers.truncated_gcc(source, target, v, "back" in name)
 
     def _stream(self, size: int) -> str:
         """A store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
@@ -160,7 +168,7 @@ class CPrelude(Prelude):
         if dtype is not f32 or width != 4:
             return super()._fold(name, dtype, width)
         high = "($V){a[2], a[3], a[2], a[3]}"
-        if op in ("add", "mul"):
+        if op in ("add", "mul"):  # of floats
             sign = "+" if op == "add" else "*"
             return (), f"STATIC $E $N($V a) {{ a = a {sign} {high}; return a[0] {sign} a[1]; }}"
         best = f"rt_{op}_$S"
@@ -250,6 +258,8 @@ class CPrinter(CFamilyPrinter):
     streamed = False
     # gcc takes what it makes of an undefined register, and a mask, for undefined as a whole
     unset = " = {0}"
+    body: Stmt
+    back: bool | None = None
 
     def space(self, buffer: Buffer) -> str:
         return ""
@@ -318,6 +328,12 @@ class CPrinter(CFamilyPrinter):
         self.fence()
         self.buffers.update(outer)
 
+    def whole(self, target: DType) -> str:
+        if self.back is None:
+            nodes = postorder(tuple(e for n in walk(self.body) for e in n.own_exprs))
+            self.back = any(n.op == "cast" and n.dtype.is_float and n.args[0].dtype in (i32, i64) for n in nodes)
+        return f"whole_back_{target}" if self.back else super().whole(target)
+
     def fence(self) -> None:
         """Order nontemporal stores before everything that follows (`sfence`)."""
         if self.streamed:
@@ -329,7 +345,7 @@ class CPrinter(CFamilyPrinter):
     def kernel(
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
-        self.written = written
+        self.written, self.body = written, body
         for b in buffers:
             self.buffers[b] = self.fresh(b.name)
         parameters = [self.pointer(b) + self.buffers[b] for b in buffers]

@@ -321,7 +321,7 @@ class CFamilyPrinter(CopyPrinter):
         return total
 
     def combine(self, op: str, dtype: DType, width: int, a: str, b: str) -> str:
-        if op in ("add", "mul"):
+        if op in ("add", "mul") and not dtype.is_int:
             return f"({a} {'+' if op == 'add' else '*'} {b})"
         return f"{self.prelude.helper(op, dtype, width)}({a}, {b})"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from relax_tune.ir.codegen.lower.affine import Poly, as_constant
-from relax_tune.ir.codegen.print import math
+from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.c import float_literal
 from relax_tune.ir.codegen.print.cfamily import Grid
@@ -25,7 +25,7 @@ from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
-    "u16": "unsigned short", "f32": "float", "f64": "double",
+    "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long", "f32": "float", "f64": "double",
 }  # fmt: skip
 
 # An access is at most this wide.
@@ -158,7 +158,7 @@ class CUDAPrelude(Prelude):
         steps = ""
         for k in reversed(range(int(width).bit_length() - 1)):
             other = f"__shfl_xor_sync(0xffffffffu, a, {1 << k})"
-            sign = {"add": "+", "mul": "*"}.get(op)
+            sign = None if dtype.is_int else {"add": "+", "mul": "*"}.get(op)
             steps += f" a = a {sign} {other};" if sign else f" a = {self.helper(op, dtype, 1)}(a, {other});"
         return f"STATIC $V $N($V a) {{{steps} return a; }}"
 
@@ -182,7 +182,15 @@ class CUDAPrelude(Prelude):
             return (), self._exchange(width)
         if name == "iota" or name.startswith(("fold_", "half_")):
             return self._vector_helper(name, dtype, width)
-        signature = {"bits": "V:I", "unbits": "I:V", "sel": "IVV:V", "tofloat": "I:V", "max": "VV:V", "min": "VV:V"}
+        signature = dict.fromkeys(integers.SIGNS, "VV:V") | {
+            "whole_i32": "V:N",
+            "bits": "V:I",
+            "unbits": "I:V",
+            "sel": "IVV:V",
+            "tofloat": "I:V",
+            "max": "VV:V",
+            "min": "VV:V",
+        }
         types = {"V": self.vector(dtype, width), "I": self.mask(dtype, width)}
         types |= {"H": self.vector(HALF, width), "N": self.vector(i32, width)}
         if name in math.HALVES:

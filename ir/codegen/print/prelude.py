@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 
-from relax_tune.ir.codegen.print import math
+from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.transpose_registers import transpose_text
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
@@ -23,6 +23,9 @@ HALF = DType("uint16", "u16")
 
 # integers that 32 bits hold unless the text is compiled for wide ones
 INDEX = DType("int64", "idx")
+
+# integers that wrap in every language
+U32 = DType("uint32", "u32")
 
 # functions of one number, each a helper
 FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
@@ -151,11 +154,15 @@ class Prelude:
             needs, body = math.BODIES[name]
             body = math.exp_of(width) if name == "exp" else body
             return needs, f"STATIC $V $N($V x) {{{body}\n}}"
+        if name.startswith("whole_"):
+            return self._whole(name, dtype, width)
         if name in ("least", "most"):  # of x and a limit; NaN stays
             sign = ">" if name == "least" else "<"
             return ("sel", "splat"), f"STATIC $V $N($V x, $E l) {{ return rt_sel_$S(x {sign} l, rt_splat_$S(l), x); }}"
         if width == 1:
             return self._scalar_helper(name, dtype)
+        if name in integers.SIGNS:
+            return (), integers.arithmetic_vector(name, self.vector(U32, width), self.language)
         return self._vector_helper(name, dtype, width)
 
     def sixteen(self, values: Sequence[int], width: int) -> str:
@@ -190,6 +197,27 @@ class Prelude:
             return needs, f"STATIC $V $N({bits} h) {{\n  $I b = {self.helper('widen', HALF, width)}(h);{body}\n}}"
         return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', HALF, width)}(r);\n}}"
 
+    def unsigned(self, dtype: DType) -> str:
+        """The cast to the unsigned type of the same width; none for types that C computes in int."""
+        return {4: "(unsigned)", 8: f"({self.scalars['u64']})"}.get(dtype.bytes, "")
+
+    def _whole(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
+        """Truncation of floats to int32 or int64 (`scalar_ops.converted`)."""
+        target = i64 if name.endswith("i64") else i32
+        v = self.vector(target, width)
+        if width == 1:
+            return (), f"STATIC {v} $N($V x) {{ {self.truncated(name, dtype, target, v)} }}"
+        inside = integers.truncated_vector(dtype)
+        if dtype is f64:
+            inside = self.converted(f"({inside})", v)
+        least = f"{self.helper('splat', i32, width)}({integers.ENDS[i32][0]})"
+        chosen = f"{self.helper('sel', i32, width)}({inside}, {self.converted('x', v)}, {least})"
+        return (), f"STATIC {v} $N($V x) {{ return {chosen}; }}"
+
+    def truncated(self, name: str, source: DType, target: DType, v: str) -> str:
+        """The body of the truncation of one float `x`."""
+        return integers.truncated(source, target, v)
+
     def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
         fixed = {
             "sel": "STATIC $V $N(int m, $V a, $V b) { return m ? a : b; }",
@@ -197,9 +225,13 @@ class Prelude:
             "tofloat": "STATIC float $N(int a) { return (float)a; }",
             "widen": "STATIC int $N($V a) { return a; }",
             "narrow": "STATIC $V $N(int a) { return ($V)a; }",
+            **{name: integers.arithmetic(name, dtype, self.unsigned(dtype)) for name in integers.SIGNS if dtype.is_int},
             "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
             "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : ($V)0); }",
         }
+        if dtype in (i32, i64) and name in ("floordiv", "floormod"):  # the smallest number divided by -1 traps
+            least = f"($V)(0 - {self.unsigned(dtype)}a)" if name == "floordiv" else "0"
+            return (), fixed[name].replace("{ ", f"{{ if (b == -1) return {least}; ", 1)
         if name in fixed:
             return (), fixed[name]
         if name in ("max", "min"):
@@ -218,7 +250,8 @@ class Prelude:
         if name == "rsqrt":
             return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
         if name == "abs" and dtype.is_int:
-            return (), "STATIC $V $N($V a) { return a < 0 ? -a : a; }"
+            minus = f"($V)(0 - {self.unsigned(dtype)}a)" if dtype is not INDEX else "-a"
+            return (), f"STATIC $V $N($V a) {{ return a < 0 ? {minus} : a; }}"
         return self.scalar_builtin(name, dtype)
 
     def scalar_builtin(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
@@ -259,9 +292,10 @@ class Prelude:
         """The lower half of the lanes combined with the upper half."""
         op, half = name.removeprefix("half_"), width // 2
         v = self.vector(dtype, half)
-        joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
+        joined = {} if dtype.is_int else {"add": "lo + hi", "mul": "lo * hi"}
+        together = joined.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
         low, high = self.half(v, half, 0), self.half(v, half, half)
-        return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
+        return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {together}; }}"
 
     def converted(self, text: str, vector: str) -> str:
         """A vector with each lane as the type of another one's."""

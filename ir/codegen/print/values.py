@@ -13,8 +13,9 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
 from relax_tune.ir.codegen.lower.guards import room_below
-from relax_tune.ir.codegen.lower.narrow_ints import fits, four_bits, power_of_two
+from relax_tune.ir.codegen.lower.narrow_ints import fits, fits_arithmetic, four_bits, power_of_two
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
+from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import C_INFIX, AddressPrinter, bracketed
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
@@ -153,13 +154,15 @@ class ValuePrinter(AddressPrinter):
     def _const(self, value: Number, dtype: DType) -> str:
         if dtype.is_float:
             return self.float_text(float(value), dtype)
-        return str(int(value)) if value >= 0 else f"({int(value)})"
+        return integers.literal(int(value))
 
     def _scalar(self, e: Expr, args: list[str]) -> str:
         name = e.op
         if name in ("add", "sub", "mul", "div"):
             if name == "add" and e.args[1].op == "mul":
                 args = args[::-1]
+            if e.dtype.is_int and not fits_arithmetic(e):
+                return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
             return f"({args[0]} {C_INFIX[name]} {args[1]})"
         if name in ("and", "or"):
             return f"({args[0]} {C_INFIX[name]} {args[1]})"
@@ -174,6 +177,11 @@ class ValuePrinter(AddressPrinter):
                 return f"({args[0]} != 0)"
             if e.dtype.is_half:
                 return self.rounded(args[0], e.args[0].dtype, e.dtype, 1)
+            source = computed(e.args[0].dtype)
+            if source.is_float and e.dtype.is_int:
+                args = [f"{self.prelude.helper(self.whole(i32), source, 1)}({args[0]})"]
+                if e.dtype is i32:
+                    return args[0]
             return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
         if name in ("floordiv", "floormod"):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
@@ -251,6 +259,8 @@ class ValuePrinter(AddressPrinter):
         if name in ("add", "sub", "mul", "div"):
             if name == "add" and e.args[1].op == "mul":
                 args = args[::-1]
+            if e.dtype is i32 and not fits_arithmetic(e):
+                return f"{helper(name, i32, w)}({', '.join(self.splat(*x, i32) for x in args)})", True
             return f"({args[0][0]} {C_INFIX[name]} {args[1][0]})", True
         if name in ("floordiv", "floormod") and e.dtype is i32 and args[0][1]:
             shift = power_of_two(e.args[1])
@@ -307,8 +317,10 @@ class ValuePrinter(AddressPrinter):
                 return text
         elif source not in VECTOR_TYPES or target not in (f32, f64, i32, i8, u8):
             return None
-        elif source.is_float and target in (i8, u8):
-            text = self.prelude.converted(text, self.prelude.vector(i32, w))
+        elif source.is_float and target.is_int:
+            text = f"{self.prelude.helper('whole_i32', source, w)}({text})"
+            if target is i32:
+                return text
         return self.prelude.converted(text, self.prelude.vector(target, w))
 
     def _compare(self, e: Expr) -> Text:

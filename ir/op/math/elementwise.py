@@ -32,6 +32,7 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
@@ -239,7 +240,7 @@ class MaximumScalar(ScalarUnary):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Unary):
-    """Conversion to another dtype (towards zero from floats to integers)."""
+    """Conversion to another dtype (towards zero from floats to integers; `scalar_ops.converted`)."""
 
     dtype: DType
     name: ClassVar[str] = "cast"
@@ -265,7 +266,8 @@ class Cast(Unary):
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return float_result(arrays[0], arrays, self.dtype.numpy)
+        x = arrays[0]
+        return float_result(x if self.dtype.is_float else converted(x, self.dtype), arrays, self.dtype.numpy)
 
 
 def broadcast_dims(

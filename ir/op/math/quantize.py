@@ -30,6 +30,7 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, float_result, is_const, shape_of
@@ -150,7 +151,7 @@ class Quantize(Scaled):
             found = np.rint(x / self._spread(scale, x.shape))
         if len(arrays) == 3:
             found = found + self._spread(arrays[2], x.shape)
-        return np.clip(found, *self._range()).astype(self.dtype.numpy)
+        return np.asarray(converted(np.clip(found, *self._range()), self.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def test_accuracy(language: str, name: str) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("language", ["c", "opencl"])
 @pytest.mark.parametrize("name", sorted(ENDS))
-def test_bounded_function_at_its_ends_is_one(language: str, name: str) -> None:
+def test_bounded_function_at_ends_is_one(language: str, name: str) -> None:
     device = opened(language)
     low, high = np.float32([ENDS[name] * 0.9, ENDS[name] * 1.1]).view(np.int32)
     near = np.arange(low, high, 3, dtype=np.int32).view(np.float32)
