@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, BuildError, MeasureError, UserError
+from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_values
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
-from relax_tune.runtime.library.registry import how_to_install, open_libraries
+from relax_tune.runtime.library.registry import needed_libraries
 from relax_tune.runtime.program.program import BufferSpec, LaunchStep, Program, format_message, verify_program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode, compile_scalars, constant_values
 from relax_tune.runtime.shapes import Recorder
@@ -104,7 +104,9 @@ class BoundProgram:
 
 
 class Executor:
-    """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
+    """Runs one program on one device. The device stays its caller's; `close` gives the memory back.
+
+    Threads may call `run`, `bind` and `close` at once: they wait for the device's turn. A `BoundProgram` is used by one thread.
 
     constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
     stay their caller's.
@@ -128,7 +130,7 @@ class Executor:
         self.program, self.device = program, device
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
         self._binders = _find_binders(program)
-        self._libraries = _needed_libraries(program, libraries)
+        self._libraries = needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
@@ -137,7 +139,7 @@ class Executor:
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
-        self._closed = False
+        self._closed = self._running = False
         self.record: Recorder | None = None
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
@@ -148,7 +150,8 @@ class Executor:
         self._owns_weights = self._weights is not constants
         self._fixed: dict[int, DeviceBuffer] = {}
         try:
-            self._load_constants()
+            with device.turn:
+                self._load_constants()
         except BaseException:
             if self._owns_weights:
                 self._weights.close()
@@ -205,7 +208,8 @@ class Executor:
         if set(symbols) != set(names):
             raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
         key = tuple(int(symbols[name]) for name in names)
-        return self._bind(key, self._values(key, {}))
+        with self.device.turn:
+            return self._bind(key, self._values(key, {}))
 
     def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
         """Every slot for these symbol values, remembered or after checking the declared bounds."""
@@ -232,7 +236,9 @@ class Executor:
 
     def _bind(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
         if self._closed:
-            raise UserError(f"{self.program.name}: wanted an open model, found one that was closed; open it again")
+            raise ModelStateError(
+                f"{self.program.name}: wanted an open model, found one that was closed; open it again"
+            )
         bound = self._bindings.get(key)
         if bound is not None:
             self._bindings.move_to_end(key)
@@ -277,11 +283,31 @@ class Executor:
         where the device can, read the inputs and write the results where they are in the host's memory, without copies; the
         executor's own buffers then hold neither, so that launching a binding again would compute something else.
 
-        Raises: UserError naming the function, the parameter, what was wanted and what was found.
+        Raises: UserError naming the function, the parameter, what was wanted and what was found; ModelStateError after `close`.
         """
         arrays = check_arguments(self.program, inputs)
         key, values = self._match(arrays, symbols)
         check_values(self.program, arrays, values)
+        with self.device.turn:
+            self._refuse_within()
+            try:
+                self._running = True
+                return self._run(key, values, arrays, in_place)
+            finally:
+                self._running = False
+
+    def _refuse_within(self) -> None:
+        """Raises ModelStateError inside a call, where only this thread comes: by a signal's handler, say."""
+        if self._running:
+            raise ModelStateError(
+                f"{self.program.name}: wanted no call or close of a model inside its own call, found one in the same thread (a "
+                "signal's handler?); do it when the call has returned"
+            )
+
+    def _run(
+        self, key: tuple[int, ...], values: list[int], arrays: Sequence[NDArray[Any]], in_place: bool
+    ) -> list[NDArray[Any]]:
+        """See `run`, of checked arrays: in the turn of the device."""
         bound = self._bind(key, values)
         if self.record is not None:
             self.record(key)
@@ -319,20 +345,22 @@ class Executor:
         return True
 
     def close(self) -> None:
-        """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
-        if self._closed:
-            return
-        self._closed = True
-        self.device.synchronize()
-        for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
-            self.device.free(buffer)
-        self._own.clear()
-        self._fixed.clear()
-        if self._owns_weights:
-            self._weights.close()
-        self._storages = [None] * len(self.program.storages)
-        self._bindings.clear()
-        self.generation += 1
+        """Give back all memory this executor allocated, after the call that runs. Once is enough; running it afterwards is refused."""
+        with self.device.turn:
+            if self._closed:
+                return
+            self._refuse_within()
+            self._closed = True
+            self.device.synchronize()
+            for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
+                self.device.free(buffer)
+            self._own.clear()
+            self._fixed.clear()
+            if self._owns_weights:
+                self._weights.close()
+            self._storages = [None] * len(self.program.storages)
+            self._bindings.clear()
+            self.generation += 1
 
     def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
         """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
@@ -468,21 +496,3 @@ def check_binders(program: Program) -> None:
     missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
     if missing:
         raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
-
-
-def _needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
-    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
-    routines = sorted({step.target for step in steps if step.kind == "library"})
-    if not routines:
-        return {}
-    libraries = open_libraries() if given is None else given
-    for routine in routines:
-        name = routine.split(".")[0]
-        if name not in libraries:
-            raise BuildError(
-                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
-                f"{how_to_install(name)}"
-            )
-        if routine not in libraries[name].routines:
-            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
-    return libraries

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, UserError
+from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor, check_binders
@@ -21,6 +26,9 @@ from relax_tune.runtime.vm import Host, VirtualMachine
 from relax_tune.runtime.weights import DeviceWeights
 
 T = TypeVar("T")
+
+_WORKING = threading.local()
+"""`model`: the one whose asynchronous call this thread is busy with."""
 
 
 class ModelSource(Protocol):
@@ -113,9 +121,14 @@ def open_model(
 
 
 class Model:
-    """An artifact on a device, ready to run. Use as a context manager, or call `close`. Not thread-safe.
+    """An artifact on a device, ready to run. Use as a context manager, or call `close`. Its functions share the device's memory of
+    their constants.
 
-    Its functions share the device's memory of their constants.
+    Any thread may call it, several at once, with equal or different shapes; so may several models on one device. Calls take
+    turns, for a kernel already runs on all of the device, and one workspace serves all threads. A call that waits its turn lasts
+    longer, so a process serves more by batching than by threads. `run_async` is the same for coroutines.
+
+    `close` waits for the call that runs; calls after it, and those still waiting, raise ModelStateError.
     """
 
     def __init__(
@@ -130,6 +143,9 @@ class Model:
         self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned_device = weights, owned_device
+        self._closed = False
+        self._starting = threading.Lock()
+        self._worker: ThreadPoolExecutor | None = None
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -164,20 +180,77 @@ class Model:
         function: which of its functions; by default `main`, or the only one. host: routines of the host program, by name, for
         this call; they take arrays that must not be written. One that is named here stands before one given at `Artifact.open`.
 
-        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
+        Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found;
+        ModelStateError after `close`.
         """
+        if self._closed:
+            raise self._was_closed()
         name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
         if name in self._host_programs:
             return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
 
+    async def run_async(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        function: str | None = None,
+        host: Mapping[str, Host] | None = None,
+    ) -> list[Any]:
+        """Call the model in its worker thread, and wait without blocking the event loop. Arguments, results and errors as of `run`.
+
+        Several at once run in the order of their calls. Cancelling one that waits takes it out of the queue; one that runs goes on
+        to its end, and its results are dropped. The arrays must not change until it returns.
+
+        Raises: ModelStateError within a host routine of such a call, which would wait for itself.
+        """
+        if getattr(_WORKING, "model", None) is self:
+            raise ModelStateError(
+                f"{self._name()}: wanted no asynchronous call of a model inside another, found one in a host routine; call run there"
+            )
+        call = partial(contextvars.copy_context().run, self._work, inputs, function, host)
+        with self._starting:
+            if self._closed:
+                raise self._was_closed()
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="relax-tune-model")
+            found = self._worker.submit(call)
+        return await asyncio.wrap_future(found)
+
+    def _work(
+        self, inputs: Mapping[str, Any] | Sequence[Any], function: str | None, host: Mapping[str, Host] | None
+    ) -> list[Any]:
+        _WORKING.model = self
+        try:
+            return self.run(inputs, function, host)
+        finally:
+            _WORKING.model = None
+
+    def _name(self) -> str:
+        return self.artifact.path or ", ".join(self.functions)
+
+    def _was_closed(self) -> ModelStateError:
+        return ModelStateError(f"{self._name()}: wanted an open model, found one that was closed; open it again")
+
     def close(self) -> None:
-        """Give back memory, and the device when this opened it."""
-        for executor in self.executors.values():
-            executor.close()
-        self._weights.close()
-        if self._owned_device is not None:
-            self._owned_device.close()
+        """Give back memory, and the device when this opened it, after the call that runs. Once is enough.
+
+        Raises: ModelStateError inside a call in the same thread, as a signal's handler may be.
+        """
+        self._closed = True  # what comes now need not wait to be told
+        try:
+            with self._weights.device.turn:
+                for executor in self.executors.values():
+                    executor.close()
+                self._weights.close()
+                if self._owned_device is not None:
+                    self._owned_device.close()
+                    self._owned_device = None
+        except ModelStateError:
+            self._closed = False
+            raise
+        with self._starting:
+            if self._worker is not None:
+                self._worker.shutdown(wait=False)  # those that wait are told that it is closed
 
     def __enter__(self) -> Model:
         return self

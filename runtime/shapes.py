@@ -8,6 +8,7 @@ wider than a `STEPS`th of its lower edge, and there are fewer than a thousand.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,45 +91,52 @@ def _counted(parts: Iterable[tuple[int, int, int]], low: int, high: int, binned:
 class ShapeProfile:
     """Histograms of a model's symbols, by function and symbol. Give one to `Artifact.open` and it counts every call from then on.
 
-    model: the key of the model it is of; "" until it is opened with one. Not thread-safe.
+    model: the key of the model it is of; "" until it is opened with one. Thread-safe.
     """
 
     def __init__(self, model: str = "") -> None:
         self.model = model
         self._known: dict[str, dict[str, Histogram]] = {}
         self._pending: list[tuple[str, tuple[str, ...], dict[tuple[int, ...], int]]] = []
+        self._lock = threading.RLock()
 
     def of_model(self, key: str) -> None:
         """Say whose shapes these are. Raises UserError when they are another model's already."""
-        if self.model and key and self.model != key:
-            raise UserError(
-                f"shape profile: wanted one of the model {key[:12]}, found one of {self.model[:12]}; "
-                "keep a file of shapes for each model"
-            )
-        self.model = self.model or key
+        with self._lock:
+            if self.model and key and self.model != key:
+                raise UserError(
+                    f"shape profile: wanted one of the model {key[:12]}, found one of {self.model[:12]}; "
+                    "keep a file of shapes for each model"
+                )
+            self.model = self.model or key
 
     def recorder(self, function: str, symbols: Sequence[str]) -> Recorder:
         """A function that counts one call, given the value of each symbol."""
         counts: dict[tuple[int, ...], int] = {}
-        self._pending.append((function, tuple(symbols), counts))
+        lock = self._lock
+        with lock:
+            self._pending.append((function, tuple(symbols), counts))
 
         def record(values: tuple[int, ...]) -> None:
-            counts[values] = counts.get(values, 0) + 1
-            if len(counts) > _PENDING:
-                self._fold()
+            with lock:
+                counts[values] = counts.get(values, 0) + 1
+                if len(counts) > _PENDING:
+                    self._fold()
 
         return record
 
     @property
     def histograms(self) -> Mapping[str, Mapping[str, Histogram]]:
         """By function, then symbol; those of one function count the same calls."""
-        self._fold()
-        return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
+        with self._lock:
+            self._fold()
+            return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
 
     def add(self, function: str, symbol: str, histogram: Histogram) -> None:
         """Count what another histogram counted."""
-        own = self._known.setdefault(function, {})
-        own[symbol] = own.get(symbol, Histogram()).merged(histogram)
+        with self._lock:
+            own = self._known.setdefault(function, {})
+            own[symbol] = own.get(symbol, Histogram()).merged(histogram)
 
     def merge(self, other: ShapeProfile) -> None:
         """Count what another profile counted. Raises UserError when it is another model's."""

@@ -91,7 +91,7 @@ class _Code:
 
 
 class VirtualMachine:
-    """An interpreter of verified host programs. Not thread-safe.
+    """An interpreter of verified host programs. Threads may call `run` at once; each call has frames of its own.
 
     executors: one for each subgraph, by name; constants: all that host programs load.
     """

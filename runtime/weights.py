@@ -15,7 +15,8 @@ from relax_tune.runtime.device.base import Device, DeviceBuffer
 class DeviceWeights:
     """Device memory of constants and of what was packed from them, for programs that run on one device.
 
-    Not thread-safe. The device stays its caller's; `close` gives the memory back, after every executor that uses it is done.
+    Who asks for a buffer holds the device's turn. The device stays its caller's; `close` gives the memory back, after every
+    executor that uses it is done.
     """
 
     def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:
@@ -45,7 +46,8 @@ class DeviceWeights:
 
     def close(self) -> None:
         """Give all memory back. Once is enough."""
-        for buffer in (*self._constants.values(), *self._packed.values()):
-            self.device.free(buffer)
-        self._constants.clear()
-        self._packed.clear()
+        with self.device.turn:
+            for buffer in (*self._constants.values(), *self._packed.values()):
+                self.device.free(buffer)
+            self._constants.clear()
+            self._packed.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -45,7 +46,9 @@ class DeviceInfo:
 
 
 class Device(Protocol):
-    """Owns its memory and compiled kernels until `close`. Not thread-safe: one thread uses a device.
+    """Owns its memory and compiled kernels until `close`. One thread at a time uses a device: the one that holds `turn`.
+
+    Executors take the turn for a whole call, from the first upload to the last download. `compile` alone needs no turn.
 
     Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the
     device is lost or a request exceeds its limits (asked, allowed).
@@ -54,6 +57,7 @@ class Device(Protocol):
     """
 
     info: DeviceInfo
+    turn: threading.RLock
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, OwnKernel]:
         """Compile all kernels (one translation unit where that is cheaper); name -> handle."""

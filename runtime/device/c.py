@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -82,7 +83,9 @@ class Pointer(ctypes.c_void_p):
 
 
 class CDevice:
-    """The `Device` contract on the processor itself. `launch` runs the kernel at once, so order is kept trivially."""
+    """The `Device` contract on the processor itself. `launch` runs the kernel at once, so order is kept trivially.
+
+    Every thread that launches has a team of libgomp's threads of its own, which sleep while others work."""
 
     def __init__(self) -> None:
         self._compiler = find_compiler()
@@ -110,6 +113,7 @@ class CDevice:
             fingerprint=tuple(sorted(fingerprint.items())),
             limits=tuple(sorted(with_quirks("c", fingerprint, limits).items())),
         )
+        self.turn = threading.RLock()
         self._libraries: list[ctypes.CDLL] = []
         self._slabs = Slabs()
         self._try_compiler()

@@ -138,7 +138,7 @@ class CUDADevice:
     ) -> None:
         real = driver is None
         self._driver = load_pycuda() if real else driver
-        self._recorder = recorder()
+        self._recorder, self.turn = recorder(), threading.RLock()
         count = self._driver.Device.count()
         if not 0 <= ordinal < count:
             raise MeasureError(f"CUDA: wanted device {ordinal}, found {count} of them, numbered from 0")

@@ -6,6 +6,7 @@ copies. The queue is in order. A kernel object per binding holds that binding's 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,7 +125,7 @@ class OpenCLDevice:
     """The `Device` contract over one OpenCL device and one in-order queue."""
 
     def __init__(self, substring: str | None = None) -> None:
-        self._cl = load_pyopencl()
+        self._cl, self.turn = load_pyopencl(), threading.RLock()
         label, self._device = choose_device(substring)
         try:
             self._context = self._cl.Context([self._device])

@@ -9,7 +9,9 @@ from relax_tune.runtime.device.base import Device, Launch
 
 
 class Library(Protocol):
-    """Routines over a device's buffers, in launch order with its kernels. Not thread-safe: one thread uses a library.
+    """Routines over a device's buffers, in launch order with its kernels.
+
+    Who binds or launches holds the device's turn. What a library shares between devices, or in the process, it guards itself.
 
     `name` is the part of a routine before the dot; `routines` maps each routine to the names of its int64 scalars, in
     order. Buffers are those of the step, outputs last. A package of one's own brings a library as a class that opens

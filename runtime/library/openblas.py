@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ void relax_tune_blas_jobs(int sync, void (*job)(int, void*, int), int jobs, size
 
 
 _TEAM = SleepingTeam()
+_PROCESS = threading.RLock()  # held while OpenBLAS computes, or is told whose threads to use: both are the process's
 
 
 def _load() -> Any:
@@ -70,7 +72,8 @@ class OpenBlas:
     Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
     kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
     through its threads callback, and its own pool stays asleep. On an OpenCL device its jobs run on threads that sleep
-    while idle (`team.SleepingTeam`). The choice is the process's; each launch makes it its own device's.
+    while idle (`team.SleepingTeam`). The choice is the process's; each launch makes it its own device's. Products of several
+    threads take turns.
     """
 
     name = "openblas"
@@ -83,7 +86,8 @@ class OpenBlas:
     def __init__(self, threads: int | None = None) -> None:
         self._dll = _load()
         self.threads = threads or host.worker_threads()
-        self._symbol("openblas_set_num_threads")(ctypes.c_int(self.threads))
+        with _PROCESS:
+            self._symbol("openblas_set_num_threads")(ctypes.c_int(self.threads))
         self._gemm = self._symbol("cblas_sgemm")
         self._gemm.restype = None
         try:
@@ -115,7 +119,8 @@ class OpenBlas:
         if sizes["k"] == 0:
             function: Callable[[Views], None] = partial(_clear, routine, sizes, needs)
         else:
-            self._share_threads(device)
+            with _PROCESS:
+                self._share_threads(device)
             function = self._multiply(routine, sizes, needs, device)
         launch = device.bind_host(function, buffers)
         if launch is None:
@@ -123,7 +128,7 @@ class OpenBlas:
         return launch
 
     def _share_threads(self, device: Device) -> None:
-        """Let OpenBLAS's jobs run on the threads this device uses."""
+        """Let OpenBLAS's jobs run on the threads this device uses. Its caller holds the process's lock."""
         if OpenBlas._shared_with == device.info.kind:
             return
         register = getattr(self._dll, _PREFIX + "openblas_set_threads_callback_function", None)
@@ -152,13 +157,14 @@ class OpenBlas:
 
         def multiply(views: Views) -> None:
             nonlocal known, calls
-            if OpenBlas._shared_with != kind:
-                self._share_threads(device)
             if views is not known:  # a C device passes the same list every time
                 _check_views(routine, needs, views)
                 calls, known = make([int(view.__array_interface__["data"][0]) for view in views]), views
-            for call in calls:
-                call()
+            with _PROCESS:
+                if OpenBlas._shared_with != kind:
+                    self._share_threads(device)
+                for call in calls:
+                    call()
 
         return multiply
 

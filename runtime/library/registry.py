@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from relax_tune.errors import BuildError
+from relax_tune.errors import ArtifactError, BuildError
 from relax_tune.runtime.library import clblast, cublas_api
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.clblast import ClBlast
@@ -14,6 +14,7 @@ from relax_tune.runtime.library.cublas import CuBlas
 from relax_tune.runtime.library.cublaslt import CuBlasLt
 from relax_tune.runtime.library.onednn import OneDnn
 from relax_tune.runtime.library.openblas import OpenBlas
+from relax_tune.runtime.program.program import Program
 
 GROUP = "relax_tune.libraries"
 OURS: Mapping[type[Library], str] = {
@@ -47,6 +48,27 @@ def open_libraries() -> dict[str, Library]:
             )
         found[library.name] = library
     return found
+
+
+def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> Mapping[str, Library]:
+    """Return the libraries for a program's steps: those given, or those installed; none are opened for a program without such steps.
+
+    Raises: BuildError for a library that is missing; ArtifactError for a routine that it lacks."""
+    steps = [*program.prepare, *(s for call in program.calls for variant in call.variants for s in variant.steps)]
+    routines = sorted({step.target for step in steps if step.kind == "library"})
+    if not routines:
+        return {}
+    libraries = open_libraries() if given is None else given
+    for routine in routines:
+        name = routine.split(".")[0]
+        if name not in libraries:
+            raise BuildError(
+                f"{program.name}: wanted the library {name}, found {sorted(libraries) or 'none'}; "
+                f"{how_to_install(name)}"
+            )
+        if routine not in libraries[name].routines:
+            raise ArtifactError(f"{program.name}: wanted a routine of {name}, found {routine}")
+    return libraries
 
 
 def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:

@@ -13,28 +13,28 @@ Names are imported when they are first used, so a program that only runs artifac
 """
 
 import importlib
-from typing import (TYPE_CHECKING, Any)
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relax_tune.database.store import (Store)
-    from relax_tune.database.store import (open_store as open_database)
-    from relax_tune.errors import (RelaxTuneError, UserError)
-    from relax_tune.ir.core.function import (IRModule)
-    from relax_tune.ir.frontend.graph_builder import (GraphBuilder)
-    from relax_tune.ir.frontend.load import (load_model)
-    from relax_tune.ir.frontend.text import (save_text as save_model)
-    from relax_tune.ir.passes.graph.lift import (LiftParameters)
-    from relax_tune.ir.passes.graph.quantize import (QuantizeWeights)
-    from relax_tune.ir.rewrite.rules import (Rule, rewrite)
-    from relax_tune.ir.text.parser import (parse_prim_func)
-    from relax_tune.runtime.artifact import (Artifact, load, load_artifact)
-    from relax_tune.runtime.generate import (generate)
-    from relax_tune.runtime.model import (Model)
-    from relax_tune.runtime.shapes import (ShapeProfile)
-    from relax_tune.runtime.signature import (TensorSpec)
-    from relax_tune.tuner.api import (TuneResult, build, tune)
-    from relax_tune.tuner.job.progress import (TuningProgress)
-    from relax_tune.tuner.search.named import (Search, SearchSpace)
+    from relax_tune.database.store import Store
+    from relax_tune.database.store import open_store as open_database
+    from relax_tune.errors import ModelStateError, RelaxTuneError, UserError
+    from relax_tune.ir.core.function import IRModule
+    from relax_tune.ir.frontend.graph_builder import GraphBuilder
+    from relax_tune.ir.frontend.load import load_model
+    from relax_tune.ir.frontend.text import save_text as save_model
+    from relax_tune.ir.passes.graph.lift import LiftParameters
+    from relax_tune.ir.passes.graph.quantize import QuantizeWeights
+    from relax_tune.ir.rewrite.rules import Rule, rewrite
+    from relax_tune.ir.text.parser import parse_prim_func
+    from relax_tune.runtime.artifact import Artifact, load, load_artifact
+    from relax_tune.runtime.generate import generate
+    from relax_tune.runtime.model import Model
+    from relax_tune.runtime.shapes import ShapeProfile
+    from relax_tune.runtime.signature import TensorSpec
+    from relax_tune.tuner.api import TuneResult, build, tune
+    from relax_tune.tuner.job.progress import TuningProgress
+    from relax_tune.tuner.search.named import Search, SearchSpace
 
 # Name -> (module, name there, the extra to install for it).
 _PUBLIC = {
@@ -64,6 +64,7 @@ _PUBLIC = {
     "Store": ("relax_tune.database.store", "Store", "tune"),
     "RelaxTuneError": ("relax_tune.errors", "RelaxTuneError", "tune"),
     "UserError": ("relax_tune.errors", "UserError", "tune"),
+    "ModelStateError": ("relax_tune.errors", "ModelStateError", "opencl"),
 }
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "Store",
     "RelaxTuneError",
     "UserError",
+    "ModelStateError",
 ]
 
 

@@ -1,6 +1,6 @@
 """The one family of errors: each says what was wanted, what was found, where, and what to do."""
 
-from __future__ import (annotations)
+from __future__ import annotations
 
 
 class RelaxTuneError(Exception):
@@ -46,3 +46,7 @@ class ArtifactError(RelaxTuneError):
 
 class UserError(RelaxTuneError):
     """Input, settings or arguments a user can correct."""
+
+
+class ModelStateError(UserError, RuntimeError):
+    """A call of a model that was closed, or one from inside a call of the same model."""
