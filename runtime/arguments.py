@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import UserError
-from relax_tune.runtime.program.program import Program
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.program.program import BufferSpec, Program
+from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
 
@@ -115,3 +116,24 @@ def _kind(value: object) -> str:
 def _numpy_name(dtype: str) -> str:
     package = "ml_dtypes" if dtype == "bfloat16" else "numpy"
     return f"{package}.{'bool_' if dtype == 'bool' else dtype}"
+
+
+def find_binders(program: Program) -> dict[int, tuple[int, int]]:
+    """Return for each symbol the (input position, dim) whose slot is that symbol itself; the first one binds it."""
+    found: dict[int, tuple[int, int]] = {}
+    for position, index in enumerate(program.inputs):
+        spec: BufferSpec = program.buffers[index]
+        for dim, slot in enumerate(spec.shape):
+            if program.scalars[slot * WIDTH] == Opcode.SYMBOL:
+                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
+    return found
+
+
+def check_binders(program: Program) -> None:
+    """Check that the inputs' dims determine every symbol, as `Executor.run` needs.
+
+    Raises: ArtifactError naming the symbols without a value. `Executor.bind` takes values for any."""
+    found = find_binders(program)
+    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
+    if missing:
+        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
-from relax_tune.runtime.arguments import check_arguments, check_values
+from relax_tune.runtime.arguments import check_arguments, check_binders, check_values, find_binders
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
-from relax_tune.runtime.program.program import BufferSpec, LaunchStep, Program, format_message, verify_program
-from relax_tune.runtime.program.scalars import WIDTH, Opcode, compile_scalars, constant_values
+from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
+from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.shapes import Recorder
 from relax_tune.runtime.weights import DeviceWeights
 
@@ -129,7 +129,7 @@ class Executor:
         verify_program(program)
         self.program, self.device = program, device
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
-        self._binders = _find_binders(program)
+        self._binders = find_binders(program)
         self._libraries = needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
@@ -289,14 +289,15 @@ class Executor:
         key, values = self._match(arrays, symbols)
         check_values(self.program, arrays, values)
         with self.device.turn:
-            self._refuse_within()
+            if self._running:
+                self.refuse_within()
+            self._running = True
             try:
-                self._running = True
                 return self._run(key, values, arrays, in_place)
             finally:
                 self._running = False
 
-    def _refuse_within(self) -> None:
+    def refuse_within(self) -> None:
         """Raises ModelStateError inside a call, where only this thread comes: by a signal's handler, say."""
         if self._running:
             raise ModelStateError(
@@ -349,7 +350,7 @@ class Executor:
         with self.device.turn:
             if self._closed:
                 return
-            self._refuse_within()
+            self.refuse_within()
             self._closed = True
             self.device.synchronize()
             for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
@@ -475,24 +476,3 @@ def _of_their_own(program: Program) -> frozenset[int]:
         roots.append(index)
     own = [i for i in given if program.buffers[i].role in ("input", "output") and program.buffers[i].storage is None]
     return frozenset(i for i in own if roots.count(i) == 1)
-
-
-def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
-    """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
-    found: dict[int, tuple[int, int]] = {}
-    for position, index in enumerate(program.inputs):
-        spec: BufferSpec = program.buffers[index]
-        for dim, slot in enumerate(spec.shape):
-            if program.scalars[slot * WIDTH] == Opcode.SYMBOL:
-                found.setdefault(program.scalars[slot * WIDTH + 1], (position, dim))
-    return found
-
-
-def check_binders(program: Program) -> None:
-    """Check that the inputs' dims determine every symbol, as `Executor.run` needs.
-
-    Raises: ArtifactError naming the symbols without a value. `Executor.bind` takes values for any."""
-    found = _find_binders(program)
-    missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
-    if missing:
-        raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")

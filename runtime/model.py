@@ -14,9 +14,11 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
+from relax_tune.runtime.after_fork import watch
+from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
-from relax_tune.runtime.executor import Executor, check_binders
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.program import Program
@@ -29,6 +31,9 @@ T = TypeVar("T")
 
 _WORKING = threading.local()
 """`model`: the one whose asynchronous call this thread is busy with."""
+
+_CLOSED = "one that was closed; open it again"
+_FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
 
 
 class ModelSource(Protocol):
@@ -128,7 +133,8 @@ class Model:
     turns, for a kernel already runs on all of the device, and one workspace serves all threads. A call that waits its turn lasts
     longer, so a process serves more by batching than by threads. `run_async` is the same for coroutines.
 
-    `close` waits for the call that runs; calls after it, and those still waiting, raise ModelStateError.
+    `close` waits for the call that runs; calls after it, and those still waiting, raise ModelStateError. So do calls in a process
+    that is forked.
     """
 
     def __init__(
@@ -143,9 +149,11 @@ class Model:
         self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned_device = weights, owned_device
-        self._closed = False
+        self._names = {name: name for name in artifact.functions}
+        self._refusal = ""  # why it cannot be called any more
         self._starting = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
+        watch(self)
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -183,9 +191,9 @@ class Model:
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found;
         ModelStateError after `close`.
         """
-        if self._closed:
-            raise self._was_closed()
-        name = choose_function({n: n for n in self.functions}, function, self.artifact.path)
+        if self._refusal:
+            raise self._refused()
+        name = choose_function(self._names, function, self.artifact.path)
         if name in self._host_programs:
             return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
@@ -209,8 +217,8 @@ class Model:
             )
         call = partial(contextvars.copy_context().run, self._work, inputs, function, host)
         with self._starting:
-            if self._closed:
-                raise self._was_closed()
+            if self._refusal:
+                raise self._refused()
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="relax-tune-model")
             found = self._worker.submit(call)
@@ -228,17 +236,21 @@ class Model:
     def _name(self) -> str:
         return self.artifact.path or ", ".join(self.functions)
 
-    def _was_closed(self) -> ModelStateError:
-        return ModelStateError(f"{self._name()}: wanted an open model, found one that was closed; open it again")
+    def _refused(self) -> ModelStateError:
+        return ModelStateError(f"{self._name()}: wanted an open model, found {self._refusal}")
 
     def close(self) -> None:
         """Give back memory, and the device when this opened it, after the call that runs. Once is enough.
 
         Raises: ModelStateError inside a call in the same thread, as a signal's handler may be.
         """
-        self._closed = True  # what comes now need not wait to be told
+        if self._refusal == _FORKED:
+            return  # the memory is the first process's
+        self._refusal = _CLOSED  # what comes now need not wait to be told
         try:
             with self._weights.device.turn:
+                for executor in self.executors.values():
+                    executor.refuse_within()
                 for executor in self.executors.values():
                     executor.close()
                 self._weights.close()
@@ -246,11 +258,16 @@ class Model:
                     self._owned_device.close()
                     self._owned_device = None
         except ModelStateError:
-            self._closed = False
+            self._refusal = ""
             raise
         with self._starting:
             if self._worker is not None:
                 self._worker.shutdown(wait=False)  # those that wait are told that it is closed
+
+    def after_fork(self) -> None:
+        """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
+        self._weights.device.turn, self._starting = threading.RLock(), threading.Lock()
+        self._refusal = self._refusal or _FORKED
 
     def __enter__(self) -> Model:
         return self

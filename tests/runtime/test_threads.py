@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from relax_tune.errors import ModelStateError, UserError
+from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.artifact import Artifact, new_artifact
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.model import Model
@@ -161,6 +163,81 @@ def test_signal_handler_calls_inside_a_call_are_refused(model: Model) -> None:
         del executor._bind
     assert len(found) == 2 and all("inside its own call" in text for text in found)
     model.run([rows(3, 0)])
+
+
+def test_close_inside_a_call_of_one_function_closes_none(
+    device: Device, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = [replace(small.program(device.info.kind), name=name) for name in ("first", "second")]
+    with new_artifact(programs, small.constants).open(device) as model:
+        second, found = model.executors["second"], []
+
+        def closing(*given: Any) -> Any:
+            with pytest.raises(ModelStateError, match="inside its own call"):
+                model.close()
+            found.append(1)
+            return bind(*given)
+
+        bind = second._bind
+        monkeypatch.setattr(second, "_bind", closing)
+        for name in ("second", "first"):
+            x = rows(20, 0)
+            np.testing.assert_allclose(model.run([x], name)[0], small.reference(x), rtol=1e-5, atol=1e-5)
+        assert found == [1]
+
+
+def test_failed_call_leaves_the_turn_to_others(model: Model, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise MeasureError("the device is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.executor.device, "upload", fails)
+        patch.setattr(model.executor, "_place", lambda *_: False)
+        with pytest.raises(MeasureError, match="the device is lost"):
+            model.run([rows(20, 0)])
+    together(2, lambda thread: check(model, small, 20, thread))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_forked_model_refuses_calls(model: Model, small: Any) -> None:
+    """libgomp's threads, and those of OpenCL, stay in the first process: a call would wait for them for ever."""
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with model.executor.device.turn:  # as a call in another thread when the process forks
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, from Python 3.12
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            with pytest.raises(ModelStateError, match="of the process that forked this one"):
+                model.run([rows(20, 0)])
+            model.close()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    release.set()
+    thread.join()
+    assert status == 0
+    check(model, small, 20, 2)
+
+
+def test_run_async_in_two_event_loops_is_right(model: Model, small: Any) -> None:
+    async def calls(thread: int) -> None:
+        given = [rows(14 + (thread * 31 + k * 53) % 500, k) for k in range(20)]
+        for x, (z,) in zip(given, await asyncio.gather(*(model.run_async([x]) for x in given)), strict=True):
+            np.testing.assert_allclose(z, small.reference(x), rtol=1e-5, atol=1e-5)
+
+    together(2, lambda thread: asyncio.run(calls(thread)))
 
 
 def test_run_async_several_at_once_are_right(model: Model, small: Any) -> None:

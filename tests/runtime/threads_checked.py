@@ -64,7 +64,7 @@ def model(folder: Path, guarded: bool) -> None:
     start, wrong = threading.Barrier(4), []
     with new_artifact(Small.program("c"), Small.constants).open(device) as opened:
         if not guarded:
-            opened.executor._refuse_within = lambda: None  # type: ignore[method-assign]
+            opened.executor.refuse_within = lambda: None  # type: ignore[method-assign]
 
         def work(thread: int) -> None:
             start.wait()

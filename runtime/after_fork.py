@@ -1,0 +1,31 @@
+"""Models in a forked process, where the threads that compute are missing: a call there would wait for them for ever."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forkable(Protocol):
+    """The part of a `Model` that a fork concerns."""
+
+    def after_fork(self) -> None: ...
+
+
+_OPEN: list[weakref.WeakSet[Forkable]] = []
+"""The models of this process, in a set; none before the first is opened."""
+
+
+def watch(model: Forkable) -> None:
+    """Have `after_fork` called in every process that is forked from this one."""
+    if not _OPEN:
+        _OPEN.append(weakref.WeakSet())
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_in_child)
+    _OPEN[0].add(model)
+
+
+def _in_child() -> None:
+    for model in tuple(_OPEN[0]):
+        model.after_fork()
