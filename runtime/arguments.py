@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
-from relax_tune.runtime.program.program import BufferSpec, Program
+from relax_tune.runtime.program.program import BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
@@ -50,6 +50,18 @@ def _check_range(
         f"model uses as indices, found {array[place]} at [{', '.join(str(int(i)) for i in place)}]; are the inputs (token "
         "ids, say) made for this model?"
     )
+
+
+def check_computed(program: Program, found: CheckedIndex, array: NDArray[Any], size: int) -> None:
+    """Check the indices that a call computed. Raises UserError naming operator, value, range and place."""
+    used = array.reshape(-1)[found.column :: found.every]
+    wrong = (used < 0) | (used >= size)
+    if wrong.any():
+        place = np.unravel_index(int(np.argmax(wrong)) * found.every + found.column, array.shape)
+        raise UserError(
+            f"{program.name}: {found.operator}: wanted computed indices of at least 0 and below {size}, found {array[place]} "
+            f"at [{', '.join(str(int(i)) for i in place)}]; the model was built with --checks, which refuses them"
+        )
 
 
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:

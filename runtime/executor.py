@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
-from relax_tune.runtime.arguments import check_arguments, check_binders, check_values, find_binders
+from relax_tune.runtime.arguments import check_arguments, check_binders, check_computed, check_values, find_binders
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
@@ -328,6 +328,11 @@ class Executor:
         finally:
             for index in placed:
                 device.place(self._own[index], None)
+        for found in program.checked:
+            spec = program.buffers[found.buffer]
+            shape = bound.shapes[spec.name]
+            array = device.download(self._device_buffer(found.buffer), np.dtype(spec.dtype), shape)
+            check_computed(program, found, array, bound.values[found.size])
         results = []
         for index in program.outputs:
             spec = program.buffers[index]
@@ -467,8 +472,8 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
 
 
 def _of_their_own(program: Program) -> frozenset[int]:
-    """Inputs and outputs that share memory with no other."""
-    given = [*program.inputs, *program.outputs]
+    """Inputs and outputs that share memory with no other, or with an index that is checked."""
+    given = [*program.inputs, *program.outputs, *{c.buffer for c in program.checked}]
     roots = []
     for index in given:
         while (base := program.buffers[index].base) is not None:

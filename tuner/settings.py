@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -188,6 +188,15 @@ class Settings:
         commands=BUILD,
         choices=get_args(Memory),
     )
+    checks: bool = option(
+        False,
+        "Check computed indices too: a call fails where one is outside its dim, instead of reading the nearest element or "
+        "dropping the update. It fuses less. Build with what was tuned.",
+        commands=MODEL,
+        default="off",
+        kind=bool,
+        metavar="true|false",
+    )
     shapes: Shapes | None = option(
         None,
         "Shapes that count: all of the declared ranges, evenly on a log scale; or above all the served shapes, as "
@@ -328,7 +337,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(OPTIONS))}; found {', '.join(unknown)}")
     for name, value in data.items():
         if type(value) is not OPTIONS[name].kind:
-            kind = "a whole number" if OPTIONS[name].kind is int else "text"
+            kind = _KINDS[OPTIONS[name].kind]
             raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
     return data
 
@@ -338,7 +347,7 @@ def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
         if (variable := variable_of(old)) in variables:
             raise UserError(_renamed(old, variable, variable_of(new), variables[variable]))
     given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}
-    return {name: _number(name, text) if OPTIONS[name].kind is int else text for name, text in given.items()}
+    return {name: _PARSED.get(OPTIONS[name].kind, _text)(name, text) for name, text in given.items()}
 
 
 def _check(name: str, declared: Option, value: object) -> None:
@@ -353,6 +362,9 @@ def _check(name: str, declared: Option, value: object) -> None:
     elif declared.kind is int:
         if type(value) is not int:
             raise UserError(f"{flag} wants a whole number, found {value!r:.80}")
+    elif declared.kind is bool:
+        if type(value) is not bool:
+            raise UserError(f"{flag} wants true or false, found {value!r:.80}")
     elif not isinstance(value, str):
         raise UserError(f"{flag} wants text, found {value!r:.80}")
 
@@ -373,3 +385,18 @@ def _number(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise UserError(f"RELAX_TUNE_{name.upper()} wants a whole number, found {value!r}") from None
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value.lower() not in _BOOLEANS:
+        raise UserError(f"RELAX_TUNE_{name.upper()} wants true or false, found {value!r}")
+    return _BOOLEANS[value.lower()]
+
+
+def _text(name: str, value: str) -> str:
+    return value
+
+
+_KINDS: Mapping[type, str] = {int: "a whole number", bool: "true or false", str: "text"}
+_BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
+_PARSED: Mapping[type, Callable[[str, str], Any]] = {int: _number, bool: _boolean}

@@ -1,7 +1,8 @@
 """Ranges of values from outside that operators use as indices, traced through the graph before it is lowered.
 
 An index from outside is a parameter of a function, also under casts, views, and the counting of negative indices from the end.
-One outside its dim is an error of the call. Any other index is computed: gathers clamp it, and scatters drop its update.
+One outside its dim is an error of the call. Any other index is computed: gathers clamp it, and scatters drop its
+update, or the call fails where the model is built with checks (`ir/passes/control/checked_indices`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, sub, substitute
 from relax_tune.ir.core.graph import Binding, Call, Constant, Function, GVar, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, tensor_dims
-from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.base import IndexUse, OperatorSpec
 from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Permute, Slice
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast
@@ -39,17 +40,35 @@ class IndexRange:
     column: int = 0
 
 
-def index_ranges(f: Function, constants: Mapping[str, NDArray[Any]]) -> tuple[IndexRange, ...]:
-    """Return the ranges of the parameters that operators of a straight-line function use as indices."""
-    params = {p: position for position, p in enumerate(f.params)}
-    trace = IndexTrace(params, {b.var: b.value for b in f.bindings if isinstance(b, Binding)}, constants)
-    found = (
-        r
-        for b in f.bindings
-        if isinstance(b.value, Call)
-        for r in trace.ranges(b.value, [a.info for a in b.value.args])
-    )
+def index_ranges(
+    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
+) -> tuple[IndexRange, ...]:
+    """Return the ranges of the parameters that operators of a straight-line function use as indices.
+
+    outside: positions of the parameters that come from outside; None: all do"""
+    trace = _trace(f, constants, outside)
+    found = (r for call in _operators(f) for r in trace.ranges(call, [a.info for a in call.args]))
     return tuple(dict.fromkeys(found))
+
+
+def computed_indices(
+    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
+) -> Iterator[tuple[str, Value, IndexUse]]:
+    """Iterate over what operators of a straight-line function use as indices and compute: operator's name, argument and use."""
+    trace = _trace(f, constants, outside)
+    for call in _operators(f):
+        if isinstance(call.op, OperatorSpec):
+            for used in trace.computed(call, [a.info for a in call.args]):
+                yield call.op.name, call.args[used.position], used
+
+
+def _trace(f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None) -> IndexTrace:
+    params = {p: n for n, p in enumerate(f.params) if outside is None or n in outside}
+    return IndexTrace(params, {b.var: b.value for b in f.bindings if isinstance(b, Binding)}, constants)
+
+
+def _operators(f: Function) -> Iterator[Call]:
+    return (b.value for b in f.bindings if isinstance(b.value, Call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +88,18 @@ class IndexTrace:
 
     def ranges(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexRange]:
         """Iterate over the ranges of parameters that an operator uses as indices. infos: annotations of its arguments."""
+        return (found for _, found in self.uses(call, infos) if found is not None)
+
+    def computed(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexUse]:
+        """Iterate over the uses of values as indices that are no parameters. infos: annotations of the arguments."""
+        return (used for used, found in self.uses(call, infos) if found is None)
+
+    def uses(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[tuple[IndexUse, IndexRange | None]]:
+        """Iterate over uses of values as indices, each with the range of its parameter; None for a computed value."""
         tensors = [i for i in infos if isinstance(i, TensorInfo) and i.shape is not None]
         if isinstance(call.op, OperatorSpec) and len(tensors) == len(infos):
             for used in call.op.indexed(tensors):
-                found = self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
-                if found is not None:
-                    yield found
+                yield used, self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
 
     def solve(self, v: Value, low: Expr, high: Expr, every: int, column: int) -> IndexRange | None:
         """Return the range of the parameter that `v` is made of; None for a computed value."""

@@ -56,6 +56,7 @@ class _Outside:
 
     libraries: Mapping[str, Library] = field(default_factory=dict)
     hosts: Mapping[str, Host] = field(default_factory=dict)
+    checks: bool = False
 
 
 def run_function(
@@ -64,17 +65,19 @@ def run_function(
     args: Sequence[Result],
     libraries: Mapping[str, Library] | None = None,
     hosts: Mapping[str, Host] | None = None,
+    checks: bool = False,
 ) -> Result:
     """Run the graph function `name` of `module` on `args`.
 
-    libraries: what `call_dps_library` calls, by routine. hosts: what `call_host` calls, by routine.
+    libraries: what `call_dps_library` calls, by routine. hosts: what `call_host` calls, by routine. checks: a computed index
+    outside its dim is an error, as in a build with `--checks`.
 
     Raises:
         UserError: an argument, a declared bound, a match_cast or a run-time check that does not hold; names the function, the
             value, the dim, the wanted and the found.
         VerifyError: a value that is not what its annotation says, or a tensor function that misbehaves.
     """
-    return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {})).run(args)
+    return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {}, checks)).run(args)
 
 
 def _graph(module: IRModule, name: str) -> g.Function:
@@ -298,7 +301,7 @@ class _Run:
         try:
             infos = [actual_info(a) for a in args]
             op.infer(infos, Deduction())  # what annotations left open, by the values
-            self.check_indices(call, infos)
+            self.check_indices(call, infos, args)
             return op.evaluate(args)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
@@ -307,24 +310,30 @@ class _Run:
         symbols: dict[Var, Expr] = {s: const(n) for s, n in self.symbols.items()}
         return IndexTrace(self.outside, self.made, self.module.constants, symbols)
 
-    def check_indices(self, call: g.Call, infos: Sequence[StructInfo]) -> None:
-        """Refuse parameters that an operator uses as indices outside their dims. Raises DeduceError naming the first."""
+    def check_indices(self, call: g.Call, infos: Sequence[StructInfo], args: Sequence[Array]) -> None:
+        """Refuse parameters that an operator uses as indices outside their dims, and with checks also computed values.
+
+        Raises DeduceError naming the first."""
         if not isinstance(call.op, OperatorSpec) or not call.op.indexed(
             [i for i in infos if isinstance(i, TensorInfo)]
         ):
             return
-        for r in self.trace().ranges(call, infos):
-            p = self.f.params[r.position]
-            array, low, high = self.values[p], self.number(r.low), self.number(r.high)
-            used = array.reshape(-1)[r.column :: r.every]
-            wrong = (used < low) | (used >= high)
-            if low < high and wrong.any():
-                place = np.unravel_index(int(np.argmax(wrong)) * r.every + r.column, array.shape)
-                at = ", ".join(str(int(i)) for i in place)
-                raise DeduceError(
-                    f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "
-                    f"found {array[place]} at [{at}]"
-                )
+        for used, r in self.trace().uses(call, infos):
+            if r is not None:
+                p = self.f.params[r.position]
+                low, high = self.number(r.low), self.number(r.high)
+                place = _outside(self.values[p], low, high, r.every, r.column) if low < high else ""
+                if place:
+                    raise DeduceError(
+                        f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "
+                        f"found {place}"
+                    )
+            elif self.given.checks:
+                size = self.number(used.size)
+                place = _outside(args[used.position], 0, size, used.every, used.column)
+                if place:
+                    wanted = f"wanted computed indices of at least 0 and below {size}"
+                    raise DeduceError(f"{call.op.name}: {wanted}, found {place}")
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
         """Check with the symbols' values the conditions that deduction leaves to run time. Raises UserError, VerifyError."""
@@ -414,3 +423,13 @@ def describe(value: object) -> str:
         case tuple():
             return f"a tuple of {len(value)}"
     return f"a {type(value).__name__}" if scalar_dtype(value) is None else f"the number {value}"
+
+
+def _outside(array: Array, low: int, high: int, every: int, column: int) -> str:
+    """Return value and place of the first index outside [low, high); an empty text when there is none."""
+    used = array.reshape(-1)[column::every]
+    wrong = (used < low) | (used >= high)
+    if not wrong.any():
+        return ""
+    place = np.unravel_index(int(np.argmax(wrong)) * every + column, array.shape)
+    return f"{array[place]} at [{', '.join(str(int(i)) for i in place)}]"

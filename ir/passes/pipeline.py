@@ -17,6 +17,7 @@ from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
 from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges
 from relax_tune.ir.op.base import RuntimeCheck
+from relax_tune.ir.passes.control.checked_indices import CheckedModule, IndexCheck, add_indices, outside_params
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
 from relax_tune.ir.passes.fusion.fuse import FuseOps
@@ -102,6 +103,8 @@ class LoweredModule:
     entries: the functions that a built model offers by name.
     seconds: the time of each pass.
     ranges: of each straight-line function, what parameters used as indices may hold.
+    outside: of each straight-line function, the positions of the parameters that come from outside the model.
+    index_checks: of each straight-line function of a build with checks, those of the computed indices, its last results.
     """
 
     module: IRModule
@@ -111,6 +114,8 @@ class LoweredModule:
     entries: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...] = ()
     ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
+    outside: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    index_checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=dict)
 
     @property
     def functions(self) -> Mapping[str, Function]:
@@ -234,28 +239,33 @@ def lower(
     passes: Sequence[Pass] = STANDARD,
     rules: Sequence[Rule] = (),
     manager: PassManager | None = None,
+    checks: bool = False,
 ) -> LoweredModule:
     """Lower a module from operators to fused tensor functions.
 
     Calls are inlined first. A function that still branches, calls or has side effects is outlined into subgraphs. The `passes`
     then run over everything. rules: a user's own, each applied at its level. manager: runs the passes.
+    checks: computed indices become further results, which the call looks at.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
     manager = manager or PassManager()
     first = [RewriteByPattern(tuple(r for r in rules if r.level == level), level == "import") for level in FIRST_LEVELS]
     module = manager.run(module, [step for step in first if step.rules])
-    inlined, checks = Inline().run(module)
+    inlined, conditions = Inline().run(module)
     offered = tuple(entries(module.functions))
     hosts: tuple[str, ...] = ()
     roots = tuple(n for n in offered if not is_straight_line(_graph(inlined, n)))
     if roots:
-        inlined, checks, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
+        inlined, conditions, hosts = _outlined(module, tuple(n for n in offered if n not in roots), roots)
     inlined = _bounded(inlined)
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
-    straight = {n: f for n, f in inlined.graphs.items() if n not in hosts}
-    ranges = {n: index_ranges(f, inlined.constants) for n, f in straight.items()}
-    done = manager.run(inlined, with_rules(passes, rules))
-    return LoweredModule(done, checks, tuple(manager.stages), hosts, offered, tuple(manager.seconds), ranges)
+    outside = outside_params(inlined, hosts, offered)
+    ranges = {n: index_ranges(inlined.graphs[n], inlined.constants, given) for n, given in outside.items()}
+    found = add_indices(inlined, hosts, outside) if checks else CheckedModule(inlined, {})
+    manager.add("CheckIndices()", inlined, found.module)
+    done = manager.run(found.module, with_rules(passes, rules))
+    stages, seconds = tuple(manager.stages), tuple(manager.seconds)
+    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, outside, found.checks)
 
 
 def _graph(module: IRModule, name: str) -> Function:

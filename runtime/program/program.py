@@ -84,6 +84,19 @@ class InputRange:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedIndex:
+    """Elements of a computed array that an operator used as indices: a call with one outside [0, size) fails after its launches.
+
+    buffer: its index; size: slot; of the flattened elements those at `column`, `column + every` ... are meant."""
+
+    buffer: int
+    operator: str
+    size: int
+    every: int = 1
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BufferSpec:
     """A row-major array. `shape` holds one scalar slot per dimension (none: a 0-d array).
 
@@ -171,6 +184,7 @@ class Program:
     name: str = "main"
     schema: int = SCHEMA
     ranges: tuple[InputRange, ...] = ()
+    checked: tuple[CheckedIndex, ...] = ()
 
     def to_json(self) -> str:
         """Canonical JSON text: the same program gives the same bytes."""
@@ -245,6 +259,8 @@ def _shown_texts(program: Program) -> Iterator[tuple[str, str]]:
     yield "program.name", program.name
     for position, check in enumerate(program.checks):
         yield f"checks[{position}].message", check.message.replace("\n", " ")  # it may show lines of the program
+    for position, computed in enumerate(program.checked):
+        yield f"checked[{position}].operator", computed.operator
     for position, call in enumerate(program.calls):
         yield f"calls[{position}].name", call.name
         yield f"calls[{position}].task", call.task
@@ -369,6 +385,13 @@ def _verify_boundary(program: Program) -> None:
             raise wrong(f"{where}.buffer", "an input", found.buffer)
         check_indices((found.low, found.high), slots, f"{where}.low", "scalar slot")
         check_index(found.column, found.every, f"{where}.column", "column")
+    for position, computed in enumerate(program.checked):
+        where = f"checked[{position}]"
+        check_index(computed.buffer, len(program.buffers), f"{where}.buffer", "buffer")
+        if program.buffers[computed.buffer].role not in ("output", "input", "const", "view"):
+            raise wrong(f"{where}.buffer", "no temporary memory", program.buffers[computed.buffer].role)
+        check_index(computed.size, slots, f"{where}.size", "scalar slot")
+        check_index(computed.column, computed.every, f"{where}.column", "column")
     if len(set(program.inputs)) != len(program.inputs):
         raise wrong("inputs", "each buffer once", program.inputs)
     listed = set(program.inputs)

@@ -32,7 +32,15 @@ from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.program.plan import Entry, choice_slot
-from relax_tune.runtime.program.program import CallSite, CallVariant, Check, InputRange, LaunchStep, Program
+from relax_tune.runtime.program.program import (
+    CallSite,
+    CallVariant,
+    Check,
+    CheckedIndex,
+    InputRange,
+    LaunchStep,
+    Program,
+)
 from relax_tune.runtime.program.scalars import Opcode, ScalarBuilder
 from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
@@ -160,12 +168,22 @@ class GraphEmitter:
         for check in self.lowered.checks[main.name]:
             slot = b.slot(check.cond, self.symbols)
             b.checks.append(Check(slot, check.message, tuple(b.slot(v, self.symbols) for v in check.values)))
-        return b.finish(inputs, outputs)
+        return b.finish(inputs, self._checked(outputs))
+
+    def _checked(self, outputs: Sequence[int]) -> Sequence[int]:
+        """Declare the checks of computed indices, the last outputs. Return the outputs of the model itself."""
+        checks = self.lowered.index_checks.get(self.main.name, ())
+        own = len(outputs) - len({c.result for c in checks})
+        for c in checks:
+            size = self.builder.slot(c.size, self.symbols)
+            self.builder.checked.append(CheckedIndex(outputs[own + c.result], c.operator, size, c.every, c.column))
+        return outputs[:own]
 
     def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
-        """The values parameters of the model may hold that are used as indices."""
+        """The values parameters from outside may hold that are used as indices."""
         found: dict[GVar, tuple[int, int]] = {}
-        params = set(self.main.params)
+        outside = self.lowered.outside[self.main.name]
+        params = {p for position, p in enumerate(self.main.params) if position in outside}
         for _, call in _calls(self.main):
             func = self.choices[call.callee].task.func
             given = dict(zip(func.input_buffers, call.args, strict=True))

@@ -119,7 +119,7 @@ class Job:
     @cached_property
     def lowered(self) -> LoweredModule:
         passes = passes_for(self.settings.qkv, dtype(self.settings.precision), self.settings.attention)
-        return lower(self.module, passes, self.rules, PassManager(self.verify))
+        return lower(self.module, passes, self.rules, PassManager(self.verify), self.settings.checks)
 
     @cached_property
     def key(self) -> str:

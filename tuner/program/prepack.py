@@ -86,7 +86,7 @@ def _without_unread(program: Program) -> Program:
     """The program without constants and kernels that nothing reads or runs any more."""
     steps = [*program.prepare, *(s for c in program.calls for v in c.variants for s in v.steps)]
     read = {i for s in steps for i in s.buffers} | {*program.inputs, *program.outputs}
-    read |= {b.base for b in program.buffers if b.base is not None}
+    read |= {b.base for b in program.buffers if b.base is not None} | {c.buffer for c in program.checked}
     kept = [i for i, b in enumerate(program.buffers) if i in read or b.role not in ("const", "packed")]
     at = {old: new for new, old in enumerate(kept)}
 
@@ -107,4 +107,6 @@ def _without_unread(program: Program) -> Program:
         calls=calls,
         inputs=tuple(at[i] for i in program.inputs),
         outputs=tuple(at[i] for i in program.outputs),
+        ranges=tuple(replace(r, buffer=at[r.buffer]) for r in program.ranges),
+        checked=tuple(replace(c, buffer=at[c.buffer]) for c in program.checked),
     )

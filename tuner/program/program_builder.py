@@ -25,6 +25,7 @@ from relax_tune.runtime.program.program import (
     CallSite,
     CallVariant,
     Check,
+    CheckedIndex,
     Fill,
     InputRange,
     KernelSource,
@@ -105,6 +106,7 @@ class ProgramBuilder:
     checks: list[Check] = field(default_factory=list)
     calls: list[CallSite] = field(default_factory=list)
     ranges: list[InputRange] = field(default_factory=list)
+    checked: list[CheckedIndex] = field(default_factory=list)
     _ranges: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _packed: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     _generated: dict[PrimFunc, GeneratedKernel] = field(default_factory=dict)
@@ -311,6 +313,7 @@ class ProgramBuilder:
             outputs=tuple(outputs),
             name=self.name,
             ranges=tuple(self.ranges),
+            checked=tuple(self.checked),
         )
 
 

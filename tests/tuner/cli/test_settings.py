@@ -25,6 +25,7 @@ SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "cache_dtype": st.sampled_from(["f32", "f16", "bf16"]),
     "shapes": st.sampled_from(["uniform", "profile"]),
     "memory": st.sampled_from(["symbolic", "constant-inplace"]),
+    "checks": st.booleans(),
     "db": st.sampled_from(["a.db", "sqlite:///b.db"]),
 }
 SOME = st.fixed_dictionaries({}, optional=SOURCES)
@@ -36,7 +37,7 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(
     tmp_path_factory: pytest.TempPathFactory, flags: dict[str, Any], environment: dict[str, Any], file: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("settings")
-    text = "".join(f"{k} = {v!r}\n" if isinstance(v, int) else f'{k} = "{v}"\n' for k, v in file.items())
+    text = "".join(f'{k} = "{v}"\n' if isinstance(v, str) else f"{k} = {str(v).lower()}\n" for k, v in file.items())
     (folder / "relax-tune.toml").write_text(text)
     variables = {f"RELAX_TUNE_{k.upper()}": str(v) for k, v in environment.items()}
     unset = {k: None for k in SOURCES if k not in flags}
@@ -57,6 +58,9 @@ def test_trials_override_candidates_of_effort() -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "file", "says"),
     [
+        ({"checks": "yes"}, {}, "", "--checks wants true or false, found 'yes'"),
+        ({}, {"RELAX_TUNE_CHECKS": "maybe"}, "", "RELAX_TUNE_CHECKS wants true or false, found 'maybe'"),
+        ({}, {}, "checks = 1", "relax-tune.toml: checks wants true or false, found 1"),
         ({"precision": "int8"}, {}, "", "--precision wants one of f32, f16, bf16; found 'int8'"),
         ({"cache_dtype": "int8"}, {}, "", "--cache-dtype wants one of f32, f16, bf16; found 'int8'"),
         ({"effort": "huge"}, {}, "", "quick, normal, full"),

@@ -28,7 +28,7 @@ def setting_option(name: str) -> Any:
     declared = OPTIONS[name]
     return typer.Option(
         flag_of(name),
-        metavar=declared.metavar,
+        metavar=None if declared.kind is bool else declared.metavar,
         autocompletion=among(*declared.suggestions) if declared.suggestions else None,
         help=f"{declared.help} [default: {declared.default}]",
     )

@@ -173,12 +173,12 @@ def _show_model(
     if "program" in sections:
         document |= {
             "after": after or IMPORTED,
-            "program": print_text(program_after(module, after or IMPORTED, passes, verify)),
+            "program": print_text(program_after(module, after or IMPORTED, passes, verify, settings.checks)),
         }
     elif after is not None:
         raise UserError("--after does not apply: it is about the program; add --what program")
     tasks = (
-        extract_tasks(lower(module, passes, manager=PassManager(verify)), settings.anchors)
+        extract_tasks(lower(module, passes, manager=PassManager(verify), checks=settings.checks), settings.anchors)
         if "tasks" in sections
         else ()
     )

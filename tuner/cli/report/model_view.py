@@ -22,10 +22,12 @@ def stage_names(passes: Sequence[Pass] = STANDARD) -> tuple[str, ...]:
     return (IMPORTED, *pass_names(passes), LOWERED)
 
 
-def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD, verify: bool = False) -> IRModule:
+def program_after(
+    module: IRModule, stage: str, passes: Sequence[Pass] = STANDARD, verify: bool = False, checks: bool = False
+) -> IRModule:
     """Return the module after the passes up to and including `stage` (any case).
 
-    Its calls are inlined or outlined as `lower` does it. Raises UserError that names the stages.
+    Its calls are inlined or outlined as `lower` does it. checks: as of `lower`. Raises UserError that names the stages.
     """
     names = stage_names(passes)
     known = [name.lower() for name in names]
@@ -34,7 +36,7 @@ def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDAR
     name = names[known.index(stage.lower())]
     if name == IMPORTED:
         return module
-    return lower(module, passes, manager=PassManager(verify, None if name == LOWERED else name)).module
+    return lower(module, passes, manager=PassManager(verify, None if name == LOWERED else name), checks=checks).module
 
 
 def task_document(task: Task) -> dict[str, Any]:
