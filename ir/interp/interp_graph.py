@@ -80,6 +80,16 @@ def run_function(
     return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {}, checks)).run(args)
 
 
+def _rounded(value: Result, info: StructInfo) -> Result:
+    """Round floats to their deduced dtype: `evaluate` keeps those of float64 arguments, for references."""
+    if isinstance(info, TupleInfo) and isinstance(value, tuple):
+        return tuple(map(_rounded, value, info.fields))
+    if not isinstance(info, TensorInfo) or info.dtype is None or not info.dtype.is_float:
+        return value
+    with np.errstate(over="ignore"):  # too large is infinite
+        return value.astype(info.dtype.numpy, copy=False)
+
+
 def _graph(module: IRModule, name: str) -> g.Function:
     found = module.functions.get(name)
     if not isinstance(found, g.Function):
@@ -300,9 +310,9 @@ class _Run:
         op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
             infos = [actual_info(a) for a in args]
-            op.infer(infos, Deduction())  # what annotations left open, by the values
+            found = op.infer(infos, Deduction())  # what annotations left open, by the values
             self.check_indices(call, infos, args)
-            return op.evaluate(args)
+            return _rounded(op.evaluate(args), found)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 

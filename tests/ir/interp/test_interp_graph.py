@@ -10,7 +10,7 @@ import pytest
 from tests.ir.text.test_text_graph import feed_forward
 
 from relax_tune.errors import UserError, VerifyError
-from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.dtype import DType, bf16, f16, f32, f64
 from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import Binding, Call, DataflowBlock, Function, GVar, ShapeValue, TupleValue
@@ -18,7 +18,7 @@ from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo, TupleInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.math.elementwise import Exp, Relu
+from relax_tune.ir.op.math.elementwise import Cast, Exp, Relu
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.passes.pipeline import lower
 
@@ -111,6 +111,19 @@ def test_match_cast_mismatch_raises(shape: tuple[int, ...], message: str) -> Non
     run_function(with_match_cast(), "main", [x, np.zeros((3, 2), np.float32)])
     with pytest.raises(UserError, match=message):
         run_function(with_match_cast(), "main", [x, np.zeros(shape, np.float32)])
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32, f64])
+def test_cast_of_float64_is_rounded_to_its_dtype(dtype: DType) -> None:
+    g = GraphBuilder()
+    m = g.finish(g.call(Cast(dtype), g.input("x", (3,), f64)))
+    x = np.array([0.1, 1e300, np.nan])
+    for module in (m, lower(m).module):
+        found = run_function(module, "main", [x])
+        with np.errstate(over="ignore"):
+            wanted = x.astype(dtype.numpy)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found.astype(np.float64), wanted.astype(np.float64))
 
 
 def test_match_cast_binds_symbols() -> None:
