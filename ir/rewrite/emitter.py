@@ -88,18 +88,16 @@ class Emitter:
 
 @dataclass(slots=True)
 class FunctionTable:
-    """Named functions of a module in the making, structurally equal tensor functions once."""
+    """Named functions of a module in the making, structurally equal tensor functions once.
+
+    keys: name of a tensor function by workload key; None until one is added, as many passes add none."""
 
     functions: dict[str, AnyFunction]
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] | None = None
 
     @classmethod
     def of(cls, functions: Mapping[str, AnyFunction]) -> FunctionTable:
-        table = cls(dict(functions))
-        for name, f in functions.items():
-            if isinstance(f, PrimFunc):
-                table.keys.setdefault(workload_key(f), name)
-        return table
+        return cls(dict(functions))
 
     def prim(self, name: str) -> PrimFunc:
         """The tensor function `name`. Raises KeyError."""
@@ -110,6 +108,11 @@ class FunctionTable:
 
     def add(self, func: PrimFunc) -> str:
         """The name under which `func` or an equal function is held."""
+        if self.keys is None:
+            self.keys = {}
+            for name, f in self.functions.items():
+                if isinstance(f, PrimFunc):
+                    self.keys.setdefault(workload_key(f), name)
         key = workload_key(func)
         known = self.keys.get(key)
         if known is not None:

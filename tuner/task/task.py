@@ -29,7 +29,15 @@ from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
 from relax_tune.schedules.rules.cpu import fallback, injective
-from relax_tune.schedules.sketch import Sketch, first_to_try, generate_sketches, instantiate, iter_sketches, replay_with
+from relax_tune.schedules.sketch import (
+    Sketch,
+    first_to_try,
+    generate_sketches,
+    instantiate,
+    iter_sketches,
+    replay_with,
+    simplify_func,
+)
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.program.program_builder import KernelStage, LibraryStage, Stage, candidate_program
@@ -171,7 +179,9 @@ class Choices:
     @cached_property
     def _generic(self) -> VariantRecord:
         ((_, schedule),) = fallback.sketches(self.task.func, self.hardware)
-        return VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
+        record = VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
+        self._stages[record.key] = (KernelStage(simplify_func(schedule.func)),)  # what a replay would give
+        return record
 
     @cached_property
     def forms(self) -> tuple[LibraryForm, ...]:
