@@ -287,14 +287,14 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
 
 
 def minimum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y, literal = _folded(min, a, b)
+    x, y, literal = _folded(SCALAR_OPS["min"].evaluate or min, a, b)
     if literal is not None:
         return literal
     return x if x is y else op("min", (x, y), x.dtype)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y, literal = _folded(max, a, b)
+    x, y, literal = _folded(SCALAR_OPS["max"].evaluate or max, a, b)
     if literal is not None:
         return literal
     return x if x is y else op("max", (x, y), x.dtype)

@@ -68,7 +68,18 @@ from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.window import Conv, Pool
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.reduction.reduce import (
+    L2Normalize,
+    LayerNorm,
+    Max,
+    MaxOrLowest,
+    Mean,
+    MeanPool,
+    Min,
+    MinOrHighest,
+    Softmax,
+    Sum,
+)
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.shapes import ReshapeTo, ShapeOf, TensorToShape, Unique
 
@@ -89,7 +100,7 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
     (
         Add, Sub, Mul, Div, Maximum, Minimum, AddScalar, MulScalar, MaximumScalar,
         Exp, Erf, Tanh, Sqrt, Rsqrt, Sigmoid, Gelu, Relu, Cast,
-        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max, Min,
+        Matmul, Softmax, LayerNorm, L2Normalize, MeanPool, Sum, Mean, Max, Min, MaxOrLowest, MinOrHighest,
         Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
         Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
         GatherND, GatherElements, Iota, Scalars,

@@ -21,7 +21,7 @@ from relax_tune.ir.op.math.logic import Equal, Where
 from relax_tune.ir.op.math.numeric import Abs, Log
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, MaxOrLowest, Mean, Min, MinOrHighest, Reduce, Softmax, Sum
 from relax_tune.ir.op.reduction.scan import Prod
 
 
@@ -73,7 +73,7 @@ def _softmax(w: Writer, node: OnnxNode) -> ImportedValue:
 def _log_softmax(w: Writer, node: OnnxNode) -> ImportedValue:
     axis = (_soft_axis(node),)
     value = w.tensor(node.item(0))
-    low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
+    low = w.emit(Sub(), value, w.emit(MaxOrLowest(axis, True), value))
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
 
 
@@ -137,12 +137,21 @@ def _log_sum_exp(w: Writer, node: OnnxNode) -> ImportedValue:
         return w.of(w.emit(Log(), w.emit(Exp(), value)))
     axes = axes or tuple(range(x.ndim))
     limit = -x.dtype.lowest
-    top = clip(w, w.emit(Max(axes, True), value), x.dtype, -limit, limit)
+    top = clip(w, w.emit(MaxOrLowest(axes, True), value), x.dtype, -limit, limit)
     total = w.emit(Sum(axes, True), w.emit(Exp(), w.emit(Sub(), value, top)))
     found = w.emit(Add(), w.emit(Log(), total), top)
     if not node.attributes.get("keepdims", 1):
         found = w.reshape(found, [d for p, d in enumerate(tensor_dims(found)) if p not in axes])
     return w.of(found)
+
+
+def _extreme(makes: tuple[type[Reduce], type[Reduce]]) -> Handler:
+    """Make a handler of a maximum or minimum. From version 20 on, and of bools, it has a value over no elements: `makes[1]`."""
+
+    def handler(w: Writer, node: OnnxNode) -> ImportedValue:
+        return reduced(makes[node.opset >= 20 or node.item(0).dtype is bool_])(w, node)  # type: ignore[return-value]
+
+    return handler
 
 
 def _global(make: Callable[[tuple[int, ...], bool], Reduce]) -> Handler:
@@ -215,8 +224,8 @@ def _one_hot(w: Writer, node: OnnxNode) -> ImportedValue:
 
 HANDLERS: Mapping[str, Handler] = {
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
-    "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": reduced(Max), "ReduceMin": reduced(Min),
-    "ReduceProd": reduced(Prod),
+    "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": _extreme((Max, MaxOrLowest)),
+    "ReduceMin": _extreme((Min, MinOrHighest)), "ReduceProd": reduced(Prod),
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),
     "ReduceLogSum": reduced(Sum, "", "log"), "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean),
     "GlobalMaxPool": _global(Max), "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,

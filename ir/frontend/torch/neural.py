@@ -17,7 +17,7 @@ from relax_tune.ir.op.math.numeric import Log
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, Mean, Min, Reduce, Softmax, Sum
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, MaxOrLowest, Mean, Min, MinOrHighest, Reduce, Softmax, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax, CumSum, Prod, TopK
 
 
@@ -96,7 +96,7 @@ def _log_softmax(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
     axis = (n.axis(1, "dim", x.ndim),)
     value = w.tensor(x)
-    low = w.emit(Sub(), value, w.emit(Max(axis, True), value))
+    low = w.emit(Sub(), value, w.emit(MaxOrLowest(axis, True), value))
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
 
 
@@ -233,9 +233,9 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.native_layer_norm.default": _native_layer_norm, "aten.rms_norm.default": _rms_norm,
     "aten.sum.dim_IntList": reduced(Sum), "aten.sum.default": reduced(Sum), "aten.mean.dim": _mean, "aten.mean.default": _mean,
     "aten.amax.default": reduced(Max), "aten.amin.default": reduced(Min), "aten.prod.dim_int": reduced(Prod),
-    "aten.prod.default": reduced(Prod), "aten.any.dim": reduced(Max, truth=True), "aten.any.dims": reduced(Max, truth=True),
-    "aten.any.default": reduced(Max, truth=True), "aten.all.dim": reduced(Min, truth=True),
-    "aten.all.default": reduced(Min, truth=True), "aten.var.correction": _variance, "aten.max.dim": extreme(Max),
+    "aten.prod.default": reduced(Prod), "aten.any.dim": reduced(MaxOrLowest, truth=True), "aten.any.dims": reduced(MaxOrLowest, truth=True),
+    "aten.any.default": reduced(MaxOrLowest, truth=True), "aten.all.dim": reduced(MinOrHighest, truth=True),
+    "aten.all.default": reduced(MinOrHighest, truth=True), "aten.var.correction": _variance, "aten.max.dim": extreme(Max),
     "aten.min.dim": extreme(Min), "aten.argmax.default": arg(False), "aten.argmin.default": arg(True),
     "aten.topk.default": _top_k, "aten.cumsum.default": _cumsum, "aten.linalg_vector_norm.default": _norm,
 }  # fmt: skip

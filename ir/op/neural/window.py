@@ -123,11 +123,11 @@ class Conv(OperatorSpec):
         x, w = map(wide, arrays)
         views = _windows(x, w.shape[2:], self.strides, self.dilations)
         n, spatial = x.shape[0], w.ndim - 2
-        views = views.reshape(n, self.groups, -1, *views.shape[2:])
-        kernels = w.reshape(self.groups, -1, *w.shape[1:])
+        views = views.reshape(n, self.groups, x.shape[1] // self.groups, *views.shape[2:])
+        kernels = w.reshape(self.groups, w.shape[0] // self.groups, *w.shape[1:])
         places, taps = "abc"[:spatial], "xyz"[:spatial]
         y = np.einsum(f"ngi{places}{taps},goi{taps}->ngo{places}", views, kernels)
-        return float_result(y.reshape(n, -1, *y.shape[3:]), arrays, arrays[0].dtype)
+        return float_result(y.reshape(n, w.shape[0], *y.shape[3:]), arrays, arrays[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)

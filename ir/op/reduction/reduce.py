@@ -116,8 +116,22 @@ class Sum(Reduce):
 
 
 @dataclass(frozen=True, slots=True)
-class Max(Reduce):
-    """Maximum; the smallest value of the dtype over no elements."""
+class Extreme(Reduce):
+    """Maximum or minimum, NaN where an element is. An axis without elements is an error, unless `of_none`."""
+
+    of_none: ClassVar[bool] = False
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.shape is not None and not self.of_none:
+            for a in self.positions(len(x.shape)):
+                ctx.require_at_least(x.shape[a], 1, f"{self.name}: elements along axis {a}")
+        return Reduce.infer(self, infos, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Max(Extreme):
+    """Maximum."""
 
     name: ClassVar[str] = "max"
 
@@ -133,8 +147,8 @@ class Max(Reduce):
 
 
 @dataclass(frozen=True, slots=True)
-class Min(Reduce):
-    """Minimum; the largest value of the dtype over no elements."""
+class Min(Extreme):
+    """Minimum."""
 
     name: ClassVar[str] = "min"
 
@@ -147,6 +161,22 @@ class Min(Reduce):
     def array(self, x: Array, axes: tuple[int, ...]) -> Array:
         high: Any = np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).max
         return np.asarray(x.min(axis=axes, keepdims=self.keepdims, initial=high))
+
+
+@dataclass(frozen=True, slots=True)
+class MaxOrLowest(Max):
+    """Maximum; over no elements the lowest value of the dtype (ONNX, "ReduceMax", version 20)."""
+
+    name: ClassVar[str] = "max_or_lowest"
+    of_none: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class MinOrHighest(Min):
+    """Minimum; over no elements the highest value of the dtype (ONNX, "ReduceMin", version 20)."""
+
+    name: ClassVar[str] = "min_or_highest"
+    of_none: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, i64
-from relax_tune.ir.core.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, or_, select
+from relax_tune.ir.core.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, ne, or_, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -26,7 +26,6 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
-from relax_tune.ir.op.indexing.indices import require_elements
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce
 
 
@@ -133,7 +132,9 @@ class CumProd(Scan):
 
 @dataclass(frozen=True, slots=True)
 class ArgMax(OperatorSpec):
-    """Index of the largest element along `axis` (the smallest, if `least`), as int64; of equal ones the first, or the `last`."""
+    """Index of the largest element along `axis` (the smallest, if `least`), as int64; of equal ones the first, or the `last`.
+
+    NaN wins over every number, both ways."""
 
     axis: int = 0
     least: bool = False
@@ -146,11 +147,8 @@ class ArgMax(OperatorSpec):
         if x.shape is None:
             return TensorInfo(None, i64, None if x.ndim is None else x.ndim - 1)
         axis = axis_index(self.name, self.axis, len(x.shape))
-        if ctx.equal(x.shape[axis], 0) is Proof.YES:
-            raise DeduceError(f"arg_max: wanted at least 1 element along axis {axis}, found {x!r}")
-        rest = (*x.shape[:axis], *x.shape[axis + 1 :])
-        require_elements(self.name, ctx, x.shape[axis], rest)
-        return TensorInfo(rest, i64)
+        ctx.require_at_least(x.shape[axis], 1, f"arg_max: elements along axis {axis}")
+        return TensorInfo((*x.shape[:axis], *x.shape[axis + 1 :]), i64)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -167,7 +165,8 @@ class ArgMax(OperatorSpec):
         def step(old: Expr, *indices: Expr) -> Expr:
             own, k = indices[:-1], indices[-1]
             value, best = x[(*own[:axis], k, *own[axis:])], top[own]
-            loses = lt(best, value) if self.least else lt(value, best)
+            # beside a NaN, best is NaN and equal to nothing
+            loses = and_(ne(value, best), eq(value, value)) if dtype.is_float else ne(value, best)
             if self.last:
                 return maximum(old, select(loses, const(0), k))
             return minimum(old, select(loses, shape[axis], k))
@@ -187,7 +186,8 @@ class ArgMax(OperatorSpec):
 class TopK(OperatorSpec):
     """Indices of the `k` largest elements along `axis` (the smallest, unless `largest`), best first, as int64.
 
-    Equal elements keep their order. The rank of each element is counted, so the work grows with the square of the axis."""
+    Equal elements keep their order, and NaN is the largest. The rank of each element is counted, so the work grows with the square
+    of the axis."""
 
     k: Expr
     axis: int = -1
@@ -227,9 +227,13 @@ class TopK(OperatorSpec):
         def count(old: Expr, *indices: Expr) -> Expr:
             own, k = indices[:-1], indices[-1]
             mine, other = x[tuple(own)], x[at(own, k)]
-            ahead = lt(mine, other) if self.largest else lt(other, mine)
-            tied = and_(eq(mine, other), lt(k, own[axis]))
-            return add(old, select(or_(ahead, tied), expr(1), expr(0)))
+            first, second = (mine, other) if self.largest else (other, mine)
+            ahead = lt(first, second)
+            tied = eq(mine, other)
+            if dtype.is_float:
+                tied = or_(tied, and_(ne(mine, mine), ne(other, other)))
+                ahead = or_(ahead, and_(eq(first, first), ne(second, second)))
+            return add(old, select(or_(ahead, and_(tied, lt(k, own[axis]))), expr(1), expr(0)))
 
         def find(old: Expr, *indices: Expr) -> Expr:
             own, k = indices[:-1], indices[-1]
@@ -245,7 +249,7 @@ class TopK(OperatorSpec):
         if not isinstance(k, int):
             raise DeduceError(f"top_k: wanted a number to evaluate with, found {self.k!r}; bind its symbols first")
         # from the end, so that equal elements keep their order when the best come first
-        order = np.argsort(x, axis=self.axis, kind="stable")
+        order = np.argsort(x, axis=self.axis, kind="stable")  # NaN last
         if self.largest:
             flipped = np.argsort(np.flip(x, self.axis), axis=self.axis, kind="stable")
             order = np.flip(x.shape[self.axis] - 1 - flipped, self.axis)

@@ -82,7 +82,18 @@ from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.window import Conv, Pool
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Min, Softmax, Sum
+from relax_tune.ir.op.reduction.reduce import (
+    L2Normalize,
+    LayerNorm,
+    Max,
+    MaxOrLowest,
+    Mean,
+    MeanPool,
+    Min,
+    MinOrHighest,
+    Softmax,
+    Sum,
+)
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
 from relax_tune.ir.op.registry import OPERATORS, registry
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -238,6 +249,7 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     *[(Split(3), [rand(n, 2)]) for n in (0, 1, 2, 3, 7)],
     (Split(2, 1), [rand(2, 6)]),
     (Min((1,)), [rand(3, 4, 5)]),
+    *[(op, [rand(3, 4, 5)]) for op in (MaxOrLowest((1,)), MinOrHighest((0, 2), True))],
     (Min((0,)), [ints(-3, 9, 5, 2)]),
     (Abs(), [rand(3, 5)]),
     (Floor(), [rand(3, 5) * 4]),
