@@ -12,9 +12,9 @@ import pytest
 from tests.acceptance.built import executed, job_of
 from tests.support.programs import checked, compiled, ones, read, refuse, run, same
 
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import f16, f32, u8
-from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, maximum, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Concat, Flatten, Reshape, Slice
@@ -105,9 +105,26 @@ def test_20_relatives_longer_lives_need_more() -> None:
     assert slots(plan) == [0, 1, 2, 1, 2, 1, 2, 1, 2]
 
 
-def test_20_relatives_constant_plans_need_a_bound_of_every_symbol() -> None:
-    with pytest.raises(BuildError, match="upper bound of n"):
-        PlanMemory(constant=True).plan(chain())
+def test_20_relatives_constant_plans_keep_symbols_without_bound() -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 0, 20), g.symbol("m")))
+    module = checked(g.finish(g.call(Tanh(), g.call(Exp(), x))))
+    assert [repr(s) for s in PlanMemory(constant=True).plan(module).storages] == ["m * 80"]
+
+
+def test_20_relatives_constant_plan_is_the_greatest_size(device: Device) -> None:
+    g = GraphBuilder()
+    n, m = g.symbol("n", 0, 20), g.symbol("m", 0, 5)
+    k = g.symbol("k")
+    wide = g.call(Exp(), g.input("x", (maximum(n - m, 1), m, k)))
+    g.input("rows", (n,))
+    module = checked(g.finish(g.call(Tanh(), wide)))
+    job = job_of(module, device)
+    program = job.build("generic", memory="constant").program
+    with executed(program, job, device) as executor:
+        for rows, width, depth in ((15, 5, 3), (19, 1, 0), (1, 5, 2)):
+            x, others = np.sin(ones(rows, width, depth)), ones(20 if rows > 1 else 6)
+            same(executor.run([x, others])[0], run(module, x, others), f"{rows} rows of {width}")
 
 
 # -- 21: a storage is reused for what is never in use with what it held -----------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.support.tuner_models import QUICK, attention
 
 import relax_tune as rt
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import BuildError, UserError
+from relax_tune.errors import UserError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.passes.memory.memory_plan import overlay
@@ -85,8 +85,10 @@ def test_constant_plans_hold_workspaces_at_the_largest_sizes(device: Device) -> 
         assert sizes[0] == sizes[1]
         assert sum(sizes[1]) <= sum(other.bind(upper).values[s] for s in symbolic.storages)
     unbounded = replace(job.module, bounds=tuple(replace(b, upper=None) for b in job.module.bounds))
-    with pytest.raises(BuildError, match="upper bound of"):
-        Job(unbounded, device.info, MemoryStore(), QUICK).build("generic", memory="constant")
+    plans = [
+        Job(unbounded, device.info, MemoryStore(), QUICK).build("generic", memory=m) for m in ("constant", "symbolic")
+    ]
+    assert plans[0].program.storages and plans[0].program.scalars == plans[1].program.scalars
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("nmc"), st.integers(1, 3)), max_size=3), max_size=4))

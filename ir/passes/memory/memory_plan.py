@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor, allocated_tensors
-from relax_tune.ir.core.expr import Expr, const, free_vars, mul
+from relax_tune.ir.core.expr import Expr, mul
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar
 from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.memory.buffer_packing import LiveRange, pack
+from relax_tune.ir.passes.memory.size_bounds import size_bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,8 @@ class MemoryPlan:
 class PlanMemory:
     """Assign storages by live ranges, over symbolic sizes.
 
-    constant: replace each size by its upper bound, so that one allocation serves all calls
+    constant: replace each size by its greatest value, so that one allocation serves all calls; a size over a symbol without an
+        upper bound stays symbolic in that symbol
     """
 
     constant: bool = False
@@ -49,13 +51,15 @@ class PlanMemory:
     ) -> MemoryPlan:
         """Plan the memory of one graph function.
 
-        workspaces: bytes that the call of a variable needs while it runs.
-        Raises BuildError when `constant` is set and a size has no upper bound."""
+        workspaces: bytes that the call of a variable needs while it runs."""
         env = env_of(module.bounds)
         assignment: dict[GVar, list[int | None]] = {}
         spaces: dict[GVar, list[int]] = {}
         lives = lifetimes(module, name, workspaces)
-        sizes = [_at_bounds(life, env) if self.constant else life.nbytes for life in lives]
+        sizes = [life.nbytes for life in lives]
+        if self.constant:
+            largest = {e: size_bound(e, env) for e in dict.fromkeys(sizes)}
+            sizes = [largest[e] for e in sizes]
         storages, slots = pack([LiveRange(x.first, x.last, e) for x, e in zip(lives, sizes, strict=True)], env)
         for life, slot in zip(lives, slots, strict=True):
             if life.index is None:
@@ -66,18 +70,6 @@ class PlanMemory:
         return MemoryPlan(
             storages, {v: tuple(s) for v, s in assignment.items()}, {v: tuple(s) for v, s in spaces.items()}
         )
-
-
-def _at_bounds(life: Lifetime, env: Env) -> Expr:
-    """Return the largest size within the declared bounds. Raises BuildError when there is none."""
-    largest = interval(life.nbytes, env)[1]
-    if largest is None:
-        missing = [v.name for v in free_vars(life.nbytes) if env.range_of(v)[1] is None]
-        raise BuildError(
-            f"{life.var.name}: wanted an upper bound of {', '.join(missing) or repr(life.nbytes)} for a constant memory plan, "
-            "found none; declare one or plan symbolically"
-        )
-    return const(largest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.core.expr import Var, as_int, const, free_vars, substitute
+from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, maximum, minimum, substitute
 from relax_tune.ir.core.function import Bound, IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar
 from relax_tune.ir.core.graph_walk import used_vars
@@ -17,6 +19,7 @@ from relax_tune.ir.op.indexing.movement import VIEWS, Concat, Flatten, Reshape, 
 from relax_tune.ir.op.math.elementwise import Add, Exp, Relu, Sqrt, Tanh
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory
+from relax_tune.ir.passes.memory.size_bounds import size_bound
 from relax_tune.ir.passes.pipeline import lower
 
 
@@ -47,8 +50,46 @@ def test_a_chain_needs_two_alternating_storages() -> None:
 def test_upper_bounds_make_constant_plans() -> None:
     plan = PlanMemory(constant=True).plan(chain(1024))
     assert [as_int(s) for s in plan.storages] == [16384, 16384]
-    with pytest.raises(BuildError, match="upper bound of n"):
-        PlanMemory(constant=True).plan(chain())
+    unbounded = PlanMemory(constant=True).plan(chain())
+    assert [repr(s) for s in unbounded.storages] == ["n * 16"] * 2
+
+
+N, M, K = Var("n"), Var("m"), Var("k")
+BOUNDED = Env({N: (0, 20), M: (0, 5)})
+LARGEST: tuple[tuple[Expr, Expr], ...] = (
+    (maximum(N - M, 1) * M * 80, const(6000)),  # 20 - 5 rows of 5, not 20 rows of 5
+    (maximum(N - M, 1) * 80, const(1600)),
+    ((20 - N) * N * 4, const(400)),
+    (N // (M + 1) * M, const(16)),
+    (minimum(K, 7) * N, const(140)),
+    (N * K * 4, K * 80),
+    (maximum(N - M, 1) * K * 4, K * 80),
+    (maximum(K - N, 1) * 4, maximum(K, 1) * 4),
+    (maximum(K - N, 1) * N * 4, maximum(K - N, 1) * N * 4),
+)
+
+
+@pytest.mark.parametrize(("size", "largest"), LARGEST, ids=[repr(e) for e, _ in LARGEST])
+def test_size_bound_is_greatest_value_of_whole_size(size: Expr, largest: Expr) -> None:
+    assert simplify(size_bound(size, BOUNDED), BOUNDED) is simplify(largest, BOUNDED)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.tuples(*[st.integers(-3, 6)] * 6), st.integers(0, 9), st.integers(0, 9))
+def test_size_bound_holds_at_every_point(terms: tuple[int, ...], n_most: int, m_most: int) -> None:
+    a, b, c, d, e, f = terms
+    size = maximum(N * a + M * b + c, 0) * maximum(N * d + M * e + f, 1) * 4
+    env = Env({N: (0, n_most), M: (0, m_most)})
+    values = [
+        as_int(substitute(size, {N: const(n), M: const(m)})) or 0 for n in range(n_most + 1) for m in range(m_most + 1)
+    ]
+    assert as_int(size_bound(size, env)) == max(values)
+
+
+def test_size_bound_of_large_ranges_ends() -> None:
+    env = Env({N: (1, 1 << 20), M: (1, 1 << 20)})
+    bound = as_int(size_bound(maximum(N - M, 1) * (M + 1) * (N % 7 + M % 5 + 1), env))
+    assert bound is not None and bound >= (1 << 38) * 2
 
 
 def test_a_larger_free_storage_is_reused_by_proof() -> None:
