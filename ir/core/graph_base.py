@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
+from relax_tune.ir.core.expr import Expr, Var, const, free_vars, substitute
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import (
     INFOS,
@@ -33,6 +35,13 @@ class Operator:
     commutative: ClassVar[bool] = False
     """The result does not depend on the order of the arguments."""
 
+    def __post_init__(self) -> None:
+        for name in _expression_fields(type(self)):  # type: ignore[arg-type]
+            old = getattr(self, name)
+            new = _as_expressions(old)
+            if new is not old:
+                object.__setattr__(self, name, new)
+
     def symbols(self) -> tuple[Var, ...]:
         """The symbols in the attributes."""
         return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
@@ -46,6 +55,22 @@ class Operator:
             if new != old:
                 changed[f.name] = new
         return replace(self, **changed) if changed else self
+
+
+@cache
+def _expression_fields(kind: type[Operator]) -> tuple[str, ...]:
+    """Return the names of the attributes that hold expressions."""
+    return tuple(f.name for f in fields(kind) if re.search(r"\bExpr\b", str(f.type)))
+
+
+def _as_expressions(attribute: Any) -> Any:
+    """Turn whole numbers among dims into literals; the same object when there are none."""
+    if type(attribute) is int:
+        return const(attribute)
+    if isinstance(attribute, tuple):
+        made = tuple(_as_expressions(a) for a in attribute)
+        return attribute if same_objects(made, attribute) else made
+    return attribute
 
 
 def _expressions(attribute: object) -> Iterator[Expr]:

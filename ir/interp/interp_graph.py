@@ -315,6 +315,9 @@ class _Run:
             return _rounded(op.evaluate(args), found)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
+        except (ValueError, IndexError, ArithmeticError, MemoryError) as e:  # NumPy's limits, such as those of sizes
+            wanted = f"wanted arguments and sizes that NumPy can compute with, found {e}"
+            raise UserError(f"{self.f.name}: {op.name}: {wanted}\n{excerpt(self.f, at)}") from None
 
     def trace(self) -> IndexTrace:
         symbols: dict[Var, Expr] = {s: const(n) for s, n in self.symbols.items()}
