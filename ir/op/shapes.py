@@ -102,4 +102,4 @@ class Unique(ShapeOperator):
         return TensorInfo((const(0),) if empty else None, x.dtype, 1)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return np.unique(arrays[0])
+        return np.unique(arrays[0], equal_nan=False)

@@ -33,7 +33,7 @@ def is_shape(value: Any) -> bool:
 
 
 def _unique(x: Any) -> Any:
-    return np.unique(_array("unique", x))
+    return np.unique(_array("unique", x), equal_nan=False)
 
 
 def _shape_of(x: Any) -> Any:
