@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, const
 from relax_tune.ir.core.stmt import For, IfThenElse, Stmt, rewrite, when
 
 
 def room_below(c: Expr, poly: Callable[[Expr], Poly]) -> Poly | None:
-    """Return `bound - x` of an integer condition `x < bound`, one more of `x <= bound`; None for other conditions.
+    """Return `bound - x` of a condition on indices `x < bound`, one more of `x <= bound`; None for other conditions.
 
     The condition holds where the room is positive. poly: the polynomial of an expression.
     """
-    if c.op not in ("lt", "le") or not c.args[0].dtype.is_int:
+    if c.op not in ("lt", "le") or c.args[0].dtype is not i64:
         return None
     room = plus(poly(c.args[1]), poly(c.args[0]), -1)
     return plus(room, constant(1)) if c.op == "le" else room

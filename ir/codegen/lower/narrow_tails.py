@@ -16,6 +16,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.guards import map_conjuncts, with_extent
 from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
@@ -73,7 +74,7 @@ def _conditions(n: Stmt, inside: dict[Expr, For]) -> Iterator[tuple[Expr, dict[E
         inside = inside | {n.var: n}
     elif isinstance(n, IfThenElse):
         for c in conjuncts(n.cond):
-            if c.op == "lt" and c.args[0].dtype.is_int:
+            if c.op == "lt" and c.args[0].dtype is i64:
                 yield c, inside
     for below in n.children:
         yield from _conditions(below, inside)

@@ -176,7 +176,7 @@ class AddressPrinter:
     def atom_text(self, a: Expr) -> str:
         if isinstance(a, Var):
             return self.var_text(a)
-        if isinstance(a, Load):
+        if isinstance(a, Load) or a.dtype is not i64:
             return self.one(a)
         if a.op in ("floordiv", "floormod"):
             top, bottom = (self.algebra.poly(x) for x in a.args)

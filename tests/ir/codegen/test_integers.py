@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tests.cuda_emulation.driver import emulated
 from tests.ir.codegen.codegen_cases import outer_kind
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of, opened
+from tests.support.programs import agree as agree_levels
 
 from relax_tune.ir.arith.bounds import Env, interval, wraps
 from relax_tune.ir.arith.proof import Proof
@@ -45,9 +46,15 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.stmt import BufferStore, For, LoopKind, seq
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.reference import evaluate_prim
+from relax_tune.ir.op.indexing.movement import Take
+from relax_tune.ir.op.math.elementwise import Add, Cast
+from relax_tune.ir.op.math.logic import Less
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.cuda_compiler import CUDACompiler
+from relax_tune.runtime.program.program import KernelSource
 
 Array = NDArray[Any]
 INTEGERS = (i8, u8, i32, i64)
@@ -372,3 +379,39 @@ def test_generate_product_within_int32_stays_plain() -> None:
     func = PrimFunc("products", (x, w, y), 1, For(o, n, BufferStore(y, (o,), products), "parallel"))
     (kernel,) = kernels_of(func, "c")
     assert "rt_" not in kernel.source.split("/*end prelude*/")[1]
+
+
+@pytest.mark.nvrtc
+def test_generate_integers_compile_for_cuda() -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    funcs = [arithmetic("cuda", i32, 4, False), casting("cuda", f32, 4)]
+    found = CUDACompiler("sm_80").compile(
+        [KernelSource(k.name, "cuda", k.source) for f in funcs for k in kernels_of(f, "cuda")]
+    )
+    assert len(found.kernels) == 2
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p.values[0] != "cuda"], indirect=True)
+def test_graph_fused_integers_wrap_and_truncate(place: tuple[str, Device]) -> None:
+    g = GraphBuilder()
+    n, m = g.symbol("n"), g.symbol("m")
+    a, b, c, f = g.input("a", (n,), u8), g.input("b", (n,), u8), g.input("c", (n,), i32), g.input("f", (n,))
+    table = g.input("table", (m, 2))
+    total = g.call(Add(), a, b)
+    outputs = (
+        g.call(Cast(f32), total),
+        g.call(Less(), g.call(Add(), c, c), c),
+        g.call(Cast(f32), g.call(Cast(u8), f)),
+        g.call(Cast(f32), g.call(Cast(i32), f)),
+        g.call(Take(), table, g.call(Cast(i64), total)),
+    )
+    args = [
+        np.uint8([200, 255, 3]), np.uint8([100, 1, 4]), np.int32([2**31 - 1, -(2**31), 5]), np.float32([300.7, np.nan, -0.5]),
+        np.arange(512, dtype=np.float32).reshape(256, 2),
+    ]  # fmt: skip
+    (found,) = agree_levels(g.finish(outputs), place[1], args)
+    np.testing.assert_array_equal(found[0], [44, 0, 7])
+    np.testing.assert_array_equal(found[1], [True, False, False])
+    np.testing.assert_array_equal(found[2], [44, 0, 0])
+    np.testing.assert_array_equal(found[3], [300, -(2.0**31), 0])
+    np.testing.assert_array_equal(found[4][:, 0], [88, 0, 14])
