@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.core.dtype import DType
+from relax_tune.ir.core.dtype import DType, bool_
 from relax_tune.ir.core.expr import Expr, add, call, cast, const, div, maximum, minimum, mul, sub
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
@@ -115,6 +115,12 @@ class Sum(Reduce):
         return np.asarray(x.sum(axis=axes, keepdims=self.keepdims))
 
 
+def require_numbers(name: str, x: TensorInfo) -> None:
+    """Refuse truth values, which have no order. Raises DeduceError."""
+    if x.dtype is bool_:
+        raise DeduceError(f"{name}: wanted a tensor of numbers, found {x!r}; cast it first")
+
+
 @dataclass(frozen=True, slots=True)
 class Extreme(Reduce):
     """Maximum or minimum, NaN where an element is. An axis without elements is an error, unless `of_none`."""
@@ -123,6 +129,7 @@ class Extreme(Reduce):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
+        require_numbers(self.name, x)
         if x.shape is not None and not self.of_none:
             for a in self.positions(len(x.shape)):
                 ctx.require_at_least(x.shape[a], 1, f"{self.name}: elements along axis {a}")
@@ -362,6 +369,8 @@ class MeanPool(OperatorSpec):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, mask = self.tensors(infos)
         dtype = self.same_dtype((x, mask))
+        if dtype is not None and not dtype.is_float:
+            raise DeduceError(f"mean_pool: wanted floats, found {x!r} and {mask!r}; cast them first")
         for wanted, what, t in ((3, "x", x), (2, "mask", mask)):
             if t.ndim is not None and t.ndim != wanted:
                 raise DeduceError(f"mean_pool: wanted {wanted} dims in {what}, found {t!r}")

@@ -26,7 +26,7 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
-from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce
+from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, require_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,7 @@ class ArgMax(OperatorSpec):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
+        require_numbers(self.name, x)
         if x.shape is None:
             return TensorInfo(None, i64, None if x.ndim is None else x.ndim - 1)
         axis = axis_index(self.name, self.axis, len(x.shape))

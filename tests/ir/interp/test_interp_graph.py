@@ -114,7 +114,7 @@ def test_match_cast_mismatch_raises(shape: tuple[int, ...], message: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32, f64])
-def test_cast_of_float64_is_rounded_to_its_dtype(dtype: DType) -> None:
+def test_cast_from_float64_rounds_to_wanted_dtype(dtype: DType) -> None:
     g = GraphBuilder()
     m = g.finish(g.call(Cast(dtype), g.input("x", (3,), f64)))
     x = np.array([0.1, 1e300, np.nan])

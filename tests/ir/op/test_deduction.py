@@ -13,10 +13,10 @@ from tests.support.effort import examples
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove_equal
-from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, substitute
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
-from relax_tune.ir.op.base import Deduction
+from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import Concat, Flatten, Reshape, Slice, Split
 from relax_tune.ir.op.indexing.pad import Pad
@@ -24,13 +24,14 @@ from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Max, MeanPool, Min
 from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 
 n, m, k = Var("n"), Var("m"), Var("k")
 
 
-def tensor(*shape: Any) -> TensorInfo:
-    return TensorInfo(tuple(expr(d) for d in shape), f32)
+def tensor(*shape: Any, dtype: DType = f32) -> TensorInfo:
+    return TensorInfo(tuple(expr(d) for d in shape), dtype)
 
 
 def same(found: Any, *shape: Any) -> bool:
@@ -109,6 +110,17 @@ def test_concat() -> None:
     assert same(Concat(0).infer([tensor(n, 4), tensor(m, 4)], Deduction()), n + m, 4)
     with pytest.raises(DeduceError, match="dim 1"):
         Concat(0).infer([tensor(n, 4), tensor(m, 5)], Deduction())
+
+
+@pytest.mark.parametrize("op", [Max((0,)), Min((0,)), ArgMax(0)])
+def test_extremes_of_truth_values_are_refused(op: OperatorSpec) -> None:
+    with pytest.raises(DeduceError, match="wanted a tensor of numbers"):
+        op.infer([tensor(3, dtype=bool_)], Deduction())
+
+
+def test_mean_pool_of_integers_is_refused() -> None:
+    with pytest.raises(DeduceError, match="wanted floats"):
+        MeanPool().infer([tensor(2, n, 3, dtype=i64), tensor(2, n, dtype=i64)], Deduction())
 
 
 def test_even_split() -> None:
