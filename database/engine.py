@@ -53,17 +53,17 @@ _SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^
 
 
 def default_file() -> Path:
-    """The database of this user on this machine: `records.db` in the user data folder."""
+    """Return the database of this user on this machine: `records.db` in the user data folder."""
     return Path(platformdirs.user_data_dir("relax-tune")) / "records.db"
 
 
 def default_url() -> str:
-    """The URL of `default_file`."""
+    """Return the URL of `default_file`."""
     return f"sqlite:///{default_file()}"
 
 
 def parse_url(text: str) -> URL:
-    """The URL with our drivers filled in.
+    """Return the URL with our drivers filled in.
 
     Raises:
         DatabaseError: not a URL, or a kind of database we do not support.
@@ -111,20 +111,20 @@ def _sqlite_url(url: URL, text: str) -> URL:
 
 
 def masked(text: str) -> str:
-    """A text that may hold a database URL, fit to be printed: without anything that looks like a password."""
+    """Return a text that may hold a database URL, fit to be printed: without anything that looks like a password."""
     scheme, slashes, rest = text.partition("://")
     _, at, host = rest.rpartition("@")
     return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
 
 
 def shown(url: URL) -> str:
-    """The URL as it may be printed: no driver, no password."""
+    """Return the URL as it may be printed: no driver, no password."""
     plain = url.set(drivername=url.get_backend_name())
     return _SECRET.sub(r"\1\2***", plain.render_as_string(hide_password=True))
 
 
 def sqlite_path(url: URL) -> Path | None:
-    """The file of a SQLite URL."""
+    """Return the file of a SQLite URL."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
@@ -134,7 +134,7 @@ def asks_read_only(url: URL) -> bool:
 
 
 def make_engine(url: URL, *, read_only: bool) -> Engine:
-    """An engine that connects lazily, to a SQLite file that exists. Thread-safe; not to be carried across a fork.
+    """Return an engine that connects lazily, to a SQLite file that exists. Thread-safe; not to be carried across a fork.
 
     Raises:
         DatabaseError: the driver is not installed.
@@ -209,12 +209,12 @@ def use_wal(engine: Engine) -> None:
 
 
 def writer(engine: Engine) -> Engine:
-    """The same engine for transactions that write."""
+    """Return the same engine for transactions that write."""
     return engine.execution_options(relax_tune_write=True)
 
 
 def reader(engine: Engine) -> Engine:
-    """The same engine for transactions that read: each sees one state of the database."""
+    """Return the same engine for transactions that read: each sees one state of the database."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine
@@ -266,7 +266,7 @@ _ADVICE = (
 
 
 def explain(error: BaseException, where: str, doing: str, path: Path | None = None) -> DatabaseError:
-    """One paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
+    """Return one paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
     say who holds it."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     reason = system_reason(cause)
@@ -297,7 +297,7 @@ def _lost(error: BaseException) -> bool:
 
 
 def patient(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that may be called again, called again while the server it talks to is away, up to AWAY_SECS."""
+    """Return a method that may be called again, called again while the server it talks to is away, up to AWAY_SECS."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T:

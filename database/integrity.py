@@ -35,7 +35,7 @@ _PLAIN: tuple[tuple[type[Base], Callable[[rows.Row], object]], ...] = (
 
 
 def find_problems(connection: Connection) -> list[str]:
-    """A sentence for each thing wrong: a damaged file, a row whose content is not what its key says, a record nobody can
+    """Return a sentence for each thing wrong: a damaged file, a row whose content is not what its key says, a record nobody can
     read, a reference to nothing. Sorted."""
     problems: list[str] = []
     if connection.dialect.name == "sqlite":

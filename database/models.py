@@ -107,7 +107,7 @@ class MeasurementRow(Base):
         regime: str | None = None,
         winners_only: bool = False,
     ) -> list[ColumnElement[bool]]:
-        """The conditions that select measurements of one target; `winners_only` keeps what may win: ok and checked."""
+        """Return the conditions that select measurements of one target; `winners_only` keeps what may win: ok and checked."""
         conditions: list[ColumnElement[bool]] = [cls.target == target]
         if workload is not None:
             conditions.append(cls.workload == workload)
@@ -125,12 +125,12 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_columns(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """All columns as plain rows; the caller orders them (engines disagree on how text sorts)."""
+        """Return all columns as plain rows; the caller orders them (engines disagree on how text sorts)."""
         return select(*cls.__table__.columns).where(*conditions)
 
     @classmethod
     def select_variants(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """The variants of the same measurements, each once."""
+        """Return the variants of the same measurements, each once."""
         return select(*VariantRow.__table__.columns).where(VariantRow.key.in_(select(cls.variant).where(*conditions)))
 
     @classmethod
@@ -140,7 +140,7 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_totals(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """One row: workloads, measurements, ok, checked and ok."""
+        """Return one row: workloads, measurements, ok, checked and ok."""
         ok = cls.status == "ok"
         return select(
             func.count(distinct(cls.workload)),
@@ -175,7 +175,7 @@ class PlanRow(Base):
 
     @classmethod
     def select_for(cls, workload: str, target: str, version: int | None) -> Select[*tuple[Any, ...]]:
-        """The plan of that version, or the newest."""
+        """Return the plan of that version, or the newest."""
         query = select(*cls.__table__.columns).where(cls.workload == workload, cls.target == target)
         if version is not None:
             return query.where(cls.version == version)

@@ -41,7 +41,7 @@ INT64_MAX = 2**63 - 1
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
+    """Return the one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
@@ -51,7 +51,7 @@ def canonical_json(value: Any) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
+    """Return the value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
 
     Raises:
         DatabaseError: the text is not JSON.
@@ -111,7 +111,7 @@ def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
 
 
 def _number(value: Any, where: str) -> float:
-    """A finite number >= 0 as a float."""
+    """Return a finite number >= 0 as a float."""
     if type(value) is int and value <= INT64_MAX:
         value = float(value)
     if type(value) is not float or not math.isfinite(value) or value < 0:
@@ -126,7 +126,7 @@ def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:
 
 
 def _integers(value: Any, where: str) -> dict[str, int]:
-    """A name -> integer mapping with sorted names."""
+    """Return a name -> integer mapping with sorted names."""
     if not isinstance(value, Mapping):
         raise DatabaseError(f"{where}: wanted names mapped to integers, found {_shown(value)}")
     return {_key(name, where): _integer(value[name], f"{where}[{name!r}]") for name in _sorted_names(value, where)}
@@ -156,7 +156,7 @@ def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def _clean_message(value: Any, where: str) -> str:
-    """A failure's message must never lose its record: what cannot be stored is replaced, what is too long is cut."""
+    """Return a failure's message must never lose its record: what cannot be stored is replaced, what is too long is cut."""
     if type(value) is not str:
         raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
     text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
@@ -313,7 +313,7 @@ class Measurement:
 
 
 def symbols_text(symbols: Mapping[str, int]) -> str:
-    """The canonical text of a point, which is how the store compares points. Raises `DatabaseError` when too long."""
+    """Return the canonical text of a point, which is how the store compares points. Raises `DatabaseError` when too long."""
     text = canonical_json(dict(symbols))
     if len(text) > SYMBOLS_LIMIT:
         raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")

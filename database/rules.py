@@ -15,7 +15,7 @@ class RefusedRecord(DatabaseError):
 
 
 def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:
-    """A batch by id; of an id that comes twice, the first stays.
+    """Return a batch by id; of an id that comes twice, the first stays.
 
     Raises:
         RefusedRecord: one id stands for two subjects within the batch.
@@ -49,7 +49,7 @@ def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str
 
 
 def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
-    """The `n` best variants, each by its best ok and checked measurement, best first."""
+    """Return the `n` best variants, each by its best ok and checked measurement, best first."""
     able = {m.id: m for m in measurements if m.status == "ok" and m.checked}
     return [able[id] for id in _rank([(m.median_secs, m.variant.key, m.id) for m in able.values()], n)]
 

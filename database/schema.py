@@ -27,12 +27,12 @@ def _config() -> Config:
 
 
 def versions() -> tuple[str, ...]:
-    """Every schema version this code knows, oldest first."""
+    """Return every schema version this code knows, oldest first."""
     return tuple(revision.revision for revision in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 def current(connection: Connection, where: str) -> str | None:
-    """The database's schema version, or None when it is empty; `where` names the database in errors.
+    """Return the database's schema version, or None when it is empty; `where` names the database in errors.
 
     Raises:
         DatabaseError: there are tables, but not ours.

@@ -127,7 +127,7 @@ class SqlStore:
             self._verify_same()
 
     def _insert(self, model: type[Base]) -> Any:
-        """An INSERT of this engine that can say what a conflict means."""
+        """Return an INSERT of this engine that can say what a conflict means."""
         if self._engine.dialect.name == "postgresql":
             return postgresql.insert(model.__table__)  # type: ignore[arg-type]
         return sqlite.insert(model.__table__)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ class SqlStore:
         return None if row is None else self._made(make, row)
 
     def _made(self, make: Callable[..., T], *row: Any) -> T:
-        """A stored value; what is wrong with it is an error that says where."""
+        """Return a stored value; what is wrong with it is an error that says where."""
         try:
             return make(*row)
         except DatabaseError as error:

@@ -172,7 +172,7 @@ def is_missing(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """The device and inode of the file; None when there is no file."""
+    """Return the device and inode of the file; None when there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -196,7 +196,7 @@ def verify_same(path: Path, identity: Identity | None, where: str) -> None:
 
 
 def address(path: Path, *, read_only: bool, strictly: bool) -> str:
-    """The URI that opens the file (which exists). Never makes one.
+    """Return the URI that opens the file (which exists). Never makes one.
 
     strictly: not even SQLite's own bookkeeping may be written. Otherwise a reader that may write opens the file like a
     writer (who must then refuse to write), because only such a connection clears the side files away when it closes.
@@ -219,7 +219,7 @@ def is_full(path: Path) -> bool:
 
 
 def holder(path: Path) -> str | None:
-    """The process that is writing the database now, as ` (process 12, python)`; None when that cannot be known."""
+    """Return the process that is writing the database now, as ` (process 12, python)`; None when that cannot be known."""
     places: dict[tuple[str, int], None] = {}
     for name, byte in ((path.name + "-shm", _WAL_WRITE_BYTE), (path.name, _RESERVED_BYTE)):
         with contextlib.suppress(OSError):

@@ -66,7 +66,7 @@ class Store(Protocol):
         ...
 
     def target(self, key: str) -> Target | None:
-        """The target of that key."""
+        """Return the target of that key."""
         ...
 
     def targets(self) -> list[Target]:
@@ -74,7 +74,7 @@ class Store(Protocol):
         ...
 
     def environment(self, key: str) -> Environment | None:
-        """The environment of that key."""
+        """Return the environment of that key."""
         ...
 
     def environments(self) -> list[Environment]:
@@ -82,7 +82,7 @@ class Store(Protocol):
         ...
 
     def workload(self, key: str) -> Workload | None:
-        """The workload of that key."""
+        """Return the workload of that key."""
         ...
 
     def workloads(self, target: str | None) -> list[Workload]:
@@ -122,19 +122,19 @@ class Store(Protocol):
         status: Status | None = None,
         regime: Regime | None = None,
     ) -> int:
-        """The number of measurements of `target`."""
+        """Return the number of measurements of `target`."""
         ...
 
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
     ) -> Measurement | None:
-        """The ok and checked measurement of the smallest median at exactly this point, ties by content; `top` of 1."""
+        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content; `top` of 1."""
         ...
 
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
-        """The `n` best variants at this point, each by its best ok and checked measurement, best first."""
+        """Return the `n` best variants at this point, each by its best ok and checked measurement, best first."""
         ...
 
     def stats(self, target: str) -> TargetStats | None:
@@ -152,15 +152,15 @@ class Store(Protocol):
         ...
 
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
-        """The plan of that version, or the newest."""
+        """Return the plan of that version, or the newest."""
         ...
 
     def plans(self, target: str) -> list[PlanRecord]:
-        """All versions, by workload and version."""
+        """Return all versions, by workload and version."""
         ...
 
     def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
-        """The right to tune this task until `now + secs`; None while another holder's lease has not expired.
+        """Return the right to tune this task until `now + secs`; None while another holder's lease has not expired.
 
         Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
         `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
@@ -180,7 +180,7 @@ class Store(Protocol):
         ...
 
     def lease(self, workload: str, target: str) -> Lease | None:
-        """The lease of the task, expired or not."""
+        """Return the lease of the task, expired or not."""
         ...
 
     def put_job(self, job: JobRecord) -> None:
@@ -188,7 +188,7 @@ class Store(Protocol):
         ...
 
     def job(self, id: str) -> JobRecord | None:
-        """The job of that id."""
+        """Return the job of that id."""
         ...
 
     def jobs(self, state: JobState | None = None) -> list[JobRecord]:
@@ -212,7 +212,7 @@ class Store(Protocol):
         ...
 
     def check(self) -> list[str]:
-        """A sentence for each thing wrong with the stored data; empty when all is well."""
+        """Return a sentence for each thing wrong with the stored data; empty when all is well."""
         ...
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ def rename_trace(text: str) -> str:
 
 
 def _trace(trace: Any) -> Any:
-    """The value of a trace, renamed; the order of the fields stays, since keys hash the text."""
+    """Return the value of a trace, renamed; the order of the fields stays, since keys hash the text."""
     if has_shape(trace, {"parts": list}):
         return {**trace, "parts": list(map(_part, trace["parts"]))}
     if has_shape(trace, {"steps": list}):
@@ -162,7 +162,7 @@ def rename_plans(plans: Sequence[tuple[str, str]]) -> list[str]:
 def _by_workload(
     plans: Sequence[tuple[str, str]], documents: Sequence[dict[str, Any] | None]
 ) -> dict[str, dict[str, Any]] | None:
-    """The documents by workload; None where one is no plan, or a workload has two different ones."""
+    """Return the documents by workload; None where one is no plan, or a workload has two different ones."""
     found: dict[str, dict[str, Any]] = {}
     for (workload, _), document in zip(plans, documents, strict=True):
         if document is None or found.setdefault(workload, document) != document:
@@ -183,7 +183,7 @@ def plan_set_of(text: str) -> tuple[str, str]:
 
 
 def _document(text: str) -> dict[str, Any] | None:
-    """The value of a plan's text; None where it is no object with entries and variants."""
+    """Return the value of a plan's text; None where it is no object with entries and variants."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -192,7 +192,7 @@ def _document(text: str) -> dict[str, Any] | None:
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
-    """A plan with its variants renamed, and its entries pointing at them by their new keys."""
+    """Return a plan with its variants renamed, and its entries pointing at them by their new keys."""
     variants: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, data in document["variants"].items():

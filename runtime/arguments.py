@@ -14,7 +14,7 @@ from relax_tune.runtime.signature import tensor_specs
 
 
 def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-    """The arrays in the order of the parameters: of the right number, rank and dtype. Raises UserError naming the parameter."""
+    """Return the arrays in the order of the parameters: of the right number, rank and dtype. Raises UserError naming the parameter."""
     arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     for position, array in enumerate(arrays):
         _check_array(program, position, array)
@@ -39,7 +39,7 @@ def check_values(program: Program, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
-    """The arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
+    """Return the arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):
         found = ", ".join(map(str, inputs)) or "none"

@@ -75,7 +75,7 @@ def _json(value: object) -> bytes:
 
 
 def tool_version() -> str:
-    """The installed version of relax-tune; `0` when run from a folder that is not installed."""
+    """Return the installed version of relax-tune; `0` when run from a folder that is not installed."""
     try:
         return version("relax-tune")
     except PackageNotFoundError:
@@ -83,7 +83,7 @@ def tool_version() -> str:
 
 
 def device_kind(programs: Sequence[Program], without: str = "c") -> str:
-    """The kind of device that runs the programs: the language of their kernels, or `without` when there are none.
+    """Return the kind of device that runs the programs: the language of their kernels, or `without` when there are none.
 
     Raises: ArtifactError when kernels of several languages are mixed.
     """
@@ -153,7 +153,7 @@ def save_artifact(
 
 
 def _read_file(where: str, path: Path) -> bytes:
-    """The bytes of an artifact. A large file of another kind is not read to its end."""
+    """Return the bytes of an artifact. A large file of another kind is not read to its end."""
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -348,7 +348,7 @@ def new_artifact(
     host_programs: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Artifact:
-    """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
+    """Return an artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
     found, ordered = _checked(programs, constants, host_programs)
     manifest = {"device_kind": device_kind(found, kind), "extra": dict(manifest_extra or {})}
     return Artifact(found, constants, manifest, "", ordered)
@@ -391,7 +391,7 @@ class Artifact:
         return self.function()
 
     def function(self, name: str | None = None) -> Program:
-        """The program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
+        """Return the program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
         found = self._chosen(name)
         if isinstance(found, HostProgram):
             raise UserError(

@@ -40,7 +40,7 @@ def write_whole(target: Path, data: memoryview) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """The system's reason without numbers and temporary names, and a remedy."""
+    """Return the system's reason without numbers and temporary names, and a remedy."""
     full = isinstance(error, OSError) and error.errno in _FULL
     remedy = "free some space, then try again" if full else "choose another place, or fix this one"
     return f"{system_reason(error)}; {remedy}"

@@ -195,7 +195,7 @@ class Executor:
         self.device.synchronize()
 
     def bind(self, symbols: Mapping[str, int]) -> BoundProgram:
-        """The binding for these symbol values, made or remembered.
+        """Return the binding for these symbol values, made or remembered.
 
         Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
         MeasureError when memory runs out.
@@ -208,7 +208,7 @@ class Executor:
         return self._bind(key, self._values(key, {}))
 
     def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
-        """Every slot for these symbol values, remembered or after checking the declared bounds."""
+        """Return every slot for these symbol values, remembered or after checking the declared bounds."""
         bound = self._bindings.get(key)
         if bound is not None:
             return bound.values
@@ -256,7 +256,7 @@ class Executor:
         return bound
 
     def buffer(self, name: str) -> DeviceBuffer:
-        """The device buffer behind a named buffer now; it may change when a larger shape is bound.
+        """Return the device buffer behind a named buffer now; it may change when a larger shape is bound.
 
         Raises: UserError when there is no such buffer, or no memory for it yet.
         """
@@ -430,7 +430,7 @@ class Executor:
 
 
 def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
-    """Values of slots that must not depend on symbols."""
+    """Return values of slots that must not depend on symbols."""
     found = [values[slot] for slot in slots]
     if any(value is None for value in found):
         raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
@@ -438,7 +438,7 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
 
 
 def _of_their_own(program: Program) -> frozenset[int]:
-    """Inputs and outputs that share memory with no other."""
+    """Return inputs and outputs that share memory with no other."""
     given = [*program.inputs, *program.outputs]
     roots = []
     for index in given:

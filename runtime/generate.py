@@ -61,7 +61,7 @@ def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collect
 
 
 def positions(decode: Program) -> int | None:
-    """The most past positions that `decode` takes: the bound of the symbol that its cache has and its token ids do not. None
+    """Return the most past positions that `decode` takes: the bound of the symbol that its cache has and its token ids do not. None
     where nothing bounds them."""
     ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
     for slot in (slot for shape in cache for slot in shape if slot not in ids):

@@ -49,7 +49,7 @@ class ModelSource(Protocol):
 
 
 def choose_function(functions: Mapping[str, T], name: str | None, where: str = "") -> T:
-    """A function by name; without one, `main` or the only one. Raises UserError naming what there is."""
+    """Return a function by name; without one, `main` or the only one. Raises UserError naming what there is."""
     chosen = name
     if chosen is None:
         chosen = "main" if "main" in functions else next(iter(functions)) if len(functions) == 1 else None

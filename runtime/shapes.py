@@ -29,7 +29,7 @@ Recorder = Callable[[tuple[int, ...]], None]
 
 
 def bin_of(value: int) -> tuple[int, int]:
-    """The edges, both inclusive, of the bin that a value >= 0 falls into."""
+    """Return the edges, both inclusive, of the bin that a value >= 0 falls into."""
     shift = max(0, value.bit_length() - STEPS.bit_length())
     lower = value >> shift << shift
     return lower, lower + (1 << shift) - 1
@@ -71,7 +71,7 @@ class Histogram:
 
     @staticmethod
     def of(counts: Mapping[int, int]) -> Histogram:
-        """The histogram of values >= 0 with their counts."""
+        """Return the histogram of values >= 0 with their counts."""
         if not counts:
             return Histogram()
         return _counted([(v, v, c) for v, c in counts.items()], min(counts), max(counts), False)
@@ -108,7 +108,7 @@ class ShapeProfile:
         self.model = self.model or key
 
     def recorder(self, function: str, symbols: Sequence[str]) -> Recorder:
-        """A function that counts one call, given the value of each symbol."""
+        """Return a function that counts one call, given the value of each symbol."""
         counts: dict[tuple[int, ...], int] = {}
         self._pending.append((function, tuple(symbols), counts))
 
@@ -148,7 +148,7 @@ class ShapeProfile:
             counts.clear()
 
     def to_json(self) -> str:
-        """The text of its file: one JSON document."""
+        """Return the text of its file: one JSON document."""
         functions = {
             function: {
                 symbol: {"binned": h.binned, "low": h.low, "high": h.high, "counts": [list(b) for b in h.bins]}
@@ -172,7 +172,7 @@ class ShapeProfile:
 
     @staticmethod
     def read(path: Path | str) -> ShapeProfile:
-        """A profile from its file. Raises UserError for a file that is missing, torn or none of ours."""
+        """Return a profile from its file. Raises UserError for a file that is missing, torn or none of ours."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -185,7 +185,7 @@ class ShapeProfile:
 
     @staticmethod
     def from_json(text: str) -> ShapeProfile:
-        """A profile from the text of `to_json`. Raises ArtifactError for anything else."""
+        """Return a profile from the text of `to_json`. Raises ArtifactError for anything else."""
         document = parse_json(text, "shape profile")
         if not has_shape(document, {"format": object}) or document["format"] != FORMAT:
             raise ArtifactError(f"shape profile: wanted JSON of format {FORMAT!r}, found another kind of text")
@@ -205,7 +205,7 @@ class ShapeProfile:
 
 
 def _histogram(data: Any, where: str) -> Histogram:
-    """A histogram read from a file, every number checked."""
+    """Return a histogram read from a file, every number checked."""
     if not has_shape(data, dict.fromkeys(("binned", "low", "high", "counts"), object)) or len(data) != 4:
         raise ArtifactError(f"{where}: wanted binned, low, high and counts, found others")
     binned, low, high, counts = data["binned"], data["low"], data["high"], data["counts"]

@@ -95,7 +95,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def wrong(where: str, wanted: str, found: object) -> ArtifactError:
-    """The error of a value that is not what it has to be."""
+    """Return the error of a value that is not what it has to be."""
     return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
 
 

@@ -205,7 +205,7 @@ def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
 
 
 def _last_calls(host_program: HostProgram) -> frozenset[Place]:
-    """Calls after which a function only gives back what they gave."""
+    """Return calls after which a function only gives back what they gave."""
     around: dict[int, Place] = {}
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
@@ -283,7 +283,7 @@ def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
 
 
 def _fits_scalar(value: Any, dtype: str | None) -> bool:
-    """A scalar of the same kind: bool, whole number or float."""
+    """Return a scalar of the same kind: bool, whole number or float."""
     if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
         return False
     found, wanted = np.asarray(value).dtype.kind, np.dtype(dtype).kind
@@ -317,7 +317,7 @@ def _host(vm: VirtualMachine, i: CallHostRoutine, frame: _Frame) -> Any:
 
 
 def _argument(value: Any, want: Want | None) -> Any:
-    """An argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
+    """Return an argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
     if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(int(d) for d in value)
     if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
@@ -326,7 +326,7 @@ def _argument(value: Any, want: Want | None) -> Any:
 
 
 def _given(value: Any) -> Any:
-    """A value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
+    """Return a value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
     if isinstance(value, np.ndarray):
         return _guarded(value)
     if isinstance(value, (tuple, list)):
@@ -335,14 +335,14 @@ def _given(value: Any) -> Any:
 
 
 def _guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory, not to be written."""
+    """Return the same memory, not to be written."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def _fresh(value: Any, seen: set[int]) -> Any:
-    """A result whose arrays nobody else holds."""
+    """Return a result whose arrays nobody else holds."""
     if isinstance(value, tuple):
         return tuple(_fresh(v, seen) for v in value)
     if not isinstance(value, np.ndarray):
@@ -358,7 +358,7 @@ def _below(shown: str) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in an error message."""
+    """Return a value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     if isinstance(value, FunctionValue):

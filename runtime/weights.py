@@ -24,7 +24,7 @@ class DeviceWeights:
         self._packed: dict[Hashable, DeviceBuffer] = {}
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
-        """The device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
+        """Return the device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
         and shape."""
         array = self._arrays.get(name)
         if array is None:
@@ -37,7 +37,7 @@ class DeviceWeights:
         return self._constants[name]
 
     def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
-        """The device buffer of what `key` says how to pack, and whether it still has to be written."""
+        """Return the device buffer of what `key` says how to pack, and whether it still has to be written."""
         fresh = key not in self._packed
         if fresh:
             self._packed[key] = self.device.alloc(nbytes, lasting=True)

@@ -65,7 +65,7 @@ def _line(kind: str, values: dict[str, Any]) -> str:
 
 
 def export_lines(store: Store, targets: Sequence[str] | None = None) -> Iterator[str]:
-    """The lines (without line ends) of everything known on these target keys, or on all; the same records give the same
+    """Yield the lines (without line ends) of everything known on these target keys, or on all; the same records give the same
     lines. Leases and jobs belong to one database and stay there.
 
     Raises:

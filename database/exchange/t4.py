@@ -103,7 +103,7 @@ def _result(measurement: Measurement) -> dict[str, Any]:
 
 
 def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = False) -> list[Measurement]:
-    """The measurements of T4 JSON text, as of the workload and target (keys) the caller names: T4 names neither reliably. Where
+    """Return the measurements of T4 JSON text, as of the workload and target (keys) the caller names: T4 names neither reliably. Where
     results name their workload (in files we wrote), those of others are left out.
 
     Times are in `metadata.timeunit`, milliseconds where the file does not say (Kernel Tuner's). A configuration becomes a
@@ -205,7 +205,7 @@ def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: fl
 
 
 def _extra(measurements: Any) -> dict[str, Any]:
-    """Our own additions by short name."""
+    """Return our own additions by short name."""
     if not isinstance(measurements, list):
         raise DatabaseError("wanted a list `measurements`, found something else")
     found = {}

@@ -96,7 +96,7 @@ class GeneratedKernel:
 
 
 def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
-    """The source of one scheduled function without free tunables.
+    """Return the source of one scheduled function without free tunables.
 
     Raises:
         BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
@@ -205,7 +205,7 @@ def _one_index_per_axis(n: Stmt) -> Stmt:
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
-    """One function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
+    """Return one function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
     that share local memory stay together.
 
     Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
@@ -283,7 +283,7 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
 
 
 def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
-    """The free variables of a statement and of the shapes of its buffers."""
+    """Return the free variables of a statement and of the shapes of its buffers."""
     bound = {f.var for f in loops(body)}
     found: dict[Var, None] = {}
     lowered = lower_blocks(body)

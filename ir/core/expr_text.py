@@ -46,7 +46,7 @@ def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[
 
 
 def _format_const(n: Const) -> tuple[str, int]:
-    """The plain forms are int64, float32 and bool. Infinities and NaN are strings."""
+    """Return the plain forms are int64, float32 and bool. Infinities and NaN are strings."""
     if not math.isfinite(n.value):
         return f'const("{n.value}", {n.dtype})', ATOM
     if n.dtype in (i64, bool_, f32):

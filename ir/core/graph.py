@@ -346,7 +346,7 @@ class Binding:
     value: Value
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that the value and its annotation mention."""
+        """Yield the symbols that the value and its annotation mention."""
         yield from self.value.symbols()
         yield from info_symbols(self.var.info)
 
@@ -365,7 +365,7 @@ class MatchCast:
         return self.value.name if isinstance(self.value, (GVar, Constant)) else self.var.name
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that the value and both annotations mention."""
+        """Yield the symbols that the value and both annotations mention."""
         yield from self.value.symbols()
         yield from info_symbols(self.var.info)
         yield from info_symbols(self.info)

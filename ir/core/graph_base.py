@@ -34,7 +34,7 @@ class Operator:
     """The result does not depend on the order of the arguments."""
 
     def symbols(self) -> tuple[Var, ...]:
-        """The symbols in the attributes."""
+        """Return the symbols in the attributes."""
         return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
 
     def substituted(self, mapping: Mapping[Var, Expr]) -> Self:
@@ -91,7 +91,7 @@ class AtomBase:
         return self
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that this value mentions, operands and branches included; one may come several times."""
+        """Return the symbols that this value mentions, operands and branches included; one may come several times."""
         return iter(())
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:

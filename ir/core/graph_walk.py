@@ -120,7 +120,7 @@ def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
 
 
 def used_vars(value: Value) -> tuple[GVar, ...]:
-    """Distinct graph variables of a value."""
+    """Return distinct graph variables of a value."""
     if isinstance(value, GVar):
         return (value,)
     return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))

@@ -100,7 +100,7 @@ def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
 
 
 def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
-    """The scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
+    """Return the scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
     if isinstance(info, TensorInfo):
         return info.shape
     if isinstance(info, ShapeInfo):
@@ -120,7 +120,7 @@ def all_tensors(infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:
-    """The symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
+    """Return the symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
     if isinstance(info, TupleInfo):
         return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
     if isinstance(info, CallableInfo):
@@ -130,5 +130,5 @@ def info_symbols(info: StructInfo) -> tuple[Var, ...]:
 
 
 def own_symbols(signature: CallableInfo) -> dict[Var, None]:
-    """The symbols a signature binds anew at every call, in order."""
+    """Return the symbols a signature binds anew at every call, in order."""
     return dict.fromkeys(v for p in signature.params or () for v in info_symbols(p))

@@ -52,7 +52,7 @@ class TensorBuilder:
         return Buffer(self._unique(name), tuple(expr(d) for d in shape), dtype, scope)
 
     def input(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32, const: bool = False) -> Tensor:
-        """A parameter that is read; `const` when it holds the same values at every call."""
+        """Return a parameter that is read; `const` when it holds the same values at every call."""
         buffer = self._buffer(name, shape, dtype)
         self._inputs.append(buffer)
         if const:
@@ -65,12 +65,12 @@ class TensorBuilder:
         return Tensor(buffer)
 
     def scalar(self, var: Var) -> Var:
-        """An explicit scalar parameter."""
+        """Return an explicit scalar parameter."""
         self._scalars.append(var)
         return var
 
     def alloc(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32) -> Tensor:
-        """An intermediate buffer."""
+        """Return an intermediate buffer."""
         buffer = self._buffer(name, shape, dtype)
         self._allocs.append(buffer)
         return Tensor(buffer)

@@ -47,7 +47,7 @@ class GraphBuilder:
         self.so_far = IRModule(self._functions, self._constants)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
-        """A shape symbol with `lower <= value` and, when given, `value <= upper`."""
+        """Return a shape symbol with `lower <= value` and, when given, `value <= upper`."""
         if lower < 0 or (upper is not None and upper < lower):
             raise UserError(f"symbol {name!r}: wanted 0 <= lower <= upper, found {lower} and {upper}")
         var = Var(name)
@@ -66,12 +66,12 @@ class GraphBuilder:
         return hint if number == 0 else self.fresh(f"{hint}_{number}")
 
     def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> g.GVar:
-        """A tensor parameter of the function."""
+        """Return a tensor parameter of the function."""
         dims = None if shape is None else tuple(expr(d) for d in shape)
         return self.parameter(name, TensorInfo(dims, element))
 
     def parameter(self, name: str, info: StructInfo) -> g.GVar:
-        """A parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
+        """Return a parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
         if name in self._names:
             raise UserError(f"wanted distinct parameter names, found {name!r} twice")
         self._seen.update(info_symbols(info))
@@ -80,7 +80,7 @@ class GraphBuilder:
         return var
 
     def constant(self, name: str, array: NDArray[Any]) -> g.Constant:
-        """A weight. The array is kept, not copied."""
+        """Return a weight. The array is kept, not copied."""
         if name in self._constants:
             raise UserError(f"wanted distinct constant names, found {name!r} twice")
         self._constants[name] = array
@@ -107,7 +107,7 @@ class GraphBuilder:
                 self._declare(bound)
 
     def function(self, name: str) -> g.FunctionRef:
-        """A graph function that was included, as a value."""
+        """Return a graph function that was included, as a value."""
         graphs = self._included(g.Function)
         if name not in graphs:
             known = ", ".join(graphs) or "none"
@@ -135,17 +135,17 @@ class GraphBuilder:
         raise DeduceError(f"{error}\n{excerpt(so_far, binding)}") from None
 
     def call(self, op: OperatorSpec, *args: g.Value, hint: str | None = None) -> g.GVar:
-        """An operator on values."""
+        """Return an operator on values."""
         return self.emit(g.Call(op, args), hint or op.name)
 
     def call_function(self, callee: str | g.Value, *args: g.Value, hint: str | None = None) -> g.GVar:
-        """A graph function on values: one that was included, or one that a variable holds."""
+        """Return a graph function on values: one that was included, or one that a variable holds."""
         target = self.function(callee) if isinstance(callee, str) else callee
         name = target.name if isinstance(target, (g.FunctionRef, g.GVar)) else "call"
         return self.emit(g.CallFunction(target, args), hint or name)
 
     def call_host(self, routine: str, args: Sequence[g.Value], out: StructInfo, pure: bool = False) -> g.GVar:
-        """An opaque routine of the host program, by name."""
+        """Return an opaque routine of the host program, by name."""
         return self.emit(g.CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
 
     def call_tir(
@@ -197,7 +197,7 @@ class GraphBuilder:
         return self.emit(g.If(test, sides[0], sides[1]), hint)
 
     def item(self, value: g.Value, index: int) -> g.GVar:
-        """One field of a tuple."""
+        """Return one field of a tuple."""
         return self.emit(g.TupleItem(value, index), "item")
 
     def match_cast(self, value: g.Value, info: StructInfo, hint: str = "cast") -> g.GVar:
@@ -223,7 +223,7 @@ class GraphBuilder:
         return tuple(self.deduction.checks)
 
     def finish(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> IRModule:
-        """The module. declared: the result's annotation, checked against the deduced one.
+        """Return the module. declared: the result's annotation, checked against the deduced one.
 
         Raises DeduceError when the two can never agree."""
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result

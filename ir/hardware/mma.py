@@ -72,7 +72,7 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
+    """Return the body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
     if a_transposed:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
@@ -86,7 +86,7 @@ def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_cuda_body(dtype: str) -> str:
-    """The body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
+    """Return the body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
     steps 0-7, then of steps 8-15."""
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
   unsigned rows[m][4];
@@ -101,7 +101,7 @@ def warp_operand_cuda_body(dtype: str) -> str:
 
 
 def _columns(dtype: str, b_transposed: bool, step: str) -> str:
-    """The other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
+    """Return the other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
     if b_transposed:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
         b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
     else:
@@ -122,7 +122,7 @@ def _columns(dtype: str, b_transposed: bool, step: str) -> str:
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    """Return the body for CUDA where there is no such machine: every item for itself, as the meaning says."""
     a = "k * a_k + i * a_i + r * a_r + y" if a_transposed else "i * a_i + r * a_r + y * a_y + k"
     b = "j * b_j + x * b_x + q * b_c + k" if b_transposed else "k * b_k + j * b_j + x * 2 + q"
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
@@ -140,7 +140,7 @@ def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_scalar_body(dtype: str) -> str:
-    """The body for CUDA where there is no such machine: items show each other what they hold."""
+    """Return the body for CUDA where there is no such machine: items show each other what they hold."""
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
@@ -189,5 +189,5 @@ template <int count, bool transposed> static __device__ __forceinline__ void rt_
 
 
 def helpers(sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """The pieces of a prelude that the text calls."""
+    """Return the pieces of a prelude that the text calls."""
     return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

@@ -127,7 +127,7 @@ class LoweredModule:
         return self.module.prims
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
-        """Every call of a tensor function, function by function, in order; or those of one function."""
+        """Return every call of a tensor function, function by function, in order; or those of one function."""
         found = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
         return tuple(v for v in found if isinstance(v, CallTIR))
 
@@ -151,7 +151,7 @@ class PassManager:
     _wrong_before: bool = False
 
     def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
-        """The module after the passes. Raises VerifyError naming the pass that breaks it."""
+        """Return the module after the passes. Raises VerifyError naming the pass that breaks it."""
         if self.verify:
             self._verified(module, "before the passes")
         elif self.always_verify:
@@ -186,7 +186,7 @@ class PassManager:
 
 
 def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """The passes in order; one that runs again has a number: `DeadCode`, `DeadCode.2`. Marks of levels have no name."""
+    """Return the passes in order; one that runs again has a number: `DeadCode`, `DeadCode.2`. Marks of levels have no name."""
     seen: Counter[str] = Counter()
     names = []
     for step in passes:
@@ -198,7 +198,7 @@ def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
 
 
 def run_passes(module: IRModule, passes: Sequence[Pass], verify: bool = False) -> tuple[tuple[str, IRModule], ...]:
-    """Each pass that changed something, and the module after it."""
+    """Return each pass that changed something, and the module after it."""
     manager = PassManager(verify)
     manager.run(module, with_rules(passes, ()))
     return tuple(manager.stages)
@@ -262,7 +262,7 @@ def _graph(module: IRModule, name: str) -> Function:
 def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """The straight-line `entries` and the subgraphs of `roots`, calls inlined; their checks; and the host functions."""
+    """Return the straight-line `entries` and the subgraphs of `roots`, calls inlined; their checks; and the host functions."""
     outlined = OutlineSubgraphs(roots).run(module)
     functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
     todo = list(entries)

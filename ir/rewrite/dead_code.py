@@ -30,7 +30,7 @@ class Liveness:
 
 
 def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBlock, ...]:
-    """The blocks of a region that returns `ret` without bindings that are not needed, sides of branches included.
+    """Return the blocks of a region that returns `ret` without bindings that are not needed, sides of branches included.
 
     The same objects where nothing is removed."""
     live = Liveness()

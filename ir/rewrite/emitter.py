@@ -19,7 +19,7 @@ from relax_tune.ir.op.indexing.movement import Reshape
 
 
 def tensor_info(value: g.Value) -> TensorInfo:
-    """The annotation of a tensor."""
+    """Return the annotation of a tensor."""
     info = value.info
     assert isinstance(info, TensorInfo), info
     return info
@@ -102,14 +102,14 @@ class FunctionTable:
         return table
 
     def prim(self, name: str) -> PrimFunc:
-        """The tensor function `name`. Raises KeyError."""
+        """Return the tensor function `name`. Raises KeyError."""
         found = self.functions[name]
         if not isinstance(found, PrimFunc):
             raise KeyError(f"wanted a tensor function called {name!r}, found a {type(found).__name__}")
         return found
 
     def add(self, func: PrimFunc) -> str:
-        """The name under which `func` or an equal function is held."""
+        """Return the name under which `func` or an equal function is held."""
         key = workload_key(func)
         known = self.keys.get(key)
         if known is not None:

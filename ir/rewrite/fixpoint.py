@@ -50,7 +50,7 @@ class RuleTable:
     _by_root: dict[type, tuple[Rule, ...]] = field(default_factory=dict)
 
     def at(self, value: g.Value) -> tuple[Rule, ...]:
-        """The rules whose pattern may match `value`."""
+        """Return the rules whose pattern may match `value`."""
         if not isinstance(value, (g.Call, g.TupleItem, g.TupleValue)):
             return ()
         kind = type(value.op) if isinstance(value, g.Call) else type(value)
@@ -136,7 +136,7 @@ class RuleTable:
                 atoms[id(v)] = self._bound(part, definitions, module, out)
 
     def _bound(self, part: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter) -> g.Value:
-        """A variable of `part`, rewritten; the value itself where that exists."""
+        """Return a variable of `part`, rewritten; the value itself where that exists."""
         var = g.GVar("part", infer_value(part, Deduction(out.env)))
         part = self.rewritten(part, var, definitions, module, out)
         if part.is_atom:
@@ -151,7 +151,7 @@ def _hint(value: g.Value) -> str:
 
 
 def root_kinds(p: Pattern) -> tuple[type, ...] | None:
-    """The operators and tuples that a value matched by `p` can have at its root; None for a pattern of any value."""
+    """Return the operators and tuples that a value matched by `p` can have at its root; None for a pattern of any value."""
     if isinstance(p, (Named, Once, Annotated, Conditional)):
         return root_kinds(p.inner)
     if isinstance(p, Either):

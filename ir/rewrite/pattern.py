@@ -49,15 +49,15 @@ class Pattern:
     """A description of a value and its computation. Base of all patterns."""
 
     def named(self, name: str) -> Pattern:
-        """The value is known as `name`; one that has the name already must be the same."""
+        """Return the value is known as `name`; one that has the name already must be the same."""
         return Named(name, self)
 
     def once(self) -> Pattern:
-        """One binding alone reads the value, and the function does not return it."""
+        """Return one binding alone reads the value, and the function does not return it."""
         return Once(self)
 
     def of(self, *dims: Dim, dtype: DType | None = None, ndim: int | None = None) -> Pattern:
-        """The value is a tensor of these dims (any when none are given), element type and number of dims."""
+        """Return the value is a tensor of these dims (any when none are given), element type and number of dims."""
         return Annotated(self, dims or None, dtype, ndim)
 
     def where(self, condition: Callable[[Match], bool | Expr | Proof]) -> Pattern:
@@ -70,7 +70,7 @@ class Pattern:
         return choices[0] if len(choices) == 1 else Either(tuple(choices))
 
     def __getitem__(self, index: int) -> Pattern:
-        """One field of a tuple."""
+        """Return one field of a tuple."""
         if type(index) is not int or index < 0:
             raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
         return TupleField(self, index)
@@ -199,12 +199,12 @@ def pattern(x: Operand) -> Pattern:
 
 
 def value(name: str) -> Pattern:
-    """Any value, known as `name`."""
+    """Return any value, known as `name`."""
     return Named(name)
 
 
 def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
-    """An operator of this class (or of one below it) on `args`, or on anything when none are given. attributes: values it has,
+    """Return an operator of this class (or of one below it) on `args`, or on anything when none are given. attributes: values it has,
     or predicates of them. The arguments of a commutative operator match in either order, first as they are written."""
     if not (isinstance(operator, type) and issubclass(operator, Operator)):
         raise UserError(f"pattern: wanted the class of an operator, such as Matmul, found {operator!r:.80}")
@@ -217,27 +217,27 @@ def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
 
 
 def item(owner: Operand) -> Pattern:
-    """Any field of the tuple `owner`; `owner[0]` is the first."""
+    """Return any field of the tuple `owner`; `owner[0]` is the first."""
     return TupleField(pattern(owner), None)
 
 
 def packed() -> Pattern:
-    """A tuple that a binding puts together from its fields."""
+    """Return a tuple that a binding puts together from its fields."""
     return Packed()
 
 
 def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:
-    """A `call_tir` of the tensor function called `callee`, of any of this kind, or of any; on `args`, or on anything."""
+    """Return a `call_tir` of the tensor function called `callee`, of any of this kind, or of any; on `args`, or on anything."""
     return TensorCall(callee, kind, _args(args))
 
 
 def library(routine: str, *args: Operand) -> Pattern:
-    """A `call_dps_library` of `routine`."""
+    """Return a `call_dps_library` of `routine`."""
     return LibraryOperation(routine, _args(args))
 
 
 def weight(name: str | None = None, number: float | None = None) -> Pattern:
-    """A constant; `number` is what each of its elements is."""
+    """Return a constant; `number` is what each of its elements is."""
     return Weight(number) if name is None else Named(name, Weight(number))
 
 
@@ -251,7 +251,7 @@ def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
 
 
 def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
-    """The operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
+    """Return the operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())
     wanted = np.float32(sign * other)

@@ -135,7 +135,7 @@ class Site:
         return known
 
     def call(self, operator: Operator, *args: Given) -> g.Call:
-        """An operator on captures or values."""
+        """Return an operator on captures or values."""
         return g.Call(operator, self._args(args))
 
     def tir(
@@ -160,7 +160,7 @@ class Site:
         return g.CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
     def function(self, module: IRModule, *args: Given) -> g.CallFunction:
-        """A call of the one graph function of another module, which joins this one with all it needs; made by a
+        """Return a call of the one graph function of another module, which joins this one with all it needs; made by a
         `GraphBuilder` of a name that is still free. At level "operators" only: calls are put in place before the others."""
         if self.level != "operators":
             raise UserError(
@@ -257,14 +257,14 @@ class RewriteByPattern:
 
 
 def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
-    """The module with every place that a rule matches rewritten, whatever its level; the same object when none does.
+    """Return the module with every place that a rule matches rewritten, whatever its level; the same object when none does.
 
     Raises: as `RewriteByPattern`."""
     return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
 
 
 def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
-    """Every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
+    """Yield every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
     for f in module.functions.values():
         if isinstance(f, g.Function):
             scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
@@ -291,7 +291,7 @@ class _Rewriter:
         return replace(self.f, blocks=graph_walk.into_blocks(bindings), ret=ret)
 
     def region(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> list[g.AnyBinding] | None:
-        """The bindings of a function or a side of an `if`, rewritten; None when nothing is."""
+        """Return the bindings of a function or a side of an `if`, rewritten; None when nothing is."""
         scope = Scope.over(bindings, ret, self.module, self.env)
         chosen: dict[g.GVar, _Chosen] = {}
         claimed: set[g.GVar] = set()
@@ -326,7 +326,7 @@ class _Rewriter:
         return made if changed else None
 
     def keep(self, b: g.AnyBinding) -> bool:
-        """The binding itself, over what its operands have become; whether anything inside it was rewritten."""
+        """Return the binding itself, over what its operands have become; whether anything inside it was rewritten."""
         if not isinstance(b.value, g.If):
             self.out.keep(b)
             return False
@@ -401,7 +401,7 @@ class _Rewriter:
         return value.with_operands(args)
 
     def infer(self, value: g.Value, ctx: Deduction) -> StructInfo:
-        """The annotation of a value; what that leaves to run time goes into `ctx`."""
+        """Return the annotation of a value; what that leaves to run time goes into `ctx`."""
         if isinstance(value, g.CallTIR):
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
@@ -435,7 +435,7 @@ class _Rewriter:
         out.bindings.append(g.Binding(b.var, g.If(g.PrimValue(cond), then, orelse)))
 
     def side(self, bindings: Sequence[g.Binding], value: g.Value, b: g.AnyBinding) -> g.Body:
-        """A side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
+        """Return a side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
             made = out.bind(out.value(x.value), x.var.info, x.var.name)
@@ -454,7 +454,7 @@ class _Rewriter:
 
 
 def _hint(value: g.Value) -> str:
-    """A name for what a value computes."""
+    """Return a name for what a value computes."""
     if isinstance(value, g.Call):
         return str(getattr(value.op, "name", "v"))
     if isinstance(value, g.CallTIR):

@@ -69,7 +69,7 @@ class Device(Protocol):
         ...
 
     def download(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """A fresh host array with the buffer's first elements; waits for earlier launches."""
+        """Return a fresh host array with the buffer's first elements; waits for earlier launches."""
         ...
 
     def free(self, buffer: OwnBuffer) -> None:
@@ -84,7 +84,7 @@ class Device(Protocol):
         grid: Sequence[int],
         local: Sequence[int],
     ) -> Launch:
-        """A closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
+        """Return a closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
         A grid with a zero in it launches nothing. Valid as long as the buffers live."""
         ...
 
@@ -101,7 +101,7 @@ class Device(Protocol):
         ...
 
     def native(self, buffers: Sequence[OwnBuffer]) -> tuple[int, tuple[int, ...]] | None:
-        """The driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
+        """Return the driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
         there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their
         own join a device."""
         ...

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def hashed(parts: Sequence[str]) -> str:
-    """A name for what these make together."""
+    """Return a name for what these make together."""
     key = hashlib.blake2b(digest_size=20)
     for part in parts:
         key.update(f"{len(part)}:{part}".encode())
@@ -44,7 +44,7 @@ class Binaries:
         self.folder = folder
 
     def find(self, name: str) -> tuple[bytes, Mapping[str, Any]] | None:
-        """The code and the facts it was kept with."""
+        """Return the code and the facts it was kept with."""
         try:
             head, _, code = (self.folder / name).read_bytes().partition(b"\n")
             said = json.loads(head)

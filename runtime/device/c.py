@@ -175,7 +175,7 @@ class CDevice:
             ) from None
 
     def _build(self, source: str, flags: tuple[str, ...]) -> Path:
-        """The shared library of one translation unit, from the cache when it is there."""
+        """Return the shared library of one translation unit, from the cache when it is there."""
         folder = cache_folder() / "c"
         command = [*BASE_FLAGS, *flags]
         target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
@@ -275,7 +275,7 @@ class CDevice:
 
 
 def find_compiler() -> str:
-    """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
+    """Return the C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
     wanted = os.environ.get("CC")
     others: list[tuple[str, str, str]] = []
     for name in (wanted,) if wanted else ("gcc", "cc"):
@@ -328,7 +328,7 @@ def _identity(compiler: str) -> tuple[str, str]:
 
 
 def _openmp_threads() -> int:
-    """Threads a parallel region of libgomp gets in this process."""
+    """Return threads a parallel region of libgomp gets in this process."""
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:

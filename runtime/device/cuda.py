@@ -77,7 +77,7 @@ class Compiler(Protocol):
 
 
 def load_pycuda() -> Any:
-    """The module pycuda.driver, initialised. Raises BuildError that says what is missing."""
+    """Return the module pycuda.driver, initialised. Raises BuildError that says what is missing."""
     try:
         import pycuda.driver as driver
     except (ImportError, OSError) as error:
@@ -335,7 +335,7 @@ class CUDADevice:
         return False
 
     def native(self, buffers: Sequence[CUDABuffer]) -> tuple[int, tuple[int, ...]]:
-        """The stream's handle and addresses in device memory. The primary context is the one they belong to."""
+        """Return the stream's handle and addresses in device memory. The primary context is the one they belong to."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
 
     def within(self, what: str, action: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ class Recorder(Protocol):
 
 
 def load_recorder() -> Recorder | None:
-    """The recorder of cuda-bindings; None where it is not installed."""
+    """Return the recorder of cuda-bindings; None where it is not installed."""
     try:
         from cuda.bindings import driver
     except (ImportError, OSError, RuntimeError):

@@ -14,7 +14,7 @@ _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
+    """Return the first processor's lines of /proc/cpuinfo; empty where there is no such file."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -27,7 +27,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The processor's name with family and model numbers, which tell generations apart where the name does not."""
+    """Return the processor's name with family and model numbers, which tell generations apart where the name does not."""
     facts = _cpuinfo()
     name = facts.get("model name") or facts.get("CPU part") or platform.processor() or "unknown"
     numbers = [facts[key] for key in ("cpu family", "model", "stepping") if key in facts]
@@ -54,7 +54,7 @@ def vector_bits() -> int:
 
 
 def vector_registers() -> int:
-    """The number of vector registers that the instruction set names."""
+    """Return the number of vector registers that the instruction set names."""
     return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
 
 
@@ -90,7 +90,7 @@ def memory_bytes() -> int:
 
 
 def worker_threads() -> int:
-    """Threads a parallel kernel or library should use: `$OMP_NUM_THREADS` when it is a number, else every processor
+    """Return threads a parallel kernel or library should use: `$OMP_NUM_THREADS` when it is a number, else every processor
     this process may run on. The same rule libgomp follows."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else usable_cpus()

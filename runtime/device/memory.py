@@ -18,7 +18,7 @@ LARGE_PAGE = 2 << 20
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """A byte array of `nbytes` rounded up to whole cache lines (at least one), its first byte 64-byte aligned.
+    """Return a byte array of `nbytes` rounded up to whole cache lines (at least one), its first byte 64-byte aligned.
 
     Raises: MeasureError when the memory cannot be had.
     """
@@ -66,7 +66,7 @@ def _slab(nbytes: int) -> NDArray[np.uint8]:
 
 
 def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array whose first element is 64-byte aligned, contents undefined. Raises: as `aligned_bytes`."""
+    """Return an array whose first element is 64-byte aligned, contents undefined. Raises: as `aligned_bytes`."""
     nbytes = math.prod(shape) * dtype.itemsize
     return aligned_bytes(nbytes)[:nbytes].view(dtype).reshape(shape)
 

@@ -28,7 +28,7 @@ _SIMULATORS = ("oclgrind",)
 
 
 def load_pyopencl() -> Any:
-    """The pyopencl module. Raises BuildError naming the extra to install."""
+    """Return the pyopencl module. Raises BuildError naming the extra to install."""
     try:
         import pyopencl
     except ImportError as error:
@@ -39,7 +39,7 @@ def load_pyopencl() -> Any:
 
 
 def all_devices() -> list[tuple[str, Any]]:
-    """Every (label, pyopencl device), sorted; the label is `platform name | platform version | device name`."""
+    """Return every (label, pyopencl device), sorted; the label is `platform name | platform version | device name`."""
     cl = load_pyopencl()
     try:
         platforms = cl.get_platforms()
@@ -56,7 +56,7 @@ def all_devices() -> list[tuple[str, Any]]:
 
 
 def choose_device(substring: str | None) -> tuple[str, Any]:
-    """The one device whose label contains `substring` (any case). Without one: PoCL, oldest version first (the wheel
+    """Return the one device whose label contains `substring` (any case). Without one: PoCL, oldest version first (the wheel
     ships 3.0; a system's newer one adds to it), else the only device that is not a simulator.
 
     Raises: MeasureError naming the devices there are, when none or several match.

@@ -10,7 +10,7 @@ REGISTERS = "registers_per_block_nv"
 
 
 def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
-    """The limits by which rules take a device for a GPU (`schedules/target.Machine`); none where it does not tell how many work-items
+    """Return the limits by which rules take a device for a GPU (`schedules/target.Machine`); none where it does not tell how many work-items
     run together. refusal: what asking for something it does not have raises."""
     warp = max(_told(device, name, refusal) for name in WARPS)
     if warp <= 1:
@@ -26,7 +26,7 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
 
 
 def _told(device: Any, name: str, refusal: type[Exception]) -> int:
-    """A number, 0 where the device or the package has none of that name."""
+    """Return a number, 0 where the device or the package has none of that name."""
     try:
         return int(getattr(device, name))
     except (AttributeError, refusal):

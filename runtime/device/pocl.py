@@ -33,7 +33,7 @@ _names: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 
 def repair_target(device: Any) -> str:
-    """The processor name PoCL compiles for on this pyopencl device, repaired where it must be; empty when unknown."""
+    """Return the processor name PoCL compiles for on this pyopencl device, repaired where it must be; empty when unknown."""
     if "PoCL" not in str(device.platform.version):
         return ""
     reported = str(device.version).rpartition("gnu-")[2].strip()

@@ -39,7 +39,7 @@ class Quirk:
         return kind == self.kind and all(re.search(p, fingerprint.get(key, "")) for key, p in self.where)
 
     def matched(self, fingerprint: Mapping[str, str]) -> str:
-        """The text that its first pattern matches in a fingerprint."""
+        """Return the text that its first pattern matches in a fingerprint."""
         key, pattern = self.where[0]
         found = re.search(pattern, fingerprint.get(key, ""))
         return found[0] if found else ""
@@ -148,13 +148,13 @@ QUIRKS: tuple[Quirk, ...] = (
 
 
 def quirks_of(kind: str, fingerprint: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[Quirk, ...]:
-    """The quirks of a device, in the order of the table."""
+    """Return the quirks of a device, in the order of the table."""
     found = dict(fingerprint)
     return tuple(q for q in QUIRKS if q.applies(kind, found))
 
 
 def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, int]:
-    """The limits a device tells, with what its quirks cap and add."""
+    """Return the limits a device tells, with what its quirks cap and add."""
     result = dict(limits)
     for quirk in quirks_of(kind, fingerprint):
         result |= {key: min(result.get(key, most), most) for key, most in quirk.caps.items()}
@@ -163,12 +163,12 @@ def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, 
 
 
 def refusal(kind: str, fingerprint: Mapping[str, str]) -> Quirk | None:
-    """The quirk that forbids a device or compiler, if one does."""
+    """Return the quirk that forbids a device or compiler, if one does."""
     return next((q for q in quirks_of(kind, fingerprint) if q.refused), None)
 
 
 def refused_option(kind: str, fingerprint: Mapping[str, str], options: Sequence[str]) -> tuple[str, Quirk] | None:
-    """The first option that a quirk forbids, with it."""
+    """Return the first option that a quirk forbids, with it."""
     for quirk in quirks_of(kind, fingerprint):
         for option in options:
             if option in quirk.options:

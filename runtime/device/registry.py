@@ -45,7 +45,7 @@ def open_device(spec: str) -> Device:
 
 
 def _known() -> str:
-    """The names that `open_device` takes on this machine, in one line."""
+    """Return the names that `open_device` takes on this machine, in one line."""
     try:
         labels = [label for label, _ in all_devices()]
     except BuildError:

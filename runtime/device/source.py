@@ -27,20 +27,20 @@ _SHARED = re.compile(r"/\*shared (\d{1,9})\*/")
 
 
 def dynamic_shared_bytes(source: str) -> int:
-    """The shared memory that launches of a CUDA kernel ask for, as its text says."""
+    """Return the shared memory that launches of a CUDA kernel ask for, as its text says."""
     found = _SHARED.search(source)
     return 0 if found is None else int(found[1])
 
 
 def wide_form(kernel: KernelSource) -> KernelSource | None:
-    """The kernel for launches whose integers want 64 bits; None when it is that already."""
+    """Return the kernel for launches whose integers want 64 bits; None when it is that already."""
     if NARROW not in kernel.source or WIDE_FLAG in kernel.flags:
         return None
     return replace(kernel, flags=(*kernel.flags, WIDE_FLAG))
 
 
 def join_sources(kernels: Iterable[KernelSource]) -> str:
-    """One translation unit: every distinct prelude once, in order of first use, then each kernel's own text under a
+    """Return one translation unit: every distinct prelude once, in order of first use, then each kernel's own text under a
     `#line` directive, so that a compiler's messages name the kernel."""
     preludes: dict[str, None] = {}
     bodies: list[str] = []

@@ -24,7 +24,7 @@ class Library(Protocol):
         ...
 
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
-        """A closure that runs the routine. Sizes of 0 do what the mathematics says (an empty sum is 0).
+        """Return a closure that runs the routine. Sizes of 0 do what the mathematics says (an empty sum is 0).
 
         Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError when sizes
         exceed the buffers or the library, or when host code cannot reach this device's memory.

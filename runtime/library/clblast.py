@@ -60,7 +60,7 @@ def _load() -> Any:
 
 
 def _file(dll: Any) -> Path | None:
-    """The path of the loaded library; None if the loader does not tell."""
+    """Return the path of the loaded library; None if the loader does not tell."""
     try:
         locate = ctypes.CDLL(None).dladdr
     except (AttributeError, OSError, TypeError):
@@ -177,7 +177,7 @@ class ClBlast:
         known.compiled.add(name)
 
     def _clear(self, device: Device, c: Any, sizes: Sizes) -> Launch:
-        """Zeros in C, and in C alone where its rows lie apart."""
+        """Return zeros in C, and in C alone where its rows lie apart."""
         known = self._known.setdefault(device, _Known())
         if known.clear is None:
             known.clear = device.compile([KernelSource(_CLEAR, "opencl", _CLEAR_SOURCE)])[_CLEAR]
@@ -194,7 +194,7 @@ class _Buffer:
 
 
 def _call(sizes: Sizes) -> tuple[str, list[Any]]:
-    """The function for a product that is not empty, and its arguments."""
+    """Return the function for a product that is not empty, and its arguments."""
     if sizes["batch"] > 1:
         name = "CLBlastSgemmStridedBatched"
     else:

@@ -126,7 +126,7 @@ def check_buffers(routine: str, sizes: Mapping[str, int], buffers: Sequence[Any]
 def over_zeros(
     device: CUDADevice, sizes: Mapping[str, int], buffers: Sequence[Any], elements: api.Elements
 ) -> tuple[dict[str, int], list[Any]]:
-    """An empty sum as the sum over one row of zeros, which stand in for A and B."""
+    """Return an empty sum as the sum over one row of zeros, which stand in for A and B."""
     m, n = sizes["m"], sizes["n"]
     zeros = np.zeros(max(m, n) * elements.operand_bytes, np.uint8)
     row = device.alloc(zeros.nbytes)

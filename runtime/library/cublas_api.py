@@ -143,7 +143,7 @@ class Functions:
         check(function, self.raw(function)(*arguments))
 
     def raw(self, function: str) -> Callable[..., int]:
-        """The function itself, which answers a status."""
+        """Return the function itself, which answers a status."""
         found: Callable[..., int] = getattr(self._dll, function)
         return found
 
@@ -176,7 +176,7 @@ def _load(name: str) -> Any:
 
 
 def on_gpu(routine: str, device: Device) -> CUDADevice:
-    """The device, which may be one that stands before a CUDA device. Raises MeasureError for those the library cannot reach."""
+    """Return the device, which may be one that stands before a CUDA device. Raises MeasureError for those the library cannot reach."""
     if device.info.kind != "cuda":
         raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
     return cast(CUDADevice, device)

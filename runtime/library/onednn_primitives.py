@@ -85,7 +85,7 @@ class Engine:
             raise MeasureError(f"oneDNN: wanted dnnl_{name} to succeed, found status {status}")
 
     def status(self, name: str, *arguments: Any) -> Any:
-        """The status that a function of the library returns."""
+        """Return the status that a function of the library returns."""
         return getattr(self._dll, f"dnnl_{name}")(*arguments)
 
     def execution(self, primitive: ctypes.c_void_p, arguments: ctypes.Array[_Argument]) -> partial[int]:
@@ -93,7 +93,7 @@ class Engine:
         return partial(self._dll.dnnl_primitive_execute, primitive, self.stream, len(arguments), arguments)
 
     def layout(self, k: int, n: int) -> WeightLayout:
-        """The layout that products want for (k, n) weights."""
+        """Return the layout that products want for (k, n) weights."""
         if (k, n) not in self._layouts:
             self._layouts[k, n] = WeightLayout(self, k, n)
         return self._layouts[k, n]
@@ -114,7 +114,7 @@ class _Handles:
         return handle
 
     def _described(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
-        """The description of a primitive."""
+        """Return the description of a primitive."""
         handle = ctypes.c_void_p()
         self._engine.call(f"{kind}_primitive_desc_create", ctypes.byref(handle), *arguments)
         self._free.append(("primitive_desc_destroy", handle))

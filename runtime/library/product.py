@@ -55,7 +55,7 @@ def named_sizes(
 def product_bytes(
     routine: str, sizes: Mapping[str, int], widths: tuple[int, int, int] = (_FLOAT, _FLOAT, _FLOAT)
 ) -> tuple[int, int, int]:
-    """The bytes that A, B and C must have. widths: bytes of an element of each. Raises MeasureError for rows that overlap."""
+    """Return the bytes that A, B and C must have. widths: bytes of an element of each. Raises MeasureError for rows that overlap."""
     needs = []
     for which, width, rows, columns, transposed in (
         ("a", widths[0], sizes["m"], sizes["k"], sizes["trans_a"]),

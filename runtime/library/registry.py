@@ -27,7 +27,7 @@ OURS: Mapping[type[Library], str] = {
 
 
 def open_libraries() -> dict[str, Library]:
-    """Every library that is installed here, by name: a class of the `Library` protocol that opens without arguments.
+    """Return every library that is installed here, by name: a class of the `Library` protocol that opens without arguments.
 
     Raises: BuildError for a package whose entry point gives something else, or a name twice."""
     found: dict[str, Library] = {}

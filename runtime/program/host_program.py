@@ -364,11 +364,11 @@ class HostProgram:
     schema: int = SCHEMA
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same host program gives the same bytes."""
+        """Return canonical JSON text: the same host program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     def instructions(self) -> Iterable[Instruction]:
-        """All of them, block by block."""
+        """Return all of them, block by block."""
         return (i for block in self.blocks for i in block)
 
     @property
@@ -400,7 +400,7 @@ def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequenc
 
 
 def parts_of(host_programs: Iterable[HostProgram]) -> frozenset[str]:
-    """The names of the subgraphs that host programs call."""
+    """Return the names of the subgraphs that host programs call."""
     return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, CallSubgraph))
 
 

@@ -70,7 +70,7 @@ _TEXT: dict[Opcode, str] = {
 
 
 def plans_in_c(programs: Sequence[Program]) -> str:
-    """A C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program: given the value of every symbol, in the
+    """Return a C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program: given the value of every symbol, in the
     program's order and within its bounds, it writes the variant of every call and returns 0."""
     texts = [_PRELUDE]
     names: set[str] = set()
@@ -84,7 +84,7 @@ def plans_in_c(programs: Sequence[Program]) -> str:
 
 
 def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
-    """The function alone: over a verified scalar list, the slots whose values are the choices."""
+    """Return the function alone: over a verified scalar list, the slots whose values are the choices."""
     needed = set(choices)
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:

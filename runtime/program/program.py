@@ -159,7 +159,7 @@ class Program:
     schema: int = SCHEMA
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same program gives the same bytes."""
+        """Return canonical JSON text: the same program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
 

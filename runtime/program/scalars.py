@@ -164,7 +164,7 @@ def _cached(code: tuple[int, ...], n_symbols: int) -> Evaluator:
 
 
 def evaluate(code: Sequence[int], symbol_values: Sequence[int]) -> list[int]:
-    """The value of every slot. Raises as `compile_scalars` and its result do. To evaluate one list often, keep the
+    """Return the value of every slot. Raises as `compile_scalars` and its result do. To evaluate one list often, keep the
     function `compile_scalars` returns."""
     if any(type(number) is not int for number in code):
         verify(code, len(symbol_values))  # keeps True == 1 from finding a cached list
@@ -182,7 +182,7 @@ def symbolic_slots(code: Sequence[int]) -> list[bool]:
 
 
 def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:
-    """The value of each slot that depends on no symbol; None for the others. Raises as `compile_scalars` does."""
+    """Return the value of each slot that depends on no symbol; None for the others. Raises as `compile_scalars` does."""
     verify(code, n_symbols)
     depends = symbolic_slots(code)
     plain: list[int] = []
@@ -210,7 +210,7 @@ class ScalarBuilder:
         return len(self._code) // WIDTH
 
     def const(self, value: int) -> int:
-        """Slot of a constant. Raises UserError outside int64."""
+        """Return slot of a constant. Raises UserError outside int64."""
         value = int(value)
         if not INT64_MIN <= value <= INT64_MAX:
             raise UserError(f"scalar constant: wanted an int64, found {value}")
@@ -219,11 +219,11 @@ class ScalarBuilder:
         return slot
 
     def symbol(self, index: int) -> int:
-        """Slot of the program symbol with this index."""
+        """Return slot of the program symbol with this index."""
         return self._intern((int(Opcode.SYMBOL), int(index), 0, 0))
 
     def op(self, op: Opcode, a: int, b: int = 0, c: int = 0) -> int:
-        """Slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
+        """Return slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
         arity = ARITY[op]
         operands = (a, b, c)
         if arity == 0:

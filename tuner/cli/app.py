@@ -122,7 +122,7 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 def examples(*lines: str) -> str:
-    """The last paragraph of a command's help."""
+    """Return the last paragraph of a command's help."""
     return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
 
 
@@ -138,7 +138,7 @@ class LazyCommands(TyperGroup):
             self.commands[name] = TyperCommand(name, help=entry.summary)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command itself; while listing, one that knows only its line of help."""
+        """Return the command itself; while listing, one that knows only its line of help."""
         if self._listing or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
         return load_command(cmd_name)
@@ -169,7 +169,7 @@ class LazyCommands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The command `name` of `COMMANDS`, its module imported now."""
+    """Return the command `name` of `COMMANDS`, its module imported now."""
     entry = COMMANDS[name]
     found = getattr(importlib.import_module(f"relax_tune.tuner.cli.commands.{entry.module}"), entry.attribute)
     if isinstance(found, typer.Typer):

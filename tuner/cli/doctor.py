@@ -92,7 +92,7 @@ class Finding:
 
 
 def examine(db: str | None, environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything there is to say, by area. Opens and closes devices, libraries and the database; changes nothing but the cache of compiled
+    """Return everything there is to say, by area. Opens and closes devices, libraries and the database; changes nothing but the cache of compiled
     kernels."""
     variables = os.environ if environment is None else environment
     devices = list_devices()

@@ -158,7 +158,7 @@ class GraphEmitter:
         return b.finish(inputs, outputs)
 
     def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
-        """The values parameters of the model may hold that are used as indices."""
+        """Return the values parameters of the model may hold that are used as indices."""
         found: dict[GVar, tuple[int, int]] = {}
         params = set(self.main.params)
         for _, call in _calls(self.main):
@@ -174,12 +174,12 @@ class GraphEmitter:
         return found
 
     def _number(self, v: Value) -> int | None:
-        """The value of an integer constant without dims."""
+        """Return the value of an integer constant without dims."""
         array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
         return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
     def _output(self, value: Value, name: str) -> int:
-        """The array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
+        """Return the array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
         source, wanted = self._source(value), _buffer(name, _known(name, value.info))
         if isinstance(source, tuple) and source not in self.arrays:
             self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
@@ -188,7 +188,7 @@ class GraphEmitter:
         return self.builder.view(name, wanted, held, self.symbols)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
-        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
+        """Return the made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
         fields: list[int] = []
         while True:
             if isinstance(v, Constant):
@@ -222,7 +222,7 @@ class GraphEmitter:
         return self.constants[source.name]
 
     def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
-        """The arrays a call writes, declared unless they are results of the model."""
+        """Return the arrays a call writes, declared unless they are results of the model."""
         found = []
         for i, info in enumerate(call.out):
             source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
@@ -277,7 +277,7 @@ class GraphEmitter:
 
 
 def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
-    """The slot that is 1 where a test holds of the product in a slot."""
+    """Return the slot that is 1 where a test holds of the product in a slot."""
     if test.divisor > 1:
         ahead = scalars.op(Opcode.ADD, product, scalars.const(test.divisor - 1))
         product = scalars.op(Opcode.FLOORDIV, ahead, scalars.const(test.divisor))
@@ -287,7 +287,7 @@ def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
-    """The tensors that are returned, tuples taken apart, and what each is called.
+    """Yield the tensors that are returned, tuples taken apart, and what each is called.
 
     Raises BuildError for anything else."""
     if isinstance(ret, TupleValue):

@@ -58,7 +58,7 @@ from relax_tune.tuner.program.program_builder import lower_scalar
 
 
 def emit_host_program(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
-    """The host program of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
+    """Return the host program of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
     return _Emitter(name, cut, programs).run(entry)
 
 
@@ -238,7 +238,7 @@ class _Emitter:
         return [scope[e] if isinstance(e, Var) else into[e] for e in exprs]
 
     def value(self, v: g.Value, node: object) -> int:
-        """The register of an atom, or of a tuple of atoms."""
+        """Return the register of an atom, or of a tuple of atoms."""
         if type(v) not in _VALUES:
             raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
         return _VALUES[type(v)](self, v, node)
@@ -402,7 +402,7 @@ def _direct(value: g.CallFunction) -> str:
 
 
 def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
-    """A parameter or result, for people."""
+    """Return a parameter or result, for people."""
     element = info.dtype if is_known(info) else None
     if not is_known(info) or element is None:
         return Value(name, _WANTED.get(type(info)), repr(info), path=path)

@@ -19,7 +19,7 @@ COPIES = 3
 
 
 def task_bytes(task: Task) -> int:
-    """Bytes of a task's arguments and results at its largest anchor."""
+    """Return bytes of a task's arguments and results at its largest anchor."""
     most = 0
     for point in task.domain.points:
         values = {v: const(x) for v, x in zip(task.func.symbols, point, strict=True)}

@@ -58,7 +58,7 @@ def model_key(module: IRModule) -> str:
 
 
 def open_runner(settings: Settings) -> Runner:
-    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
+    """Return the local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
     UserError for some but not all of the certificate files."""
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
@@ -178,13 +178,13 @@ class Job:
             return tuner.run()
 
     def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
-        """The programs that the store's records ask for. memory: other than the settings'."""
+        """Return the programs that the store's records ask for. memory: other than the settings'."""
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
         return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
 
     def plan_sets(self) -> list[PlanSet]:
-        """The plans of this model that were stored for this device, the current ones last."""
+        """Return the plans of this model that were stored for this device, the current ones last."""
         workloads = frozenset(c.task.key for c in self.choices.values())
         return plan_sets(self.store, self.target.key, self.key, workloads)
 
@@ -204,7 +204,7 @@ class Job:
         self.store.put_plans(self.target.key, texts)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
-        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
+        """Return a build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
         the chosen kernels want them, instead of packing them whenever the artifact is opened."""
         programs, constants = tuple(built.programs.values()), self.lowered.module.constants
         if pack:
@@ -233,7 +233,7 @@ def store_profile(store: Store, profile: ShapeProfile) -> None:
 
 
 def stored_profile(store: Store, model: str) -> ShapeProfile:
-    """The profile of a model in the database. Raises UserError when there is none."""
+    """Return the profile of a model in the database. Raises UserError when there is none."""
     found = ShapeProfile(model)
     for histogram in store.histograms(model):
         function, _, symbol = histogram.symbol.rpartition(".")

@@ -70,7 +70,7 @@ class RunningJob:
 
 
 def state_of(job: JobRecord, now: float | None = None) -> JobState:
-    """The state of a job as far as can be known: one that says `running` may have been killed.
+    """Return the state of a job as far as can be known: one that says `running` may have been killed.
 
     now: Unix seconds. A job of this machine runs as long as its process lives, one of another machine as long as it was
     seen lately.

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[0-9a-f]+@[^@]*:(\d{1,18}):(\d{1,18}):([0-9a-f]{16})")
 
 
 def new_holder() -> str:
-    """A name for a job of this process, different at each call."""
+    """Return a name for a job of this process, different at each call."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
     pid = os.getpid()
     started = _started(pid)

@@ -161,7 +161,7 @@ class Tuner:
         return self.result
 
     def _next(self, but: set[int]) -> TaskState | None:
-        """The task to work on: first those without baselines, then those without a first batch, then the most promising while
+        """Return the task to work on: first those without baselines, then those without a first batch, then the most promising while
         one promises anything, then those whose contenders were timed only once."""
         able = [s for s in self.states if s.position not in but and not s.given_up]
         for wanted in (self._missing, self._wants_first):
@@ -200,7 +200,7 @@ class Tuner:
             self._measure(state, contenders, f"validation{state.validations}", shapes=shapes)
 
     def _unvalidated(self, state: TaskState) -> Mapping[str, Sequence[Point]]:
-        """Shapes that the plan's variants lack; nothing when asking brought no record."""
+        """Return shapes that the plan's variants lack; nothing when asking brought no record."""
         if state.lacking is None or state.lacking[0] != len(state.records):
             with shielded():
                 found = self.store.query(self.target_key, state.task.key, regime=state.task.regime)
@@ -232,7 +232,7 @@ class Tuner:
         return [v for v in state.baselines if not state.settled(v.key)]
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
-        """Seconds of the whole model that another batch is expected to save."""
+        """Return seconds of the whole model that another batch is expected to save."""
         return state.saving(min(self.settings.batch, self._left)), state.task.key
 
     def _round(self, state: TaskState, count: int) -> None:
@@ -271,7 +271,7 @@ class Tuner:
                     self.store.release_lease(lease)
 
     def _acquire(self, state: TaskState) -> Lease | None:
-        """The lease of a task; the lease of a holder that has died on this machine is given back for it first."""
+        """Return the lease of a task; the lease of a holder that has died on this machine is given back for it first."""
         self._renewed = time.monotonic()
         task = (state.task.key, self.target_key)
         mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
@@ -378,7 +378,7 @@ class Tuner:
                 self._renew()
 
     def _stops(self, state: TaskState) -> tuple[float | None, ...]:
-        """A shape stops early where a candidate is no contender, as far as is known."""
+        """Return a shape stops early where a candidate is no contender, as far as is known."""
         best = [state.best_at(a) for a in range(len(state.task.domain.points))]
         return tuple(None if b is None else HOPELESS * b for b in best)
 
@@ -457,7 +457,7 @@ class Tuner:
 
 
 def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
-    """The generic form, the library forms and those in parts, which are timed wherever anything is timed."""
+    """Return the generic form, the library forms and those in parts, which are timed wherever anything is timed."""
     found: list[VariantRecord] = []
     for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
         try:

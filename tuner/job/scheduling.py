@@ -36,7 +36,7 @@ def spread(times: Sequence[float], tried: int) -> float:
 
 
 def expected_saving(times: Sequence[float], tried: int, batch: int, dispatched: float) -> float:
-    """Seconds by which `batch` more candidates are expected to lower what is dispatched at one shape.
+    """Return seconds by which `batch` more candidates are expected to lower what is dispatched at one shape.
 
     times: of the candidates that have one; tried: all of them, failed ones too; dispatched: seconds of the best there is.
     """

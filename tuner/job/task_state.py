@@ -85,7 +85,7 @@ class TaskState:
         return total
 
     def best_at(self, anchor: int) -> float | None:
-        """The smallest time at one anchor."""
+        """Return the smallest time at one anchor."""
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
 
     def dispatchable(self) -> list[float]:
@@ -96,7 +96,7 @@ class TaskState:
         return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
 
     def saving(self, batch: int) -> float:
-        """Seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""
+        """Return seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""
         total = 0.0
         rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
         for a, weight in enumerate(self.task.domain.weights):
@@ -106,11 +106,11 @@ class TaskState:
         return total * max(1, len(self.task.sites))
 
     def seconds(self) -> float:
-        """Seconds of the model that this task takes by now; 0 while some anchor has no time."""
+        """Return seconds of the model that this task takes by now; 0 while some anchor has no time."""
         return (self.best() or 0.0) * max(1, len(self.task.sites))
 
     def incomplete(self) -> list[VariantRecord]:
-        """Candidates measured over another range: with no time at some anchor. Best first where they have one."""
+        """Return candidates measured over another range: with no time at some anchor. Best first where they have one."""
         found: list[tuple[float, str]] = []
         for key, row in self.times.items():
             variant = self.variants[key]
@@ -121,7 +121,7 @@ class TaskState:
         return [self.variants[key] for _, key in sorted(found)]
 
     def finalists(self) -> list[VariantRecord]:
-        """The contenders to time once more, all in one interleaved batch: early figures come from different moments.
+        """Return the contenders to time once more, all in one interleaved batch: early figures come from different moments.
 
         Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing."""
         anchors = range(len(self.task.domain.points))

@@ -68,7 +68,7 @@ class RecordedHistory:
     _words: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, choices: Choices) -> TrainingRows | None:
-        """The history of a task; None when the database has nothing that applies."""
+        """Return the history of a task; None when the database has nothing that applies."""
         task = choices.task
         self._funcs[task.key] = task.func
         anchors = {tuple(sorted(b.items())) for b in task.bindings()}
@@ -97,7 +97,7 @@ class RecordedHistory:
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:
-        """The workloads most like this one in their words, none of them of this model."""
+        """Return the workloads most like this one in their words, none of them of this model."""
         if self._texts is None:
             self._texts = {w.key: w.text for w in self.store.workloads(self.target_key) if w.key not in self.own}
         near = sorted(self._texts, key=lambda other: _digest(key, other))[:LOOKED_AT]
@@ -121,7 +121,7 @@ class RecordedHistory:
         count: int,
         but: Collection[Point] = (),
     ) -> TrainingRows | None:
-        """Up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
+        """Return up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
         func = self._funcs[workload]
         if func is None:
             return None
@@ -151,7 +151,7 @@ class RecordedHistory:
         return TrainingRows(features, log_time, groups)
 
     def _function(self, hardware: HardwareInfo, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
-        """The features of a recorded sketch; None for a trace that does not apply to the workload."""
+        """Return the features of a recorded sketch; None for a trace that does not apply to the workload."""
         key = (workload, trace)
         if key not in self._functions:
             try:
@@ -166,7 +166,7 @@ class RecordedHistory:
 def _rows(
     function: FeatureFunction, func: PrimFunc, records: Sequence[Measurement], shapes: Sequence[Point]
 ) -> TrainingRows:
-    """The rows of one sketch's records; those with numbers outside its domains are left out."""
+    """Return the rows of one sketch's records; those with numbers outside its domains are left out."""
     domains = {t.name: frozenset(t.domain) for t in function.tunables}
     names = [f"s{a}" for a in range(len(func.symbols))]
     kept = [
@@ -199,7 +199,7 @@ def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
 
 
 def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) -> FloatArray:
-    """The same in seconds (S,) for a task's own space at its anchors."""
+    """Return the same in seconds (S,) for a task's own space at its anchors."""
     first = np.zeros((len(space.sketches), 1 + space.width), np.int32)
     first[:, 0] = np.arange(len(space.sketches))
     features = space.features(first, points)
@@ -208,7 +208,7 @@ def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) ->
 
 
 def _parsed(text: str) -> PrimFunc | None:
-    """A workload's function; None when this version cannot read it."""
+    """Return a workload's function; None when this version cannot read it."""
     try:
         return parse_prim_func(text)
     except RelaxTuneError:

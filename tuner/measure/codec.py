@@ -171,7 +171,7 @@ def _unique(ids: Sequence[str], what: str) -> None:
 
 
 def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None) -> str:
-    """The batch as one JSON text, each distinct expected array once. folder: where large arrays go instead, named by their contents,
+    """Return the batch as one JSON text, each distinct expected array once. folder: where large arrays go instead, named by their contents,
     in place of those of earlier batches. Raises OSError when they cannot be written there."""
     table = _ArrayTable(folder)
     records = []
@@ -216,7 +216,7 @@ def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
 
 
 def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
-    """The requests of `encode_batch`'s text, with its folder. Raises MeasureError naming the field that does not fit."""
+    """Return the requests of `encode_batch`'s text, with its folder. Raises MeasureError naming the field that does not fit."""
     record = _load(text)
     arrays = [_decode_array(entry, folder) for entry in _field(record, "arrays", _is_list, "a list")]
 
@@ -272,7 +272,7 @@ def _decode_timing(record: Any) -> ShapeTiming:
 
 
 def decode_results(text: str) -> list[MeasureResult]:
-    """The results of `encode_results`' text. Raises MeasureError naming the field that does not fit."""
+    """Return the results of `encode_results`' text. Raises MeasureError naming the field that does not fit."""
     results = []
     for record in _field(_load(text), "results", _are_objects, "a list of objects"):
         status = _field(record, "status", lambda v: v in ("ok", "failed"), "'ok' or 'failed'")

@@ -201,7 +201,7 @@ class LocalRunner:
         return [results[request.id] for request in batch]
 
     def _attempt(self, group: list[MeasureRequest], alone: set[str], results: Results) -> _Blame | None:
-        """One batch through one child; adds the results that came. None when the batch ended as it should."""
+        """Return one batch through one child; adds the results that came. None when the batch ended as it should."""
         try:
             process = self._opened_process()
         except MeasureError as error:

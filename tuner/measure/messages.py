@@ -146,12 +146,12 @@ class MeasureResult:
 def failed(
     request_id: str, stage: Stage, message: str, build_secs: float = 0.0, run_secs: float = 0.0
 ) -> MeasureResult:
-    """A failed result; the message is what a record keeps, so it must say what was wanted and what happened."""
+    """Return a failed result; the message is what a record keeps, so it must say what was wanted and what happened."""
     return MeasureResult(request_id, "failed", stage, message, build_secs=build_secs, run_secs=run_secs)
 
 
 def distinct_requests(batch: Sequence[MeasureRequest]) -> list[MeasureRequest]:
-    """The first request of each id, in order."""
+    """Return the first request of each id, in order."""
     first: dict[str, MeasureRequest] = {}
     for request in batch:
         first.setdefault(request.id, request)

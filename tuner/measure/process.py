@@ -132,7 +132,7 @@ class DeviceProcess:
         write_frame(self._write_to, json.dumps(message, separators=(",", ":")), within_secs)
 
     def receive(self, within_secs: float) -> dict[str, Any] | None:
-        """The next message, or None when none came in time or the process closed its pipe (`ended`)."""
+        """Return the next message, or None when none came in time or the process closed its pipe (`ended`)."""
         text = self._reader.next(within_secs)
         if text is None:
             return None
@@ -144,7 +144,7 @@ class DeviceProcess:
         return message
 
     def step(self) -> StepStatus | None:
-        """The step it last said it began."""
+        """Return the step it last said it began."""
         return self._progress.read()
 
     def death(self) -> str:
@@ -167,7 +167,7 @@ class DeviceProcess:
         return "closed its message pipe but goes on running"
 
     def tail(self) -> str:
-        """The end of what it printed since the last message to it, as a clause to append to an error; else empty."""
+        """Return the end of what it printed since the last message to it, as a clause to append to an error; else empty."""
         with open(self._log, "rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, log.tell() - _TAIL_BYTES))

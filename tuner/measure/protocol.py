@@ -52,7 +52,7 @@ class FrameReader:
         self.ended = False
 
     def next(self, within_secs: float | None) -> str | None:
-        """The next frame; None when none arrived in time (None waits forever) or `ended` became true: the writer closed
+        """Return the next frame; None when none arrived in time (None waits forever) or `ended` became true: the writer closed
         or died, perhaps in the middle of a frame. Raises MeasureError when the stream cannot be frames."""
         while True:
             frame = self._take()
@@ -113,7 +113,7 @@ class ProgressFile:
         _STEP.pack_into(self._map, 0, self._sequence, first, count, PHASES.index(phase), now, self._sequence)
 
     def read(self) -> StepStatus | None:
-        """The last step told, or None when caught in the middle of a write."""
+        """Return the last step told, or None when caught in the middle of a write."""
         before, first, count, phase, started, after = _STEP.unpack_from(self._map, 0)
         if before != after or not 0 <= phase < len(PHASES):
             return None

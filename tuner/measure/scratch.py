@@ -33,7 +33,7 @@ class ScratchFolder:
             pass
 
     def _made(self) -> bool:
-        """One attempt; False when another's sweep came between."""
+        """Return one attempt; False when another's sweep came between."""
         with shielded():
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             owner = self.path / _OWNER

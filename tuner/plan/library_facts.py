@@ -22,7 +22,7 @@ WORTH_SAYING = 0.01
 
 
 def libraries_of(variant: VariantRecord) -> frozenset[str]:
-    """The libraries that a variant calls."""
+    """Return the libraries that a variant calls."""
     return frozenset(routine.split(".")[0] for routine in routines_of(variant))
 
 
@@ -117,7 +117,7 @@ def _differing(then: str | None, now: str) -> str:
 
 
 def _gain(choices: Choices, plan: TaskPlan, found: Sequence[Measurement]) -> float:
-    """The fraction of the dispatched time that the fastest of some variants would have saved, geometric mean over the domain;
+    """Return the fraction of the dispatched time that the fastest of some variants would have saved, geometric mean over the domain;
     0 where what is dispatched has no times."""
     rows, _ = times_of(choices, found)
     domain, total = choices.task.domain, 0.0

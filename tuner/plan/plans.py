@@ -42,7 +42,7 @@ class TaskPlan:
 def times_of(
     choices: Choices, records: Sequence[Measurement]
 ) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
-    """The matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
+    """Return the matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
     is left out."""
     samples, variants = pooled(records)
     found = timed(samples, choices.task.domain.points)
@@ -51,7 +51,7 @@ def times_of(
 
 
 def timed(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
-    """Median seconds of every variant at points."""
+    """Return median seconds of every variant at points."""
     shapes = [shape_of(p) for p in points]
     return {key: [statistics.median(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
 
@@ -63,12 +63,12 @@ def errors_of(samples: Samples, points: Sequence[Point]) -> dict[str, list[float
 
 
 def shape_of(point: Point) -> Shape:
-    """A point as records have it."""
+    """Return a point as records have it."""
     return tuple(sorted((f"s{a}", x) for a, x in enumerate(point)))
 
 
 def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRecord]]:
-    """All samples of ok, checked records, by variant and shape, of variants that never failed."""
+    """Return all samples of ok, checked records, by variant and shape, of variants that never failed."""
     samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
     failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
@@ -117,7 +117,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
 def kept_plan(
     choices: Choices, records: Sequence[Measurement], plan: DispatchPlan, variants: Mapping[str, VariantRecord]
 ) -> TaskPlan:
-    """A plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
+    """Return a plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
     times, measured = times_of(choices, records)
     lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
     if lost:
@@ -144,7 +144,7 @@ def choose(
 
 
 def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
-    """Shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
+    """Return shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
     found = []
     for point in elsewhere(plan, samples, domain):
         shape = shape_of(point)
@@ -155,7 +155,7 @@ def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point
 
 
 def elsewhere(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Point]:
-    """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
+    """Return shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
     shapes = {s for key in plan.variants for s in samples.get(key, ())}
     return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]
 
@@ -188,7 +188,7 @@ def _with(domain: Domain, added: Sequence[Point]) -> Domain:
 
 
 def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:
-    """The sizes that the fastest variants at any point are made of, in whose multiples they may do well: the smallest few."""
+    """Return the sizes that the fastest variants at any point are made of, in whose multiples they may do well: the smallest few."""
     fastest = set()
     for a in range(len(next(iter(times.values())))):
         fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}

@@ -100,7 +100,7 @@ def select(
     steps: Sequence[int] = (),
     workers: int = 1,
 ) -> DispatchPlan:
-    """The plan over `times` (variant key -> seconds per point, None where it has none).
+    """Return the plan over `times` (variant key -> seconds per point, None where it has none).
 
     errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
     NOISE at least; steps: tile sizes whose remainders may be asked for; workers: likewise, of the number of tiles. Ties go to fewer

@@ -69,7 +69,7 @@ def symbol_labels(task: Task) -> tuple[str, ...]:
 
 
 def variant_text(variant: VariantRecord) -> str:
-    """A variant in a few words: its kind, its sketch or routine, its parameters."""
+    """Return a variant in a few words: its kind, its sketch or routine, its parameters."""
     values = ",".join(f"{name}={value}" for name, value in variant.values.items())
     named = f"{variant.kind} {variant.sketch}" if variant.sketch and variant.kind != "generic" else variant.kind
     return f"{named} ({values})" if values and variant.kind == "tuned" else named
@@ -78,7 +78,7 @@ def variant_text(variant: VariantRecord) -> str:
 def dispatch_ranges(
     entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """A plan as (range, variant), tried from the first to the last: `b*n <= 90` tuned ..., `else` library ...
+    """Return a plan as (range, variant), tried from the first to the last: `b*n <= 90` tuned ..., `else` library ...
     names: variant key -> its text."""
     lines = []
     for entry in entries:
@@ -121,7 +121,7 @@ def _product(axes: Sequence[int], labels: Sequence[str]) -> str:
 def task_rows(
     choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], records: Mapping[str, Sequence[Measurement]]
 ) -> tuple[TaskRow, ...]:
-    """A row per task, the costliest first. All three by the name of the tensor function; `records` of the plans' device."""
+    """Return a row per task, the costliest first. All three by the name of the tensor function; `records` of the plans' device."""
     rows = [_row(choices[name], plans[name], records[name]) for name in choices]
     total = sum(r.secs or 0.0 for r in rows)
     known = total > 0 and all(r.secs is not None for r in rows)

@@ -34,7 +34,7 @@ CHECKED_WORK = 1 << 28
 
 
 def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ...]:
-    """Up to `count` shapes, from thresholds and from those between the anchors by turns."""
+    """Return up to `count` shapes, from thresholds and from those between the anchors by turns."""
     known = set(task.domain.points)
     borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known]
     others = [p for p in task.domain.others if p not in known and p not in borders]
@@ -43,7 +43,7 @@ def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ..
 
 
 def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
-    """The last shape of each threshold and the first beyond it, where one symbol can have that value by itself."""
+    """Yield the last shape of each threshold and the first beyond it, where one symbol can have that value by itself."""
     points = task.domain.points
     symbols = len(task.func.symbols)
     free = symbols == 1 or any(len({v for v in site if isinstance(v, Var)}) == symbols for site in task.sites)
@@ -60,7 +60,7 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
 
 
 def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:
-    """The shapes that contenders still lack, by variant: those the plan dispatches, and of each kind the fastest besides."""
+    """Return the shapes that contenders still lack, by variant: those the plan dispatches, and of each kind the fastest besides."""
     plan = plan_task(choices, records)
     if not plan.times or not choices.task.domain.points[0]:
         return {}
@@ -94,7 +94,7 @@ def _best(rows: Times, times: Times, task: Task) -> str | None:
 
 
 def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
-    """The shapes whose outputs are compared with the reference."""
+    """Return the shapes whose outputs are compared with the reference."""
     return [p for p in points if check_work(task, p) <= CHECKED_WORK]
 
 

@@ -34,7 +34,7 @@ class PackingStep:
 def pack_weights(
     programs: Sequence[Program], packings: Mapping[str, Sequence[PackingStep | None]], constants: Mapping[str, Array]
 ) -> tuple[tuple[Program, ...], dict[str, Array]]:
-    """The programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
+    """Return the programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
     programs name now. What nobody reads unpacked is not among them.
 
     packings: of every step of `prepare`, in order, by program; None for one of a library, which knows best on the machine that it
@@ -83,7 +83,7 @@ def _moves(value: Expr) -> bool:
 
 
 def _without_unread(program: Program) -> Program:
-    """The program without constants and kernels that nothing reads or runs any more."""
+    """Return the program without constants and kernels that nothing reads or runs any more."""
     steps = [*program.prepare, *(s for c in program.calls for v in c.variants for s in v.steps)]
     read = {i for s in steps for i in s.buffers} | {*program.inputs, *program.outputs}
     read |= {b.base for b in program.buffers if b.base is not None}

@@ -42,7 +42,7 @@ SlotOf = Mapping[Var, int]
 
 
 def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Collection[Expr] = ()) -> int:
-    """The slot of an integer or boolean expression over `symbols`; where one of `unsure` divides and is 0, 1 divides instead.
+    """Return the slot of an integer or boolean expression over `symbols`; where one of `unsure` divides and is 0, 1 divides instead.
     Raises BuildError for anything else in it."""
     slots: dict[Expr, int] = {}
     for node in postorder((e,)):
@@ -117,7 +117,7 @@ class ProgramBuilder:
         return slot
 
     def slot(self, e: Expr, symbols: SlotOf) -> int:
-        """The slot of an expression. Divisors that may be 0 are checked, before anything is computed with what they divide."""
+        """Return the slot of an expression. Divisors that may be 0 are checked, before anything is computed with what they divide."""
         unsure = self._unsure(e, symbols)
         for divisor, whole in unsure.items():
             nonzero = lower_scalar(self.scalars, ne(divisor, 0), symbols, unsure)
@@ -149,7 +149,7 @@ class ProgramBuilder:
         return len(self.buffers) - 1
 
     def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
-        """An array in the memory of another: that one itself when it has the same dims, and one for all views of equal dims."""
+        """Return an array in the memory of another: that one itself when it has the same dims, and one for all views of equal dims."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
         if shape == self.buffers[base].shape:
             return base
@@ -159,12 +159,12 @@ class ProgramBuilder:
         return self.buffers.index(view)
 
     def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
-        """A planned piece of memory; returns its index."""
+        """Return a planned piece of memory; returns its index."""
         self.storages.append(self.slot(nbytes, symbols))
         return len(self.storages) - 1
 
     def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
-        """Bytes of every array that a variant's stages share beyond the task's parameters, over the task's symbols."""
+        """Return bytes of every array that a variant's stages share beyond the task's parameters, over the task's symbols."""
         shared, sizes = set(params), list[Expr]()
 
         def need(wanted: Iterable[Buffer], held: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
@@ -196,7 +196,7 @@ class ProgramBuilder:
         symbols: SlotOf,
         workspaces: Sequence[int] = (),
     ) -> CallVariant:
-        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
+        """Return the steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
         storages of what `ProgramBuilder.workspaces` lists; `prepack` blocks become packed arrays written once."""
         known = dict(arguments)
         steps: list[LaunchStep] = []
@@ -229,7 +229,7 @@ class ProgramBuilder:
                 known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
 
     def _in_place(self, func: PrimFunc, known: Mapping[Buffer, int]) -> PrimFunc:
-        """The function with one pointer for an input and the output in its memory."""
+        """Return the function with one pointer for an input and the output in its memory."""
         written = {known[b]: b for b in func.output_buffers if b in known}
         same = {b: written[known[b]] for b in func.input_buffers if known.get(b) in written}
         if not same:
@@ -240,7 +240,7 @@ class ProgramBuilder:
         return self._placed[key]
 
     def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
-        """The kernels of a function, split once for all calls."""
+        """Return the kernels of a function, split once for all calls."""
         if func not in self._split:
             self._split[func] = split_kernels(func)
         return self._split[func]
@@ -312,7 +312,7 @@ class ProgramBuilder:
 
 
 def nbytes(buffer: Buffer) -> Expr:
-    """Bytes of a buffer, over the symbols of its shape."""
+    """Return bytes of a buffer, over the symbols of its shape."""
     total: Expr = const(buffer.dtype.bytes)
     for d in buffer.shape:
         total = mul(total, d)
@@ -343,7 +343,7 @@ def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> s
 
 
 def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
-    """Every array a kernel is given: its parameters, and intermediates that only it uses but that no register holds."""
+    """Return every array a kernel is given: its parameters, and intermediates that only it uses but that no register holds."""
     return (*part.buffers, *(a for a in part.allocs if a.scope == "global"))
 
 
@@ -359,7 +359,7 @@ def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
 
 
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
-    """Random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
+    """Return random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
     if not buffer.dtype.is_int:
         return Fill()
     read = (node for block in blocks(func.body) for node in loads(block.body.value))
@@ -373,7 +373,7 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
 def candidate_program(
     func: PrimFunc, label: str, stages: Sequence[Stage], target: CodeTarget, symbol_names: Mapping[Var, str]
 ) -> Program:
-    """The program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
+    """Return the program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
     builder = ProgramBuilder(func.name, target)
     symbols: dict[Var, int] = {v: builder.symbol(symbol_names[v]) for v in func.symbols}
     arguments: dict[Buffer, int] = {}

@@ -136,7 +136,7 @@ class SearchStrategy(Protocol):
     """
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates.
+        """Return up to `n` new candidates.
 
         Raises:
             ScheduleError: the space has no candidate that satisfies its constraints.
@@ -218,11 +218,11 @@ class SearchHistory:
         return candidates
 
     def seen(self) -> CodeArray:
-        """Codes (R, 1 + P) of everything asked or told, in canonical order."""
+        """Return codes (R, 1 + P) of everything asked or told, in canonical order."""
         return self.problem.space.encode(sorted(self._seen))
 
     def fresh(self, codes: CodeArray) -> CodeArray:
-        """The rows never asked or told, without repetitions, in the order given."""
+        """Return the rows never asked or told, without repetitions, in the order given."""
         space = self.problem.space
         if not len(codes):
             return codes
@@ -230,7 +230,7 @@ class SearchHistory:
         return codes[~isin(space.keys(codes), space.keys(self.seen()))]
 
     def observations(self) -> Observations:
-        """Everything told so far."""
+        """Return everything told so far."""
         candidates = sorted(self._outcomes)
         log_time = np.full((len(candidates), len(self.problem.shapes)), np.nan)
         failed = np.zeros(log_time.shape, dtype=np.bool_)

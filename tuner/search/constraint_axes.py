@@ -41,7 +41,7 @@ class Embedding:
         self._axes = _axes(space)
 
     def __call__(self, codes: CodeArray) -> FloatArray:
-        """Points (R, A) float64; 0.5 on the axes a sketch does not have."""
+        """Return points (R, A) float64; 0.5 on the axes a sketch does not have."""
         out = np.full((len(codes), len(self._axes)), 0.5)
         for sketch in np.unique(codes[:, 0]).tolist():
             where = np.flatnonzero(codes[:, 0] == sketch)

@@ -136,7 +136,7 @@ def _size(value: bool | int | float | str) -> float:
 
 
 def _operands(node: ast.AST) -> list[ast.AST]:
-    """The subexpressions of a node; the members of a list after `in` count as the node's own."""
+    """Return the subexpressions of a node; the members of a list after `in` count as the node's own."""
     match node:
         case ast.BoolOp(values=values):
             return list(values)
@@ -227,7 +227,7 @@ def _truth(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """An operand of arithmetic: truth values count as 0 and 1.
+    """Return an operand of arithmetic: truth values count as 0 and 1.
 
     Raises:
         UserError: the operand is text.

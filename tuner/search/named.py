@@ -78,7 +78,7 @@ class SearchSpace:
         return holds
 
     def candidate(self, configuration: Mapping[str, Value]) -> Candidate:
-        """The point a configuration stands for.
+        """Return the point a configuration stands for.
 
         Raises:
             UserError: a parameter that is missing or unknown, or a value that is not among its own.
@@ -98,7 +98,7 @@ class SearchSpace:
         return Candidate(0, tuple(found))
 
     def configuration(self, candidate: Candidate) -> Configuration:
-        """The named values of a point."""
+        """Return the named values of a point."""
         return {
             name: value if _plain(values) else values[value]
             for (name, values), value in zip(self.parameters.items(), candidate.values, strict=True)
@@ -121,7 +121,7 @@ class Search:
         self._best: tuple[float, Candidate] | None = None
 
     def ask(self, count: int = 1) -> list[Configuration]:
-        """Up to `count` configurations never asked or told before; none when the space is exhausted. Asking for several at
+        """Return up to `count` configurations never asked or told before; none when the space is exhausted. Asking for several at
         once lets them be measured side by side.
 
         Raises:

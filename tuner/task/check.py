@@ -26,7 +26,7 @@ CHECK_SEED = 7
 
 
 def check_case(task: Task, number: int) -> CheckCase:
-    """A shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; both are off any tile.
+    """Return a shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; both are off any tile.
 
     Raises VerifyError for a function that neither the reference nor the interpreter can run."""
     sizes = (5, 19) if number == 0 else (2, 67)
@@ -35,7 +35,7 @@ def check_case(task: Task, number: int) -> CheckCase:
 
 
 def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
-    """Random inputs of a shape, those with this number, and the expected outputs. Raises as `check_case` does."""
+    """Return random inputs of a shape, those with this number, and the expected outputs. Raises as `check_case` does."""
     values = dict(zip(task.func.symbols, point, strict=True))
     symbols = {task.symbol_names[v]: x for v, x in values.items()}
     inputs = []

@@ -34,7 +34,7 @@ class Range:
     upper: int
 
     def levels(self, count: int) -> tuple[int, ...]:
-        """Up to `count` log-spaced values including both ends."""
+        """Return up to `count` log-spaced values including both ends."""
         low, high = max(self.lower, 1), max(self.upper, 1)
         if high <= low or count < 2:
             return (high,)
@@ -57,7 +57,7 @@ class Domain:
     others: tuple[Point, ...] = ()
 
     def timed(self, secs: Sequence[float]) -> Domain:
-        """The same points weighted for comparing ratios of times: a recorded call counts for the time it takes, `secs` at each
+        """Return the same points weighted for comparing ratios of times: a recorded call counts for the time it takes, `secs` at each
         point. What is summed in seconds wants the plain weights. Log-uniform weights stay as they are."""
         total = sum(s * t for s, t in zip(self.served, secs))
         if not (0 < total < math.inf):
@@ -114,7 +114,7 @@ def anchors(
 
 
 def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float, ...]:
-    """The share of the mass that lies nearest to each chosen point."""
+    """Return the share of the mass that lies nearest to each chosen point."""
     found = dict.fromkeys(chosen, 0.0)
     for point in sorted(mass):
         found[min(chosen, key=lambda c: (distance(c, point), c))] += mass[point]
@@ -187,7 +187,7 @@ def _between(
 
 
 def _prime(most: int, least: int) -> int:
-    """The largest prime of at most `most`, or `least` where that is larger."""
+    """Return the largest prime of at most `most`, or `least` where that is larger."""
     while most > max(least, 2) and any(most % d == 0 for d in range(2, math.isqrt(most) + 1)):
         most -= 1
     return max(most, least)
@@ -201,12 +201,12 @@ def _value(e: Expr, values: Mapping[Var, int]) -> int:
 
 
 def distance(a: Point, b: Point) -> float:
-    """Squared, between the logarithms of two points."""
+    """Return squared, between the logarithms of two points."""
     return sum((math.log(max(x, 1)) - math.log(max(y, 1))) ** 2 for x, y in zip(a, b))
 
 
 def _ends(points: Sequence[Point]) -> list[Point]:
-    """The smallest and the largest point."""
+    """Return the smallest and the largest point."""
     volume = [math.prod(max(x, 1) for x in p) for p in points]
     return list(dict.fromkeys((points[volume.index(min(volume))], points[volume.index(max(volume))])))
 

@@ -28,7 +28,7 @@ MANY_WEIGHTS = 64 << 10
 
 
 def ranges_of(module: IRModule) -> dict[Var, Range]:
-    """The declared bounds of the model's symbols."""
+    """Return the declared bounds of the model's symbols."""
     return {b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds}
 
 
@@ -54,7 +54,7 @@ def extract_tasks(
     profile: ShapeProfile | None = None,
     caches: Caches = "warm",
 ) -> tuple[Task, ...]:
-    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
+    """Return the tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
     caches: as of the settings.
 
     Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.

@@ -20,7 +20,7 @@ Numbers = Mapping[Buffer, int]
 
 
 def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | None:
-    """The values every element of `buffer` may have so that each index `func` makes of it is inside its dim; None where it
+    """Return the values every element of `buffer` may have so that each index `func` makes of it is inside its dim; None where it
     makes none, or none that can be judged (dims that are symbols, indices computed in other ways).
 
     numbers: the values of those parameters of `func` that are constants without dims.
@@ -40,7 +40,7 @@ def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | Non
 
 
 def meet(a: Range, b: Range) -> Range:
-    """The values in both ranges."""
+    """Return the values in both ranges."""
     return max(a[0], b[0]), min(a[1], b[1])
 
 
@@ -57,7 +57,7 @@ class _Solver:
     numbers: Numbers
 
     def solve(self, e: Expr, low: int, high: int) -> Range | None:
-        """The values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
+        """Return the values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
         if isinstance(e, Load):
             return (low, high) if e.buffer is self.buffer else None
         if not e.op:
@@ -83,5 +83,5 @@ class _Solver:
         return self.solve(plain, low - step, high) if step is not None and low == 0 and step <= high else None
 
     def number(self, e: Expr) -> int | None:
-        """The value of a literal or of a constant parameter."""
+        """Return the value of a literal or of a constant parameter."""
         return self.numbers.get(e.buffer) if isinstance(e, Load) else as_int(e)

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]) -> tuple[Array, ...]:
-    """The outputs of an unscheduled function, floats in float64. `inputs` in the order of its input buffers.
+    """Return the outputs of an unscheduled function, floats in float64. `inputs` in the order of its input buffers.
 
     Raises: VerifyError for a function whose loops were already changed, or a reduction that is not `C = op(C, x)`; UserError
     for inputs that do not fit the symbols.
@@ -53,7 +53,7 @@ def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Ar
 
 
 def _inner_rounding(func: PrimFunc) -> float:
-    """The coarsest epsilon among 16-bit types that values are rounded to on the way: computed ones, for what is loaded rounds
+    """Return the coarsest epsilon among 16-bit types that values are rounded to on the way: computed ones, for what is loaded rounds
     the same everywhere."""
     inner = [b.dtype for b in func.allocs]
     for block in blocks(func.body):

@@ -69,12 +69,12 @@ class Task:
         return {v: f"s{a}" for a, v in enumerate(self.func.symbols)}
 
     def bindings(self) -> tuple[dict[str, int], ...]:
-        """The anchors as symbol bindings."""
+        """Return the anchors as symbol bindings."""
         return tuple(map(binding, self.domain.points))
 
 
 def binding(point: Sequence[int]) -> dict[str, int]:
-    """A point as symbol binding."""
+    """Return a point as symbol binding."""
     return {f"s{a}": x for a, x in enumerate(point)}
 
 
@@ -119,7 +119,7 @@ class Choices:
         return search_space.SketchSpace(sketch.name, parameters, constraint, describe)
 
     def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
-        """Up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
+        """Return up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
         those each sketch thinks best, then one of each sketch without any: fewest loads per point, least padding, workers evenly
         used, at the middle anchor."""
         ranked = [
@@ -131,7 +131,7 @@ class Choices:
         return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
 
     def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
-        """The best of a sample of every sketch but the known ones, best first."""
+        """Return the best of a sample of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
         drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
         found = []
@@ -150,13 +150,13 @@ class Choices:
     # -- records and programs -----------------------------------------------------------------------------------------
 
     def tuned(self, candidate: search_space.Candidate) -> VariantRecord:
-        """The record identity of a candidate of the space."""
+        """Return the record identity of a candidate of the space."""
         sketch = self.sketches[candidate.sketch]
         values = {t.name: v for t, v in zip(sketch.tunables, candidate.values, strict=True)}
         return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(values))
 
     def candidate_of(self, record: VariantRecord) -> search_space.Candidate | None:
-        """The point of the space a tuned record stands for; None when this version has no such sketch or value."""
+        """Return the point of the space a tuned record stands for; None when this version has no such sketch or value."""
         for number, sketch in enumerate(self.sketches):
             if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
                 values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
@@ -165,7 +165,7 @@ class Choices:
         return None
 
     def generic(self) -> VariantRecord:
-        """The always-correct schedule."""
+        """Return the always-correct schedule."""
         return self._generic
 
     @cached_property
@@ -179,7 +179,7 @@ class Choices:
         return library_forms(self.task.func, self.alternatives)
 
     def library_variants(self) -> tuple[VariantRecord, ...]:
-        """Each library call with a few settings of its epilogue's schedule (one when it has none)."""
+        """Return each library call with a few settings of its epilogue's schedule (one when it has none)."""
         return self._library_variants
 
     @cached_property
@@ -200,7 +200,7 @@ class Choices:
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
-        """The variants with a library call: of the task as a whole, or in parts where no routine takes that."""
+        """Return the variants with a library call: of the task as a whole, or in parts where no routine takes that."""
         return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
 
     def variants_in_parts(self) -> tuple[VariantRecord, ...]:
@@ -216,7 +216,7 @@ class Choices:
         return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
 
     def _parts(self, begins: tuple[str, ...]) -> tuple[tuple[FunctionStep, Choices], ...]:
-        """The parts of the task cut at these blocks, each with its choices; every variant in parts shares them."""
+        """Return the parts of the task cut at these blocks, each with its choices; every variant in parts shares them."""
         if begins not in self._cuts:
             self._cuts[begins] = tuple((step, self._of_part(step)) for step in split_at(self.task.func, begins))
         return self._cuts[begins]
@@ -227,7 +227,7 @@ class Choices:
         return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={}, _cuts={})
 
     def _options(self) -> tuple[VariantRecord, ...]:
-        """One variant of each routine, and the one that the rules think best."""
+        """Return one variant of each routine, and the one that the rules think best."""
         first = {v.sketch.split("+")[0]: v for v in reversed(self.library_variants())}
         return (*(first[form.routine] for form in self.forms), self.guess())
 
@@ -245,7 +245,7 @@ class Choices:
         return self.generic()
 
     def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
-        """The scheduled functions and library calls of a variant, replayed from its record.
+        """Return the scheduled functions and library calls of a variant, replayed from its record.
 
         Raises BuildError when the record does not apply to this task with this version of the tool.
         """
@@ -279,7 +279,7 @@ class Choices:
             return (KernelStage(found),)
 
     def _of_sketch(self, record: VariantRecord) -> PrimFunc | None:
-        """The function of the sketch that a record was drawn from; None when this version has no such sketch."""
+        """Return the function of the sketch that a record was drawn from; None when this version has no such sketch."""
         sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
         return None if sketch is None else instantiate(sketch, record.values)
 
@@ -308,12 +308,12 @@ class Choices:
         return tuple(stage for (step, part), v in made for stage in _outside(step, part.stages(v)))
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
-        """A function no search looks at: the middle setting of its first sketch."""
+        """Return a function no search looks at: the middle setting of its first sketch."""
         sketch = next(iter_sketches(func, self.hardware))
         return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
     def program(self, record: VariantRecord) -> Program:
-        """The program that measures a variant."""
+        """Return the program that measures a variant."""
         found = self._programs.get(record.key)
         if found is None:
             stages = self.stages(record)
@@ -323,7 +323,7 @@ class Choices:
 
 
 def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
-    """A step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    """Return a step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
     return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), _meaning(step))
 
 
@@ -350,7 +350,7 @@ def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _meaning(step: FunctionStep) -> dict[Var, Expr]:
-    """A step's symbols in terms of the fused function's."""
+    """Return a step's symbols in terms of the fused function's."""
     infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
     inputs = len(infos) - step.func.outputs
     return bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)

@@ -27,7 +27,7 @@ class UnfusedVariant:
     variants: tuple[VariantRecord, ...]
 
     def record(self) -> VariantRecord:
-        """The whole as one record: a library's where any part is, with the parameters of all."""
+        """Return the whole as one record: a library's where any part is, with the parameters of all."""
         traces = [[v.kind, v.sketch, json.loads(v.trace)] for v in self.variants]
         return VariantRecord(
             "library" if any(v.kind == "library" for v in self.variants) else "tuned",
@@ -43,7 +43,7 @@ def in_parts(record: VariantRecord) -> bool:
 
 
 def parts_of(record: VariantRecord) -> UnfusedVariant:
-    """The parts a record was made of. Raises ParseError when it is not of that form."""
+    """Return the parts a record was made of. Raises ParseError when it is not of that form."""
     try:
         data = json.loads(record.trace)
         begins, variants = tuple(data["begins"]), []
@@ -64,7 +64,7 @@ def parts_of(record: VariantRecord) -> UnfusedVariant:
 
 
 def routines_of(record: VariantRecord) -> frozenset[str]:
-    """The library routines that a variant calls, as its record says; none where that cannot be read."""
+    """Return the library routines that a variant calls, as its record says; none where that cannot be read."""
     try:
         variants = parts_of(record).variants if in_parts(record) else (record,)
     except ParseError:
@@ -75,7 +75,7 @@ def routines_of(record: VariantRecord) -> frozenset[str]:
 def choices_of_parts(
     options: Sequence[Sequence[VariantRecord]], limit: int = VARIANTS_IN_PARTS
 ) -> tuple[tuple[VariantRecord, ...], ...]:
-    """Up to `limit` ways to choose one of the options of each part: those first that keep to one library, or to none."""
+    """Return up to `limit` ways to choose one of the options of each part: those first that keep to one library, or to none."""
 
     def mixed(chosen: tuple[VariantRecord, ...]) -> int:
         free = [v for v, had in zip(chosen, options, strict=True) if len(had) > 1]

@@ -46,7 +46,7 @@ def upgrade() -> None:
 
 
 def _variants(connection: sa.Connection) -> Iterator[list[Any]]:
-    """All variants by key, in chunks. Rows that are added meanwhile may come too: nothing in them is renamed again."""
+    """Yield all variants by key, in chunks. Rows that are added meanwhile may come too: nothing in them is renamed again."""
     after = ""
     query = sa.text(
         "SELECT key, kind, sketch, trace, parameters FROM variants WHERE key > :after ORDER BY key LIMIT :count"
@@ -57,7 +57,7 @@ def _variants(connection: sa.Connection) -> Iterator[list[Any]]:
 
 
 def _renamed(row: Any) -> dict[str, str] | None:
-    """The new row with the old key; None where nothing changes, or the row was altered and `db check` has to find it."""
+    """Return the new row with the old key; None where nothing changes, or the row was altered and `db check` has to find it."""
     try:
         variant = VariantRecord(row["kind"], row["sketch"], row["trace"], row["parameters"])
     except DatabaseError:
@@ -76,7 +76,7 @@ def _renamed(row: Any) -> dict[str, str] | None:
 
 
 def _plan_sets(connection: sa.Connection) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """The identities of the plans of each set, by target, model and name of the set."""
+    """Return the identities of the plans of each set, by target, model and name of the set."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     plans = connection.execute(sa.text("SELECT workload, target, version FROM plans")).mappings().all()
     for identity in map(dict, plans):

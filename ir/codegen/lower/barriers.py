@@ -229,7 +229,7 @@ class _BarrierPlacement:
         before: SharedAccesses,
         bound: ThreadContext,
     ) -> tuple[Stmt, SharedAccesses]:
-        """A loop that goes round: items meet at the start of each iteration, also for what was before it."""
+        """Return a loop that goes round: items meet at the start of each iteration, also for what was before it."""
         self.circular |= circular
         body, after = self.place(n.body, NO_ACCESSES, replace(bound, circular=bound.circular | circular.keys()))
         now = self.uses(n.body)
@@ -238,7 +238,7 @@ class _BarrierPlacement:
         return made, before | after
 
     def _repeated(self, n: For, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
-        """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
+        """Return a loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
         between, write the same: a block stores what its iterators say."""
         body, after = self.place(n.body, NO_ACCESSES, bound)
         now = self.uses(n.body)

@@ -96,7 +96,7 @@ class CPrelude(Prelude):
         return needs, text
 
     def _stream(self, size: int) -> str:
-        """A store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
+        """Return a store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
         known = {64: ("__AVX512F__", "512"), 32: ("__AVX__", "256"), 16: ("__SSE__", "")}
         plain = "*(${V}u *)p = v;"
         if size not in known:
@@ -124,7 +124,7 @@ class CPrelude(Prelude):
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """A permutation of the sixteen, which looks at no other bits."""
+        """Return a permutation of the sixteen, which looks at no other bits."""
         if width != 16:
             return super().lookup(values, width, plain)
         table = self.literal(self.vector(f32, 16), [f"{x}.0f" for x in values])
@@ -132,7 +132,7 @@ class CPrelude(Prelude):
         return f"\n#ifdef __AVX512F__\n  {fast}\n#else\n  {plain}\n#endif\n"
 
     def _extreme(self, name: str, width: int, portable: str) -> str:
-        """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction
+        """Return two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction
         over `b` just one of them waits for the one before."""
         stem, macro, bits, end = EXTREMES[width]
         fast = (
@@ -143,7 +143,7 @@ class CPrelude(Prelude):
         return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """The last four lanes stay in a register of four: there is none of two."""
+        """Return the last four lanes stay in a register of four: there is none of two."""
         op = name.removeprefix("fold_")
         if dtype is not f32 or width != 4:
             return super()._fold(name, dtype, width)
@@ -157,7 +157,7 @@ class CPrelude(Prelude):
         ), f"STATIC $E $N($V a) {{ a = {best}(a, {high}); return {best}(a, ($V){{a[1], a[1], a[1], a[1]}})[0]; }}"
 
     def _masked(self, name: str, dtype: DType, width: int) -> str:
-        """The first n lanes only; lanes beyond are 0 and their memory is not touched."""
+        """Return the first n lanes only; lanes beyond are 0 and their memory is not touched."""
         builtin = {
             ("f32", 16): ("ups512_mask", "float", "__AVX512F__", "unsigned short"),
             ("f64", 8): ("upd512_mask", "double", "__AVX512F__", "unsigned char"),
@@ -210,7 +210,7 @@ class CPrelude(Prelude):
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
 
     def _f16c(self, name: str, width: int, portable: str) -> str:
-        """The machine's own conversions. They are exact; to f16 they round to nearest even (0)."""
+        """Return the machine's own conversions. They are exact; to f16 they round to nearest even (0)."""
         if width not in (8, 16):
             return portable
         short, bits = self._shorts(width), self.vector(HALF, width)
@@ -227,7 +227,7 @@ class CPrelude(Prelude):
         return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
 
     def _shorts(self, width: int) -> str:
-        """The vector of 16-bit integers that the machine's builtins are declared with."""
+        """Return the vector of 16-bit integers that the machine's builtins are declared with."""
         self.add(f"type_hi{width}", f"typedef short rt_hi{width} __attribute__((vector_size({2 * width})));")
         return f"rt_hi{width}"
 
@@ -328,7 +328,7 @@ class CPrinter(CFamilyPrinter):
 
 
 def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
-    """A floating literal that reads back as the same number of `dtype`."""
+    """Return a floating literal that reads back as the same number of `dtype`."""
     if isnan(value):
         return f"({nan})"
     if isinf(value):

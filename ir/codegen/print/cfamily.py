@@ -386,7 +386,7 @@ class CFamilyPrinter(CopyPrinter):
         raise NotImplementedError
 
     def finish(self, head: str) -> str:
-        """The whole text: prelude, signature, body."""
+        """Return the whole text: prelude, signature, body."""
         return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"
 
 

@@ -163,7 +163,7 @@ class CUDAPrelude(Prelude):
         return f"STATIC $V $N($V a) {{{steps} return a; }}"
 
     def _conversion(self, name: str, portable: str) -> str:
-        """A conversion between the bits of 16-bit floats and f32 as one instruction."""
+        """Return a conversion between the bits of 16-bit floats and f32 as one instruction."""
         bits = self.scalar(HALF)
         if name == "from_bf16":
             return f"STATIC $V $N({bits} h) {{ return __int_as_float((int)h << 16); }}"
@@ -172,7 +172,7 @@ class CUDAPrelude(Prelude):
         return _since(since, f"{head} {{ {body.replace('$U', bits)} }}", portable)
 
     def _lanes(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """A helper of vectors: the one of numbers, lane by lane."""
+        """Return a helper of vectors: the one of numbers, lane by lane."""
         if name == "splat":
             return (
                 (),
@@ -200,7 +200,7 @@ class CUDAPrelude(Prelude):
         return (), f"STATIC {types[result]} $N({head}) {{ {body} }}"
 
     def _exchange(self, width: int) -> str:
-        """Rows and columns of as many vectors as they have lanes, given by pointers."""
+        """Return rows and columns of as many vectors as they have lanes, given by pointers."""
         rows = range(width)
         lines = [f"  const $V {', '.join(f'x{k} = *a{k}' for k in rows)};"]
         lines += [f"  *a{k} = $V::of({', '.join(f'x{j}.v[{k}]' for j in rows)});" for k in rows]
@@ -225,7 +225,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
 
     def _piece(self, dtype: DType, at: Address, width: int) -> int:
-        """Elements that one instruction may access."""
+        """Return elements that one instruction may access."""
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
 

@@ -37,7 +37,7 @@ TANH_Q = (1.0, 0.4670773148536682, 0.02584713138639927, 0.00032728075166232884, 
 
 
 def horner(variable: str, coefficients: Sequence[float]) -> str:
-    """The polynomial in Horner form, lowest coefficient first in `coefficients`."""
+    """Return the polynomial in Horner form, lowest coefficient first in `coefficients`."""
     text = f"{coefficients[-1]!r}f"
     for i, c in enumerate(reversed(coefficients[:-1])):
         inner = f"{variable} * {text}" if i == 0 else f"({text}) * {variable}"
@@ -85,7 +85,7 @@ SCALES = {
 
 
 def exp_of(width: int) -> str:
-    """The body of the exponential of a vector."""
+    """Return the body of the exponential of a vector."""
     if width not in SCALES:
         return EXP_PORTABLE
     macro, parts = SCALES[width]

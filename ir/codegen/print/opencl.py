@@ -91,7 +91,7 @@ class OpenCLPrelude(Prelude):
         return super().define(name, dtype, width)
 
     def _masked(self, name: str, width: int) -> str:
-        """The first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
+        """Return the first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
         kind, space = name.split("_")
         if kind == "loadm":
             return (

@@ -98,18 +98,18 @@ class Prelude:
         return name
 
     def storage(self, dtype: DType) -> str:
-        """The C-family type of one element in memory."""
+        """Return the C-family type of one element in memory."""
         if dtype is INDEX:
             self.add("type_idx", f"#ifdef RT_WIDE\ntypedef {self.storage(i64)} idx;\n#else\ntypedef int idx;\n#endif")
             return "idx"
         return self.scalars[stored(dtype).short]
 
     def scalar(self, dtype: DType) -> str:
-        """The type one element is computed with."""
+        """Return the type one element is computed with."""
         return self.storage(computed(dtype))
 
     def vector(self, dtype: DType, width: int) -> str:
-        """The type `width` elements are computed with (declared on demand)."""
+        """Return the type `width` elements are computed with (declared on demand)."""
         dtype = computed(dtype)
         if width == 1:
             return self.scalar(dtype)
@@ -119,15 +119,15 @@ class Prelude:
         return name
 
     def vector_types(self, dtype: DType, width: int, name: str) -> str:
-        """Typedefs of a vector and of its unaligned form `NAMEu`."""
+        """Return typedefs of a vector and of its unaligned form `NAMEu`."""
         raise NotImplementedError
 
     def mask(self, dtype: DType, width: int) -> str:
-        """The type of a comparison of two vectors of `dtype`."""
+        """Return the type of a comparison of two vectors of `dtype`."""
         return self.vector(MASKS[dtype.bytes], width)
 
     def helper(self, name: str, dtype: DType, width: int) -> str:
-        """The name of a helper function for this type, declared with everything it needs."""
+        """Return the name of a helper function for this type, declared with everything it needs."""
         dtype = computed(dtype)
         s = suffix(dtype, width)
         full = f"rt_{name}_{s}"
@@ -177,11 +177,11 @@ class Prelude:
         return full
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """The body of such a function, `plain` where the machine has no better way."""
+        """Return the body of such a function, `plain` where the machine has no better way."""
         return f" {plain} "
 
     def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
-        """A conversion between the bits of 16-bit floats and f32."""
+        """Return a conversion between the bits of 16-bit floats and f32."""
         needs, body = math.HALVES[name]
         for n in ("sel", "splat"):
             self.helper(n, i32, width)
@@ -248,7 +248,7 @@ class Prelude:
         raise KeyError(f"no helper {name} for {dtype}x{width}")
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """All lanes combined, halving the width step by step."""
+        """Return all lanes combined, halving the width step by step."""
         op = name.removeprefix("fold_")
         halved = f"{self.helper(f'half_{op}', dtype, width)}(a)"
         if width > 2:
@@ -256,7 +256,7 @@ class Prelude:
         return (), f"STATIC $E $N($V a) {{ return {halved}; }}"
 
     def _halved(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """The lower half of the lanes combined with the upper half."""
+        """Return the lower half of the lanes combined with the upper half."""
         op, half = name.removeprefix("half_"), width // 2
         v = self.vector(dtype, half)
         joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
@@ -264,7 +264,7 @@ class Prelude:
         return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
 
     def converted(self, text: str, vector: str) -> str:
-        """A vector with each lane as the type of another one's."""
+        """Return a vector with each lane as the type of another one's."""
         return f"__builtin_convertvector({text}, {vector})"
 
     def half(self, vector: str, width: int, start: int) -> str:
@@ -272,5 +272,5 @@ class Prelude:
         return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
 
     def literal(self, vector: str, parts: list[str]) -> str:
-        """A vector from its lanes."""
+        """Return a vector from its lanes."""
         raise NotImplementedError

@@ -40,13 +40,13 @@ class ValuePrinter(AddressPrinter):
     # values
 
     def condition(self, e: Expr) -> str:
-        """A scalar condition."""
+        """Return a scalar condition."""
         text, vector = self._fresh_text(e)
         assert text is not None and not vector
         return text
 
     def one(self, e: Expr) -> str:
-        """A value that does not move, without temporaries."""
+        """Return a value that does not move, without temporaries."""
         text, vector = self._fresh_text(e)
         assert text is not None and not vector, e
         return text
@@ -58,7 +58,7 @@ class ValuePrinter(AddressPrinter):
         return found
 
     def value(self, e: Expr) -> Text:
-        """The text of a store's value; sub-expressions used twice become temporaries in front of it."""
+        """Return the text of a store's value; sub-expressions used twice become temporaries in front of it."""
         order, shared = self._order(e)
         self._memo = {}
         for n in order:
@@ -72,7 +72,7 @@ class ValuePrinter(AddressPrinter):
         return self.text(e)
 
     def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
-        """Value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
+        """Return value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
         known = self._orders.get(e)
         if known is not None:
             return known
@@ -131,14 +131,14 @@ class ValuePrinter(AddressPrinter):
         return self._vector(e, [(t or "", v) for t, v in args])
 
     def _taken_branch(self, e: Expr) -> Expr | None:
-        """The branch of a select whose condition on indices is settled here."""
+        """Return the branch of a select whose condition on indices is settled here."""
         if e.op != "select" or not e.args[0].op or any(a.dtype is not i64 for a in e.args[0].args):
             return None
         known = self.algebra.decide(e.args[0])
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
     def _four_bits(self, e: Expr) -> str | None:
-        """A vector of floats that four bits of each int32 choose."""
+        """Return a vector of floats that four bits of each int32 choose."""
         if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
             return None
         found = four_bits(e.args[0], self._taken_branch)
@@ -186,7 +186,7 @@ class ValuePrinter(AddressPrinter):
         )
 
     def rounded(self, text: str, source: DType, target: DType, width: int) -> str:
-        """A value rounded to a 16-bit float."""
+        """Return a value rounded to a 16-bit float."""
         if source is f64 and target is f16:  # rounding to f32 first must not make a tie
             text = f"{self.prelude.helper('odd', f64, width)}({text})"
         return self.unpacked(self.packed(text, target, width), target, width)
@@ -196,7 +196,7 @@ class ValuePrinter(AddressPrinter):
         return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def unpacked(self, text: str, dtype: DType, width: int) -> str:
-        """The value that memory holds."""
+        """Return the value that memory holds."""
         return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def _extreme(self, e: Expr, args: list[str], width: int) -> str:
@@ -231,7 +231,7 @@ class ValuePrinter(AddressPrinter):
         return 1 if self.lane is None else self.lane.width
 
     def splat(self, text: str, moving: bool, dtype: DType) -> str:
-        """A vector operand; scalars are broadcast."""
+        """Return a vector operand; scalars are broadcast."""
         return text if moving else f"{self.prelude.helper('splat', dtype, self.width)}({text})"
 
     def mask_text(self, text: str, moving: bool) -> str:
@@ -273,7 +273,7 @@ class ValuePrinter(AddressPrinter):
         return self.by_lane(e), True
 
     def widened(self, mask: str, dtype: DType) -> str:
-        """An int32 mask as the mask type of `dtype`."""
+        """Return an int32 mask as the mask type of `dtype`."""
         dtype = computed(dtype)
         return mask if dtype.bytes == 4 else self.prelude.converted(mask, self.prelude.mask(dtype, self.width))
 
@@ -292,7 +292,7 @@ class ValuePrinter(AddressPrinter):
         return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
 
     def _converted(self, source: DType, target: DType, text: str) -> str | None:
-        """A vector of one type as another; None where only single lanes can be converted."""
+        """Return a vector of one type as another; None where only single lanes can be converted."""
         w = self.width
         if source is target:
             return text

@@ -25,7 +25,7 @@ from relax_tune.ir.rewrite.rules import rewrite
 
 
 def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
-    """A product of dims as a number and other factors."""
+    """Return a product of dims as a number and other factors."""
     number, rest, stack = 1, [], list(dims)
     while stack:
         e = stack.pop()
@@ -39,7 +39,7 @@ def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
 
 
 def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
-    """The dim that makes the products of both equal: common factors cancel."""
+    """Return the dim that makes the products of both equal: common factors cancel."""
     top, upper = _factors([w.simplify(d) for d in have])
     bottom, lower = _factors([w.simplify(d) for d in others])
     for e in list(lower):
@@ -79,7 +79,7 @@ def pad(w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 
 
 
 def take(w: Writer, table: Value, axis: int, indices: Value) -> Value:
-    """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
+    """Return rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
     n, k = len(tensor_dims(table)), len(tensor_dims(indices))
     front = permute(w, table, [axis, *(p for p in range(n) if p != axis)])
     found = w.emit(Take(), front, indices)
@@ -87,7 +87,7 @@ def take(w: Writer, table: Value, axis: int, indices: Value) -> Value:
 
 
 def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
-    """The same values in another type; truth is what is not zero."""
+    """Return the same values in another type; truth is what is not zero."""
     if source is target:
         return value
     if target is bool_:
@@ -109,7 +109,7 @@ def tanh_gelu(w: Writer, x: Value) -> Value:
 
 
 def along_last_axis(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
-    """A row operator along any axis."""
+    """Return a row operator along any axis."""
     n = len(tensor_dims(value))
     order = [*(p for p in range(n) if p != axis), axis]
     return permute(w, fn(permute(w, value, order)), [order.index(p) for p in range(n)])
@@ -144,7 +144,7 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
-    """The module with its results named as in the model."""
+    """Return the module with its results named as in the model."""
 
     def visit(out: Emitter, binding: AnyBinding) -> None:
         name = names.get(binding.var)

@@ -26,7 +26,7 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def shape_of(v: Value) -> tuple[Expr, ...]:
-    """The dims of a tensor; () where they are not known."""
+    """Return the dims of a tensor; () where they are not known."""
     return tensor_dims(v.info)
 
 
@@ -47,7 +47,7 @@ def _before_view(site: Site) -> Value | None:
 
 
 def _before_broadcast(site: Site) -> Value | None:
-    """No broadcast is left where the other arguments give the dims."""
+    """Return no broadcast is left where the other arguments give the dims."""
     (operator, args), scope, ctx = _parts(site.root), site.match.scope, site.deduction
     sources = [_broadcast_source(a, scope, ctx) for a in args]
     if not isinstance(operator, Unary):

@@ -64,7 +64,7 @@ class ImportedValue:
 
 
 def tensor_dims(value: Value) -> tuple[Expr, ...]:
-    """The dims of a tensor, which the importer always knows."""
+    """Return the dims of a tensor, which the importer always knows."""
     info = value.info
     assert isinstance(info, TensorInfo) and info.shape is not None
     return info.shape
@@ -93,7 +93,7 @@ class Writer:
     # items
 
     def of(self, value: Value, natural: bool = False) -> ImportedValue:
-        """A tensor of the graph."""
+        """Return a tensor of the graph."""
         info = value.info
         assert isinstance(info, TensorInfo)
         return ImportedValue(name_of(value, "value"), info, value, natural=natural)
@@ -110,7 +110,7 @@ class Writer:
         return ImportedValue(name, info, array=array, natural=natural, uniform=uniform)
 
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> ImportedValue:
-        """Integers or truth values known as expressions; all literal: a constant."""
+        """Return integers or truth values known as expressions; all literal: a constant."""
         flat = [self.simplify(e) for e in scalars.reshape(-1)]
         if all(e.value is not None for e in flat):
             values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)
@@ -122,7 +122,7 @@ class Writer:
         return ImportedValue(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
 
     def scalars(self, item: ImportedValue) -> NDArray[np.object_] | None:
-        """The values of an integer or boolean item as expressions, when they are known and few."""
+        """Return the values of an integer or boolean item as expressions, when they are known and few."""
         if item.scalars is not None:
             return item.scalars
         if item.array is None or item.array.size > SCALAR_LIMIT or item.dtype.is_float:
@@ -132,7 +132,7 @@ class Writer:
         return found.reshape(item.array.shape)
 
     def tensor(self, item: ImportedValue) -> Value:
-        """The item as an operand."""
+        """Return the item as an operand."""
         found = item.value or self._tensors.get(item)
         if found is None:
             if item.array is not None:
@@ -187,7 +187,7 @@ class Writer:
         return self.emit(value.op, *map(self._write, value.args))
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
-        """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
+        """Return operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
         other, which is checked at run time. own: how many last dims do not take part."""
         shapes = [list(tensor_dims(a)) for a in args]
         for axis in range(-max(map(len, shapes)), -own):
@@ -200,15 +200,15 @@ class Writer:
         return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
 
     def literal(self, value: float, element: DType) -> Value:
-        """A constant without dims."""
+        """Return a constant without dims."""
         return self.tensor(self.constant(np.asarray(value, element.numpy), "literal"))
 
     def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
-        """A tensor of one value."""
+        """Return a tensor of one value."""
         return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
 
     def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> ImportedValue:
-        """The same, remembered to be of one value."""
+        """Return the same, remembered to be of one value."""
         found = self.full(shape, value, element)
         info = TensorInfo(tuple(shape), element)
         return ImportedValue("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
@@ -232,7 +232,7 @@ class Writer:
         return n >= 0 if n is not None else e.dtype.is_int and self.g.deduction.proves(ge(e, 0)) is Proof.YES
 
     def reshape(self, value: Value, shape: Sequence[Expr]) -> Value:
-        """The same elements under other dims; the value itself when they are the same."""
+        """Return the same elements under other dims; the value itself when they are the same."""
         dims, old = tuple(map(expr, shape)), tensor_dims(value)
         if len(old) == len(dims) and all(map(self.g.deduction.same, old, dims)):
             return value

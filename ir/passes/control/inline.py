@@ -30,7 +30,7 @@ class Inline:
         return self.run(module)[0]
 
     def run(self, module: IRModule) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]]]:
-        """The module, and the run-time checks of its graph functions by name."""
+        """Return the module, and the run-time checks of its graph functions by name."""
         functions = dict(module.functions)
         called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)}
         checks: dict[str, tuple[RuntimeCheck, ...]] = {}
@@ -58,7 +58,7 @@ class Inline:
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """The parameters, those of unknown dims or dtype as a match_cast of the function itself says they are. A symbol that comes with a
+    """Return the parameters, those of unknown dims or dtype as a match_cast of the function itself says they are. A symbol that comes with a
     cast gets a name that no other symbol of the parameters has: it may be that of another function."""
     own = {v: v for p in f.params for v in info_symbols(p.info)}
     taken = {v.name for v in own}

@@ -100,7 +100,7 @@ class Walk:
         return replace(f, params=params, blocks=graph_walk.into_blocks(self.out), ret=ret, ret_info=info)
 
     def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
-        """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
+        """Return the parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else tensor_dims(i)) or ()]
@@ -167,16 +167,16 @@ class Walk:
         return new.with_symbols(meaning, lambda info: self.info(info, frame)) if meaning else new
 
     def fresh(self, hint: str) -> str:
-        """A name that no other variable has: a built program's arrays are known by theirs."""
+        """Return a name that no other variable has: a built program's arrays are known by theirs."""
         self.taken.add(name := fresh(hint, self.taken))
         return name
 
     def own(self, v: Var, again: bool) -> Var:
-        """The symbol for one that a run binds. again: its function may be put in place more than once."""
+        """Return the symbol for one that a run binds. again: its function may be put in place more than once."""
         return Var(v.name, v.dtype) if again else v
 
     def name(self, b: g.AnyBinding) -> str:
-        """The name of what `b` becomes; the function's own bindings keep theirs."""
+        """Return the name of what `b` becomes; the function's own bindings keep theirs."""
         return b.var.name if len(self.stack) == 1 else self.fresh(b.var.name)
 
     # bindings
@@ -276,7 +276,7 @@ class Walk:
         return found if any(True for _ in differences(found, declared, self.env)) else declared
 
     def item(self, value: g.TupleItem) -> g.Value:
-        """A field of a tuple that is at hand."""
+        """Return a field of a tuple that is at hand."""
         made = self.tuples.get(value.value) if isinstance(value.value, g.GVar) else None
         if isinstance(made, g.TupleValue) and 0 <= value.index < len(made.fields):
             return made.fields[value.index]
@@ -334,7 +334,7 @@ class Walk:
         return f.name in self.stack
 
     def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:
-        """The bindings of `f` called with `args`, and its result."""
+        """Return the bindings of `f` called with `args`, and its result."""
         seen, infos = signature(f), [a.info for a in args]
         solved = solve(seen, infos, self.env)
         inner = Frame(f, f"{frame.where}{f.name}: ")
@@ -398,7 +398,7 @@ class Walk:
         self.emit(b, new, b.var.info if same else found, frame)
 
     def atom(self, value: g.Value, b: g.Binding) -> g.Value:
-        """A value that may stand where a variable may."""
+        """Return a value that may stand where a variable may."""
         if value.is_atom:
             return value
         var = g.GVar(self.fresh(b.var.name), value.info)

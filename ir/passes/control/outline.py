@@ -86,7 +86,7 @@ class OutlineSubgraphs:
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
-    """The functions that come to call themselves."""
+    """Return the functions that come to call themselves."""
     calls = {n: graph_walk.callees(f) for n, f in module.graphs.items()}
     found = set[str]()
     for name in calls:
@@ -119,7 +119,7 @@ def _asserts(b: g.AnyBinding) -> bool:
 
 
 def _tensors(info: StructInfo) -> bool:
-    """Nothing but tensors, also inside tuples."""
+    """Return nothing but tensors, also inside tuples."""
     return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
 
 

@@ -83,7 +83,7 @@ class CollapseDims:
 
 
 def merge_dims(shape: Sequence[Expr], groups: Groups) -> tuple[Expr, ...]:
-    """The products of each group's dims."""
+    """Return the products of each group's dims."""
     merged: list[Expr] = []
     for group in groups:
         size = shape[group[0]]
@@ -135,7 +135,7 @@ def _accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
 
 
 def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
-    """Iterators that merge with the one after them."""
+    """Return iterators that merge with the one after them."""
     found: dict[Var, Var] = {}
     for buffer, indices in _accesses(block):
         for p in range(len(indices) - 1):
@@ -146,7 +146,7 @@ def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
 
 
 def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
-    """Seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
+    """Return seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
     each pair merges at every place it occurs."""
     crossings: dict[Seam, list[Pair | None]] = {
         (b, p): [None] if _keeps_last(b, p) else []
@@ -210,18 +210,18 @@ def _keeps_last(buffer: Buffer, p: int) -> bool:
 
 
 def _mentions(index: Expr) -> tuple[Var, ...]:
-    """Variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
+    """Return variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
     return tuple(_outside_reads((index,)))
 
 
 def _used_outside_indices(block: Block) -> set[Var]:
-    """Iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
+    """Return iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
     stores = [block.body] if block.init is None else [block.body, block.init]
     return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
 
 
 def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
-    """Variables of expressions, those inside reads left out."""
+    """Return variables of expressions, those inside reads left out."""
     found: set[Var] = set()
     stack, seen = list(exprs), set[Expr]()
     while stack:

@@ -165,7 +165,7 @@ class CombineParallelMatmuls:
     def _emit(
         out: Emitter, wide: Wide, constants: dict[str, Array], merged: dict[tuple[object, ...], Constant]
     ) -> GVar:
-        """The whole product where the first of its parts was."""
+        """Return the whole product where the first of its parts was."""
         parts, head = wide.parts, wide.parts[0]
 
         def concatenated(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
@@ -192,7 +192,7 @@ class CombineParallelMatmuls:
 
 
 def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linear]:
-    """The products of a block with a weight, each with the bias and the elementwise functions that alone read it."""
+    """Return the products of a block with a weight, each with the bias and the elementwise functions that alone read it."""
     makes = {id(b.value): b.var for b in block.bindings if isinstance(b, Binding)}
     found: list[Linear] = []
     for b in block.bindings:
@@ -254,7 +254,7 @@ def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx
 
 
 def _flat(indices: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
-    """The row-major position of `indices` in `dims`."""
+    """Return the row-major position of `indices` in `dims`."""
     at: Expr = const(0)
     for i, d in zip(indices, dims, strict=True):
         at = add(mul(at, d), i)

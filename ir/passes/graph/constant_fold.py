@@ -108,12 +108,12 @@ def _unpacks(value: Value) -> bool:
 
 
 def _nbytes(info: TensorInfo) -> int:
-    """Bytes of a tensor whose dims are numbers."""
+    """Return bytes of a tensor whose dims are numbers."""
     return math.prod(as_int(d) or 0 for d in info.shape or ()) * (info.dtype.bytes if info.dtype else 8)
 
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
-    """A new weight under a name of its own."""
+    """Return a new weight under a name of its own."""
     name = fresh(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))

@@ -53,7 +53,7 @@ class LiftParameters:
 
 
 def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
-    """The variables that are computed from weights alone, fit, and are read by what stays, in order."""
+    """Return the variables that are computed from weights alone, fit, and are read by what stays, in order."""
     sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
     made: dict[g.GVar, g.AnyBinding] = {}
     fits: set[g.GVar] = set()
@@ -77,7 +77,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
 
 
 def _nbytes(info: StructInfo) -> int | None:
-    """Bytes of a tensor, or of a tuple of some; None unless all dims are numbers."""
+    """Return bytes of a tensor, or of a tuple of some; None unless all dims are numbers."""
     if isinstance(info, TupleInfo):
         sizes = [_nbytes(i) for i in info.fields]
         return None if None in sizes else sum(s for s in sizes if s is not None)
@@ -88,7 +88,7 @@ def _nbytes(info: StructInfo) -> int | None:
 
 
 def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
-    """The bindings of `f` that `wanted` come from, in order."""
+    """Return the bindings of `f` that `wanted` come from, in order."""
     made = {b.var: b for b in f.bindings}
     found: set[g.GVar] = set()
     stack: list[g.GVar] = list(wanted)
@@ -101,7 +101,7 @@ def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
 
 
 def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
-    """The function that computes what is lifted, over variables of its own."""
+    """Return the function that computes what is lifted, over variables of its own."""
     bindings = _needed(f, lifted)
     used = {v for b in bindings for v in used_vars(b.value)}
     params = [p for p in f.params if p in used]

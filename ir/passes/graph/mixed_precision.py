@@ -216,7 +216,7 @@ class _PrecisionRewriter:
             self.halves[binding.var] = self._round(out, binding.var)
 
     def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:
-        """Casts of the program itself, where they undo each other."""
+        """Return casts of the program itself, where they undo each other."""
         (source,) = value.args
         known = self.halves.get(source) or self.sources.get(source)
         if self._rounds(value) and known is not None and binding.var not in self.results:
@@ -234,7 +234,7 @@ class _PrecisionRewriter:
             out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
 
     def _stored(self, out: Emitter, a: Value) -> Value:
-        """A value of float32 as `dtype`."""
+        """Return a value of float32 as `dtype`."""
         half = self.weights.half(a) if isinstance(a, Constant) else self.halves.get(a) or self.sources.get(a)
         if half is not None:
             return half
@@ -248,7 +248,7 @@ class _PrecisionRewriter:
         return out.bind(Call(Cast(self.dtype), (a,)), _as(a, self.dtype), f"{a.name}_{self.dtype}")
 
     def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
-        """An argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
+        """Return an argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
         half = self.halves.get(a)
         if wanted and isinstance(a, Constant) and _is_f32(a):
             half = self.weights.half(a)

@@ -87,7 +87,7 @@ class SeparateOutputs:
         env: Env,
         items: Mapping[tuple[GVar, int], GVar],
     ) -> dict[int, GVar]:
-        """One part in place; the variable of each of its outputs."""
+        """Return one part in place; the variable of each of its outputs."""
         callee = table.add(part.lifted.func)
         infos = tuple(call.out[i] for i in part.outputs)
         scalars = tuple(simplify(substitute(e, meaning), env) for e in part.lifted.scalars)
@@ -112,12 +112,12 @@ class SeparateOutputs:
 
 
 def _whole(value: Value) -> tuple[GVar, ...]:
-    """The variables that a value takes as they are, not a field of."""
+    """Return the variables that a value takes as they are, not a field of."""
     return () if isinstance(value, TupleItem) and isinstance(value.value, GVar) else used_vars(value)
 
 
 def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
-    """The first variable that each field of a tuple is bound to, by the function's own bindings."""
+    """Return the first variable that each field of a tuple is bound to, by the function's own bindings."""
     found: dict[tuple[GVar, int], GVar] = {}
     for b in f.bindings:
         if isinstance(b, Binding) and isinstance(b.value, TupleItem) and isinstance(b.value.value, GVar):
@@ -144,7 +144,7 @@ def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
 
 
 def _needed(func: PrimFunc, blocks: Sequence[Block], output: Buffer) -> set[Block]:
-    """Every block that has a part in an output."""
+    """Return every block that has a part in an output."""
     found: set[Block] = set()
     wanted, seen = [output], {output, *func.input_buffers}
     while wanted:

@@ -145,7 +145,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
 def _sections(
     what: Sequence[str] | None, known: Collection[str], default: Sequence[str], json: bool, of: str
 ) -> tuple[str, ...]:
-    """The sections asked for, in their order. `what` may name several in one, with commas between them."""
+    """Return the sections asked for, in their order. `what` may name several in one, with commas between them."""
     wanted = [name for item in what or () for name in item.split(",")]
     for name in wanted:
         if name != ALL and name not in known:
@@ -246,7 +246,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
 
 
 def _records_of(db: str | None) -> tuple[Store, list[str]]:
-    """The database, or an empty one and a note when there is none yet."""
+    """Return the database, or an empty one and a note when there is none yet."""
     if db != MEMORY_URL:
         path = sqlite_path(parse_url(db or default_url()))
         if path is not None and not path.exists():

@@ -26,7 +26,7 @@ IDS, MASK = "input_ids", "attention_mask"
 
 
 def upper(artifact: Artifact, dim: int) -> int | None:
-    """The declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
+    """Return the declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
     program = artifact.program
     inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
     if set(inputs) != {IDS, MASK} or len(inputs[IDS].shape) != 2:
@@ -41,7 +41,7 @@ def upper(artifact: Artifact, dim: int) -> int | None:
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder. Raises UserError naming the extra, or the file that is missing."""
+    """Return the tokenizer of a model's folder. Raises UserError naming the extra, or the file that is missing."""
     path = folder / "tokenizer.json"
     try:
         import tokenizers
@@ -95,7 +95,7 @@ def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
-    """The similarities of every two texts."""
+    """Return the similarities of every two texts."""
     numbers = [str(number + 1) for number in range(len(texts))]
     table = make_table("", "text", *numbers, right=numbers, title="Cosine similarity")
     for number, text in enumerate(texts):
@@ -105,7 +105,7 @@ def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> T
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, as the model's folder says; none where it says none."""
+    """Return the ids that end a text, as the model's folder says; none where it says none."""
     for name in ("generation_config.json", "config.json"):
         try:
             said = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")

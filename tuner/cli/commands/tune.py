@@ -143,7 +143,7 @@ def compare_shapes(program: Program) -> list[dict[str, int]]:
 def _compare(
     tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Mapping[str, Sequence[Mapping[str, int]]]
 ) -> tuple[LatencyRow, ...]:
-    """The tuned build against others of the same model from the same records, in a process of their own: threads that tuning
+    """Return the tuned build against others of the same model from the same records, in a process of their own: threads that tuning
     left behind would take the processors from some more than from others. shapes: where, by function."""
     with (
         tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,

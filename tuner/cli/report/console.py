@@ -16,7 +16,7 @@ PLAIN_WIDTH = 10_000
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: no markup, no emoji codes, nothing highlighted. Where it does not write to a
+    """Return a console that prints text as it is: no markup, no emoji codes, nothing highlighted. Where it does not write to a
     terminal, tables are as wide as they need and, unless FORCE_COLOR asks and NO_COLOR does not forbid, there are no styles."""
     forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     stream = sys.stderr if stderr else sys.stdout
@@ -42,7 +42,7 @@ def say(console: Console, text: str) -> None:
 
 
 def make_table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
-    """An empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
+    """Return an empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold", justify="right" if name in right else "left")

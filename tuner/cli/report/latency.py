@@ -52,7 +52,7 @@ def parse_shape(text: str) -> dict[str, int]:
 
 
 def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> tuple[NDArray[Any], ...]:
-    """Inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which admits every
+    """Return inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which admits every
     position of a mask, or the nearest a valid index allows. Raises UserError for symbols that do not fit."""
     shapes = buffer_shapes(program, shape)
     generator = np.random.default_rng(seed)
@@ -97,7 +97,7 @@ def compare_latency(
 
 
 def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
-    """Medians by shape and contender; beside every contender but the first, how many times faster the first is."""
+    """Return medians by shape and contender; beside every contender but the first, how many times faster the first is."""
     several = len({row.function for row in rows}) > 1
     table = make_table(*(["function"] if several else []), "shape", title=title)
     names = list(rows[0].samples_secs) if rows else []

@@ -38,7 +38,7 @@ def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDAR
 
 
 def task_document(task: Task) -> dict[str, Any]:
-    """A task as plain values. symbols: own name -> what it stands for in the model; sites: the same for each call."""
+    """Return a task as plain values. symbols: own name -> what it stands for in the model; sites: the same for each call."""
     own = list(task.symbol_names.values())
     return {
         "name": task.name,
@@ -52,14 +52,14 @@ def task_document(task: Task) -> dict[str, Any]:
 
 
 def domain_text(task: Task) -> str:
-    """The range of every symbol: `b*n=1:4096`."""
+    """Return the range of every symbol: `b*n=1:4096`."""
     columns = zip(*task.domain.points)
     ranges = [f"{label}={min(found)}:{max(found)}" for label, found in zip(symbol_labels(task), columns)]
     return ", ".join(ranges) or "one shape"
 
 
 def point_text(labels: Sequence[str], point: Sequence[int]) -> str:
-    """A shape: `b=1,n=8`."""
+    """Return a shape: `b=1,n=8`."""
     return ",".join(f"{label}={value}" for label, value in zip(labels, point)) or "-"
 
 

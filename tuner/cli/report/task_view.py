@@ -34,7 +34,7 @@ SAMPLED = 1 << 16
 
 
 def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
-    """The task of a recorded workload, without the model it came from: called nowhere, its anchors the shapes most variants
+    """Return the task of a recorded workload, without the model it came from: called nowhere, its anchors the shapes most variants
     were timed at, all of one weight; or shapes up to the default bound when there is no record.
 
     Raises UserError for a workload whose text this version cannot read, or whose key is another text's.
@@ -140,7 +140,7 @@ class TaskView:
         raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
 
     def _fastest(self, wanted: Callable[[VariantRecord], bool]) -> VariantRecord | None:
-        """The variant with times at most anchors, then of the least weighted log time there."""
+        """Return the variant with times at most anchors, then of the least weighted log time there."""
         times, variants = self._times
         weights = self.choices.task.domain.weights
         found: list[tuple[int, float, str]] = []
@@ -153,7 +153,7 @@ class TaskView:
     # -- sections --------------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The normalised program."""
+        """Return the normalised program."""
         return self.choices.task.text
 
     def sketches(self) -> list[dict[str, Any]]:
@@ -217,7 +217,7 @@ class TaskView:
         ]
 
     def chosen(self) -> dict[str, Any]:
-        """The variant that loops, trace and source are of."""
+        """Return the variant that loops, trace and source are of."""
         variant, why = self.variant
         row = self._times[0].get(variant.key, [None] * len(self.choices.task.domain.points))
         return {
@@ -243,7 +243,7 @@ class TaskView:
         return {"python": "\n".join(t.as_python(values) for t, values in scheduled), "json": variant.trace}
 
     def loops(self) -> list[str]:
-        """The scheduled program of each kernel, and each library call, in order."""
+        """Return the scheduled program of each kernel, and each library call, in order."""
         found = []
         for stage in self.choices.stages(self.variant[0]):
             if isinstance(stage, KernelStage):
@@ -254,12 +254,12 @@ class TaskView:
         return found
 
     def source(self) -> list[dict[str, str]]:
-        """The generated kernels of the variant."""
+        """Return the generated kernels of the variant."""
         kernels = self.choices.program(self.variant[0]).kernels
         return [{"name": k.name, "language": k.language, "source": k.source} for k in kernels]
 
     def model(self) -> dict[str, Any]:
-        """The cost model's opinion; see `opinion`."""
+        """Return the cost model's opinion; see `opinion`."""
         return opinion(self.choices, self.records)
 
 

@@ -20,7 +20,7 @@ class TlsFiles:
 
 
 def tls_files(ca: str | None, certificate: str | None, key: str | None) -> TlsFiles | None:
-    """The three paths, made absolute (processes are started elsewhere); None when none is given. Raises UserError for some
+    """Return the three paths, made absolute (processes are started elsewhere); None when none is given. Raises UserError for some
     of them only."""
     given = {"--ca": ca, "--certificate": certificate, "--key": key}
     paths = [os.path.abspath(os.path.expanduser(path)) for path in given.values() if path]

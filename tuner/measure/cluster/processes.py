@@ -53,14 +53,14 @@ class ClusterProcess:
         return self._process.pid
 
     def wait(self, within_secs: float) -> int | None:
-        """The exit status, or None when it still runs after `within_secs`."""
+        """Return the exit status, or None when it still runs after `within_secs`."""
         try:
             return self._process.wait(within_secs)
         except subprocess.TimeoutExpired:
             return None
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """Return the end of what it printed."""
         return (self.folder / "log").read_bytes()[-2000:].decode(errors="replace").strip()
 
     def kill(self) -> None:
@@ -107,7 +107,7 @@ def _settings(own: Mapping[str, str], tls: TlsFiles | None) -> dict[str, str]:
 def start_scheduler(
     host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None, within_secs: float = 30.0
 ) -> tuple[ClusterProcess, str]:
-    """A scheduler process and its address. port 0 takes a free one.
+    """Return a scheduler process and its address. port 0 takes a free one.
 
     Raises MeasureError when it does not come up within `within_secs`, or is asked beyond loopback without TLS.
     """
@@ -130,7 +130,7 @@ def start_scheduler(
 def start_worker(
     scheduler_address: str, labels: Sequence[str], *, tls: TlsFiles | None = None, host: str | None = None
 ) -> ClusterProcess:
-    """A worker process that carries each device label as a resource of one; it ends when it has no scheduler for 60 s.
+    """Return a worker process that carries each device label as a resource of one; it ends when it has no scheduler for 60 s.
 
     host: where the worker listens. Without TLS that is loopback, because a worker runs what is sent to it.
 

@@ -328,7 +328,7 @@ class DaskRunner:
 
 
 def _hush() -> Callable[[logging.LogRecord], bool]:
-    """A log filter that lets nothing pass; each call gives another, so that each runner takes back its own."""
+    """Return a log filter that lets nothing pass; each call gives another, so that each runner takes back its own."""
     return lambda _: False
 
 

@@ -39,7 +39,7 @@ class DevicePlugin(distributed.WorkerPlugin):
             runner.close()
 
     def runner(self, device_spec: str, open_secs: float) -> LocalRunner:
-        """The runner of this spec. Raises MeasureError when its device cannot be opened within `open_secs`."""
+        """Return the runner of this spec. Raises MeasureError when its device cannot be opened within `open_secs`."""
         with self._lock:
             if device_spec not in self._runners:
                 self._runners[device_spec] = LocalRunner(device_spec, open_secs=open_secs)
@@ -53,7 +53,7 @@ def _runner(device_spec: str, open_secs: float) -> LocalRunner:
 
 
 def describe_device(device_spec: str, open_secs: float) -> str:
-    """The worker's `DeviceInfo` as JSON text."""
+    """Return the worker's `DeviceInfo` as JSON text."""
     return json.dumps(asdict(_runner(device_spec, open_secs).device_info()))
 
 

@@ -291,7 +291,7 @@ def _own_bytes(program: Program, symbols: Symbols) -> int:
 
 
 def _waves(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
-    """Candidates in order, cut where their own memory would pass the limit."""
+    """Return candidates in order, cut where their own memory would pass the limit."""
     waves: list[list[_Candidate]] = []
     room = 0
     for candidate in candidates:

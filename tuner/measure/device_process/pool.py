@@ -27,7 +27,7 @@ Contents = tuple[str, str, tuple[int, ...], Fill, int]
 
 
 def buffer_bytes(spec: BufferSpec, shape: Sequence[int]) -> int:
-    """Bytes of a buffer of this shape."""
+    """Return bytes of a buffer of this shape."""
     return math.prod(shape) * np.dtype(spec.dtype).itemsize
 
 
@@ -105,7 +105,7 @@ class SharedBuffers:
                 self._fill(buffer, POISON, buffer.nbytes)
 
     def overrun(self, program: Program, bound: BoundProgram) -> str | None:
-        """A sentence when a candidate wrote behind the end of an output since `poison`."""
+        """Return a sentence when a candidate wrote behind the end of an output since `poison`."""
         for index in program.outputs:
             spec = program.buffers[index]
             if spec.role != "output":

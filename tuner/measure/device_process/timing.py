@@ -52,7 +52,7 @@ class Contestant:
         return self.error is not None or self.lost or len(self.samples) >= self.wanted
 
     def timing(self) -> ShapeTiming:
-        """The result of timing."""
+        """Return the result of timing."""
         return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
 
 
@@ -92,7 +92,7 @@ def _visit(
 
 
 def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
-    """Seconds per launch of `launches` launches and one synchronisation."""
+    """Return seconds per launch of `launches` launches and one synchronisation."""
     launch, series = bound.launch, bound.series(launches) if launches > 1 else None
     if series is not None:
         launch, repeats = series, 1

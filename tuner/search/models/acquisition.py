@@ -38,7 +38,7 @@ def marginal_gain(mean: FloatArray, std: FloatArray, best: FloatArray, weights: 
 def choose_batch(
     surrogate: Surrogate, points: FloatArray, best: FloatArray, weights: FloatArray, count: int, explore: float
 ) -> list[int]:
-    """Up to `count` positions among points (R, A), chosen one after the other.
+    """Return up to `count` positions among points (R, A), chosen one after the other.
 
     After each choice the process is told its own mean there, so that the next choice looks elsewhere (uncertainty
     shrinks around it) and gains count only beyond it. The last `explore` share of the batch goes by an optimistic

@@ -146,7 +146,7 @@ class GradientBoostedModel:
         }
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Scores (N,), larger is faster; see `CostModel`."""
+        """Return scores (N,), larger is faster; see `CostModel`."""
         if self._ranker is None:
             return np.zeros(len(features))
         return self._chunked(self._ranker, features)
@@ -225,7 +225,7 @@ class RidgeModel:
         return np.where(np.isfinite(z), z, 0.0)
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Scores (N,), larger is faster; see `CostModel`."""
+        """Return scores (N,), larger is faster; see `CostModel`."""
         if self._mean is None:
             return np.zeros(len(features))
         z = self._standard(features.astype(np.float64), self._mean, self._scale)

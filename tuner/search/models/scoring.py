@@ -45,7 +45,7 @@ def score(
 def rank_population(
     model: CostModel, space: ParameterSpace, codes: CodeArray, shapes: IntArray, weights: FloatArray
 ) -> FloatArray:
-    """One score (R,) a candidate, larger is faster: the model's rank at each shape, standardised over the population,
+    """Return one score (R,) a candidate, larger is faster: the model's rank at each shape, standardised over the population,
     by weight.
     """
     if not len(codes):

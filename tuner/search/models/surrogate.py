@@ -187,7 +187,7 @@ def _thin(log_time: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
-    """Shapes with two or more times, grouped by the rows at which they have them."""
+    """Return shapes with two or more times, grouped by the rows at which they have them."""
     masks: dict[bytes, list[int]] = {}
     for shape in range(log_time.shape[1]):
         known = np.isfinite(log_time[:, shape])
@@ -203,7 +203,7 @@ def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
 
 
 def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
-    """Squared scaled distances (R, M)."""
+    """Return squared scaled distances (R, M)."""
     a, b = a / lengths, b / lengths
     return np.asarray(
         np.maximum(np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1)[None, :] - 2.0 * (a @ b.T), 0.0)

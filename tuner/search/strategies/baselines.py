@@ -20,7 +20,7 @@ class RandomSearch:
         self._rng = rng
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         return self._history.ask(fresh_sample(self._history, self._rng, n))
 
     def tell(self, results: Sequence[Result]) -> None:
@@ -37,7 +37,7 @@ class GridSearch:
         self._next = 0
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         space = self._history.problem.space
         out: list[Candidate] = []
         while len(out) < n and self._sketch < len(space.sketches):
@@ -71,7 +71,7 @@ class GridSearch:
 
 
 def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -> CodeArray:
-    """Up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
+    """Return up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
 
     Raises:
         ScheduleError: the space has no legal point at all.

@@ -80,7 +80,7 @@ class EvolutionarySearch:
         self._history.add(results)
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         if n <= 0:
             return []
         seen = self._history.observations()
@@ -122,7 +122,7 @@ class EvolutionarySearch:
     # -- without a model -----------------------------------------------------------------------------------------------
 
     def _spread(self, count: int, taken: CodeArray) -> CodeArray:
-        """Points far from one another, from those taken and from all that was asked: the farthest of a random pool, again
+        """Return points far from one another, from those taken and from all that was asked: the farthest of a random pool, again
         and again."""
         if count <= 0:
             return np.zeros((0, 1 + self.problem.space.width), dtype=np.int32)
@@ -165,7 +165,7 @@ class EvolutionarySearch:
         return pool[chosen]
 
     def _trees_share(self, judge: _Judge, seen: Observations) -> float:
-        """The share of slots that go by the cost model.
+        """Return the share of slots that go by the cost model.
 
         `settings.trees` where it orders as well as the process, more where it leads, less where it lags; before there is
         evidence, nothing unless a history taught it.
@@ -178,7 +178,7 @@ class EvolutionarySearch:
         return min(max(self.settings.trees + lead, 0.0), TREES_MOST)
 
     def _fitted(self, seen: Observations) -> CostModel:
-        """The cost model trained on the history and on everything told; again only once a tenth more is told."""
+        """Return the cost model trained on the history and on everything told; again only once a tenth more is told."""
         rows, shapes = np.nonzero(np.isfinite(seen.log_time) | seen.failed)
         if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
             return self._model
@@ -244,7 +244,7 @@ class _Judge:
         self.has_trees = model.ready
 
     def elites(self, count: int) -> CodeArray:
-        """The measured points that come closest to the best at any shape."""
+        """Return the measured points that come closest to the best at any shape."""
         gaps = self._seen.log_time - self.best[None, :]
         behind = np.where(np.isfinite(gaps), gaps, np.inf).min(axis=1)
         order = np.argsort(behind, kind="stable")[:count]
@@ -279,7 +279,7 @@ class _Judge:
 
 
 def _farthest(points: FloatArray, count: int, references: FloatArray | None = None) -> list[int]:
-    """Up to `count` positions among points (R, A), each the farthest from the references and those before it; without
+    """Return up to `count` positions among points (R, A), each the farthest from the references and those before it; without
     references the first point comes first."""
     distance = np.full(len(points), np.inf)
     for reference in () if references is None else references:

@@ -8,7 +8,7 @@ from relax_tune.tuner.search.space import CodeArray, ParameterSpace
 
 
 def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) -> CodeArray:
-    """One child a parent, (R, 1 + P): one to three parameters changed, by one step along an ordered domain or, one
+    """Return one child a parent, (R, 1 + P): one to three parameters changed, by one step along an ordered domain or, one
     time in three and
     for unordered domains always, to any value. Constraints are not looked at."""
     children = parents.copy()
@@ -31,7 +31,7 @@ def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) 
 
 
 def crossover(rng: np.random.Generator, parents: CodeArray, count: int) -> CodeArray:
-    """Up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints are not
+    """Return up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints are not
     looked at.
     """
     left = rng.integers(0, len(parents), count)

@@ -54,7 +54,7 @@ class OptunaSearch:
         self._history.add(results)
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         if n <= 0:
             return []
         spare = fresh_sample(self._history, self._rng, n)
@@ -65,7 +65,7 @@ class OptunaSearch:
         return self._history.ask(np.concatenate(rows) if rows else spare)
 
     def _suggested(self, wanted: int) -> list[CodeArray]:
-        """Up to `wanted` legal suggestions, none of them seen."""
+        """Return up to `wanted` legal suggestions, none of them seen."""
         trials = self._trials()
         studies: dict[int | None, Any] = {}
         sketches = self._sketches(trials, REJECTIONS[self._sampler] * wanted)
@@ -85,7 +85,7 @@ class OptunaSearch:
         return rows
 
     def _sketches(self, trials: Sequence[tuple[int, Any]], count: int) -> list[int | None]:
-        """The sketch of each of `count` suggestions; None where the sampler chooses it itself."""
+        """Return the sketch of each of `count` suggestions; None where the sampler chooses it itself."""
         if self._sampler == "tpe":
             return [None] * count
         number = len(self._problem.space.sketches)
@@ -143,7 +143,7 @@ class OptunaSearch:
         return study
 
     def _moved(self, trial: Any) -> Any:
-        """A trial with nothing but the parameters CMA-ES moves: it takes no others for its start."""
+        """Return a trial with nothing but the parameters CMA-ES moves: it takes no others for its start."""
         kinds = {n: d for n, d in trial.distributions.items() if not hasattr(d, "choices") and not d.single()}
         values = {n: trial.params[n] for n in kinds}
         return self._optuna.trial.create_trial(params=values, distributions=kinds, value=trial.value)
