@@ -111,14 +111,14 @@ def _sqlite_url(url: URL, text: str) -> URL:
 
 
 def masked(text: str) -> str:
-    """Return a text that may hold a database URL, fit to be printed: without anything that looks like a password."""
+    """Return a text that may hold a database URL without anything that looks like a password."""
     scheme, slashes, rest = text.partition("://")
     _, at, host = rest.rpartition("@")
     return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
 
 
 def shown(url: URL) -> str:
-    """Return the URL as it may be printed: no driver, no password."""
+    """Return the URL for display: without driver and password."""
     plain = url.set(drivername=url.get_backend_name())
     return _SECRET.sub(r"\1\2***", plain.render_as_string(hide_password=True))
 
@@ -129,12 +129,12 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def asks_read_only(url: URL) -> bool:
-    """True if the URL itself forbids writing."""
+    """Return True if the URL itself forbids writing."""
     return dict(url.query) == {"mode": "ro"} and url.get_backend_name() == "sqlite"
 
 
 def make_engine(url: URL, *, read_only: bool) -> Engine:
-    """Return an engine that connects lazily, to a SQLite file that exists. Thread-safe; not to be carried across a fork.
+    """Make an engine that connects lazily, to a SQLite file that exists. Thread-safe, but not across a fork.
 
     Raises:
         DatabaseError: the driver is not installed.
@@ -190,7 +190,9 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
 
 
 def use_wal(engine: Engine) -> None:
-    """Put a SQLite file that is ours into WAL mode, which it keeps. Switching does not wait for other openers, so we do."""
+    """Set a SQLite file of ours to WAL mode, which is permanent. Switching does not wait for other openers, so this
+    does.
+    """
     if engine.dialect.name != "sqlite":
         return
     deadline = time.monotonic() + BUSY_SECS
@@ -266,8 +268,10 @@ _ADVICE = (
 
 
 def explain(error: BaseException, where: str, doing: str, path: Path | None = None) -> DatabaseError:
-    """Return one paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
-    say who holds it."""
+    """Describe a driver's error in one paragraph: where, what failed, what the driver said, what to do.
+
+    path: the SQLite file, to name the process that holds it
+    """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     reason = system_reason(cause)
     lines = [line.strip() for line in masked(reason).splitlines() if line.strip()]
@@ -297,7 +301,7 @@ def _lost(error: BaseException) -> bool:
 
 
 def patient(method: Callable[P, T]) -> Callable[P, T]:
-    """Return a method that may be called again, called again while the server it talks to is away, up to AWAY_SECS."""
+    """Make a method retry while its server is away, for up to AWAY_SECS. The method must be safe to call again."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
@@ -315,7 +319,7 @@ def patient(method: Callable[P, T]) -> Callable[P, T]:
 
 @contextlib.contextmanager
 def explained(where: str, doing: str, path: Path | None = None) -> Iterator[None]:
-    """Turn whatever the driver raises inside into one `DatabaseError`."""
+    """Turn every driver error inside into one `DatabaseError`."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:

@@ -320,5 +320,5 @@ class MemoryStore:
 
 
 def _copy(measurement: Measurement) -> Measurement:
-    """Whoever changes the point they gave or were given changes nobody else's."""
+    """Copy a measurement with its point, so that callers may change their own."""
     return replace(measurement, symbols=dict(measurement.symbols))

@@ -18,7 +18,7 @@ from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, V
 
 
 def one_of(column: str, values: Sequence[str]) -> str:
-    """SQL text of a check that `column` holds one of `values`."""
+    """Return the SQL text of a check that `column` holds one of `values`."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
@@ -107,7 +107,7 @@ class MeasurementRow(Base):
         regime: str | None = None,
         winners_only: bool = False,
     ) -> list[ColumnElement[bool]]:
-        """Return the conditions that select measurements of one target; `winners_only` keeps what may win: ok and checked."""
+        """Return the conditions that select measurements of one target; `winners_only` keeps ok and checked ones."""
         conditions: list[ColumnElement[bool]] = [cls.target == target]
         if workload is not None:
             conditions.append(cls.workload == workload)
@@ -130,17 +130,17 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_variants(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """Return the variants of the same measurements, each once."""
+        """Return the distinct variants of the same measurements."""
         return select(*VariantRow.__table__.columns).where(VariantRow.key.in_(select(cls.variant).where(*conditions)))
 
     @classmethod
     def select_ranking(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """(id, variant, samples): all that ranking needs."""
+        """Return (id, variant, samples), the columns that ranking needs."""
         return select(cls.id, cls.variant, cls.samples).where(*conditions)
 
     @classmethod
     def select_totals(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """Return one row: workloads, measurements, ok, checked and ok."""
+        """Return one row of counts: workloads, measurements, ok ones, ok and checked ones."""
         ok = cls.status == "ok"
         return select(
             func.count(distinct(cls.workload)),
@@ -151,12 +151,12 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_failures(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """(stage, count) of the failures."""
+        """Return (stage, count) of the failures."""
         return select(cls.stage, func.count()).where(*cls.matching(target, status="failed")).group_by(cls.stage)
 
     @classmethod
     def select_kinds(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """(variant kind, count) of the ok measurements."""
+        """Return (variant kind, count) of the ok measurements."""
         return (
             select(VariantRow.kind, func.count())
             .join(cls, cls.variant == VariantRow.key)

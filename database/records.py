@@ -63,7 +63,9 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def content_key(value: Any) -> str:
-    """32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has none."""
+    """Return 32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has
+    none.
+    """
     try:
         data = canonical_json(value).encode()
     except UnicodeEncodeError:
@@ -84,7 +86,7 @@ def _shown(value: Any) -> str:
 
 
 def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True) -> str:
-    """`value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
+    """Return `value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
     if type(value) is not str:
         raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
     if not value and not empty:
@@ -140,7 +142,7 @@ def _sorted_names(value: Mapping[Any, Any], where: str) -> list[str]:
 
 
 def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
-    """(key, value) text pairs, sorted, keys distinct."""
+    """Return (key, value) text pairs, sorted; keys must be distinct."""
     if not isinstance(value, (tuple, list)):
         raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(value)}")
     pairs = []
@@ -156,7 +158,10 @@ def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def _clean_message(value: Any, where: str) -> str:
-    """Return a failure's message must never lose its record: what cannot be stored is replaced, what is too long is cut."""
+    """Return a failure's message in storable form, so that it never loses its record.
+
+    Characters that cannot be stored are replaced, and the middle of a long text is cut.
+    """
     if type(value) is not str:
         raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
     text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
@@ -313,7 +318,9 @@ class Measurement:
 
 
 def symbols_text(symbols: Mapping[str, int]) -> str:
-    """Return the canonical text of a point, which is how the store compares points. Raises `DatabaseError` when too long."""
+    """Return the canonical text of a point, by which the store compares points. Raises `DatabaseError` when it is too
+    long.
+    """
     text = canonical_json(dict(symbols))
     if len(text) > SYMBOLS_LIMIT:
         raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")

@@ -15,7 +15,7 @@ class RefusedRecord(DatabaseError):
 
 
 def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:
-    """Return a batch by id; of an id that comes twice, the first stays.
+    """Return a batch by id. Of a repeated id, the first measurement stays.
 
     Raises:
         RefusedRecord: one id stands for two subjects within the batch.
@@ -55,7 +55,7 @@ def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
 
 
 def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
-    """`best_of` for (id, variant key, samples as JSON text) of measurements that may win: their ids.
+    """Return the ids that `best_of` selects, for (id, variant key, samples as JSON text) of ok, checked measurements.
 
     Raises:
         DatabaseError: samples that are not a list of numbers.
@@ -70,7 +70,10 @@ def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
 
 
 def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
-    """Ids of the best of each variant, best first: by median, then content, so that ties never depend on arrival."""
+    """Return the id of the best measurement of each variant, best first.
+
+    They are ordered by median, then content, so that ties do not depend on arrival.
+    """
     if n < 0:
         raise DatabaseError(f"wanted a number of variants >= 0, found {n}")
     best: dict[str, str] = {}

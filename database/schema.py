@@ -79,7 +79,7 @@ def verify(connection: Connection, where: str) -> None:
 
 
 def _verify_columns(connection: Connection, where: str) -> None:
-    """Every table and column of ours is there. Others are nobody's harm."""
+    """Check that every table and column of ours exists. Others are ignored."""
     looking = inspect(connection)
     tables = set(looking.get_table_names())
     for name, table in Base.metadata.tables.items():
@@ -98,7 +98,7 @@ def _refuse_newer(found: str, known: tuple[str, ...], where: str) -> None:
 
 
 def migrate(connection: Connection, where: str) -> tuple[str | None, str]:
-    """Bring the database to the newest schema inside the caller's transaction; (version before, version after).
+    """Bring the database to the newest schema inside the caller's transaction. Returns (version before, version after).
 
     Two processes may do this at once: the transaction (SQLite) or an advisory lock (PostgreSQL) lets one do the work.
 

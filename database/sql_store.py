@@ -107,7 +107,7 @@ class SqlStore:
     # Transactions
 
     def _verify_same(self) -> None:
-        """The file is still the one that was opened: what is written into a deleted one is lost."""
+        """Check that the file is still the one that was opened, since writes to a deleted one are lost."""
         if self._path is not None:
             sqlite_file.verify_same(self._path, self._identity, self.where)
 
@@ -127,13 +127,13 @@ class SqlStore:
             self._verify_same()
 
     def _insert(self, model: type[Base]) -> Any:
-        """Return an INSERT of this engine that can say what a conflict means."""
+        """Return this engine's INSERT, which supports conflict clauses."""
         if self._engine.dialect.name == "postgresql":
             return postgresql.insert(model.__table__)  # type: ignore[arg-type]
         return sqlite.insert(model.__table__)  # type: ignore[arg-type]
 
     def _add(self, connection: Connection, model: type[Base], values: Sequence[Mapping[str, Any]]) -> int:
-        """Insert what is not there yet; how many were new."""
+        """Insert the rows that are missing; return their number."""
         if not values:
             return 0
         statement = self._insert(model).on_conflict_do_nothing()
@@ -148,7 +148,7 @@ class SqlStore:
         return None if row is None else self._made(make, row)
 
     def _made(self, make: Callable[..., T], *row: Any) -> T:
-        """Return a stored value; what is wrong with it is an error that says where."""
+        """Make a record of a stored row. An invalid row is an error that names the database."""
         try:
             return make(*row)
         except DatabaseError as error:

@@ -54,15 +54,15 @@ class Store(Protocol):
         ...
 
     def add_target(self, target: Target) -> str:
-        """Idempotent; returns the key."""
+        """Add a target; return its key. Idempotent."""
         ...
 
     def add_environment(self, environment: Environment) -> str:
-        """Idempotent; returns the key."""
+        """Add an environment; return its key. Idempotent."""
         ...
 
     def add_workload(self, workload: Workload) -> str:
-        """Idempotent by key (the text and hint that came first stay); returns the key."""
+        """Add a workload; return its key. Idempotent by key: the first text and hint stay."""
         ...
 
     def target(self, key: str) -> Target | None:
@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def targets(self) -> list[Target]:
-        """By key."""
+        """List the targets by key."""
         ...
 
     def environment(self, key: str) -> Environment | None:
@@ -78,7 +78,7 @@ class Store(Protocol):
         ...
 
     def environments(self) -> list[Environment]:
-        """By key."""
+        """List the environments by key."""
         ...
 
     def workload(self, key: str) -> Workload | None:
@@ -86,11 +86,11 @@ class Store(Protocol):
         ...
 
     def workloads(self, target: str | None) -> list[Workload]:
-        """Workloads measured on `target`, or all for None; by key."""
+        """List the workloads measured on `target`, or all for None, by key."""
         ...
 
     def add_measurements(self, batch: Iterable[Measurement]) -> int:
-        """Commit all of them at once; returns how many were new.
+        """Commit a batch at once; return the number of new measurements.
 
         Raises:
             DatabaseError: a workload, target or environment was never added, or an id already stands for another subject
@@ -109,7 +109,8 @@ class Store(Protocol):
         regime: Regime | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
-        """Measurements of a target, by id; each further argument narrows. limit: the number of first ids to return.
+        """List the measurements of a target, by id. Each further argument narrows the selection. limit: the number of
+        first ids to return.
 
         Tuning jobs make ids by hashing, so the first few are a fair sample, and the same one in whatever order records came.
         """
@@ -128,7 +129,9 @@ class Store(Protocol):
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
     ) -> Measurement | None:
-        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content; `top` of 1."""
+        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content (`top` of
+        1).
+        """
         ...
 
     def top(
@@ -138,17 +141,20 @@ class Store(Protocol):
         ...
 
     def stats(self, target: str) -> TargetStats | None:
-        """Counts of the records of a target."""
+        """Count the records of a target."""
         ...
 
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
-        """Store the plans of several workloads (workload -> JSON text), each as the next version unless the newest says the same
-        already; all of them at once, so nobody reads some of the old and some of the new. Returns what is the newest of each now,
-        by workload."""
+        """Store the plans of several workloads (workload -> JSON text) in one transaction; return the newest plan of
+        each, by workload.
+
+        Each becomes the next version, unless the newest has the same text. No reader sees some of the old and some of
+        the new.
+        """
         ...
 
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
-        """Add plans under the versions they have; a version that is there stays. Returns how many were new."""
+        """Add plans under their own versions; existing versions stay. Returns the number of new ones."""
         ...
 
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
@@ -160,22 +166,23 @@ class Store(Protocol):
         ...
 
     def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
-        """Return the right to tune this task until `now + secs`; None while another holder's lease has not expired.
+        """Acquire the right to tune this task until `now + secs`. Returns None while another holder's lease has not
+        expired.
 
-        Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
-        `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
+        It is atomic over all processes: of several concurrent calls, one succeeds. A holder's second call extends its
+        lease, so `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
         """
         ...
 
     def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
-        """Extend a lease still held to `now + secs`; None when it was released or somebody took it after it expired."""
+        """Extend a lease to `now + secs`. Returns None if it was released, or expired and was taken."""
         ...
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give it back; False when its holder held it no longer.
+        """Release a lease. Returns False if its holder had lost it.
 
-        Also for a holder who is known to be dead (`relax_tune.tuner.job.job_names` knows of processes on its own machine), by
-        whoever wants the task: of several who try, one gets it, and nothing is taken from a holder who lives.
+        A process may release the lease of a holder that is known to be dead (`relax_tune.tuner.job.job_names` checks
+        processes of its own machine). One of several concurrent calls succeeds. A living holder never loses its lease.
         """
         ...
 
@@ -184,7 +191,7 @@ class Store(Protocol):
         ...
 
     def put_job(self, job: JobRecord) -> None:
-        """Add or replace."""
+        """Add or replace a job."""
         ...
 
     def job(self, id: str) -> JobRecord | None:
@@ -192,27 +199,31 @@ class Store(Protocol):
         ...
 
     def jobs(self, state: JobState | None = None) -> list[JobRecord]:
-        """By id."""
+        """List the jobs by id."""
         ...
 
     def put_histogram(self, histogram: ShapeHistogram) -> None:
-        """Add or replace."""
+        """Add or replace a histogram."""
         ...
 
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
-        """By task and symbol; all for None."""
+        """List the histograms of a task, or all for None, by task and symbol."""
         ...
 
     def prune(
         self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
     ) -> int:
-        """Remove measurements of `target` that meet every condition given (at least one): made before `older_than`
-        (Unix seconds; an unknown time is never older), failed. Variants nobody refers to any more go too. Returns how
-        many measurements went, or would go."""
+        """Remove measurements of `target` that meet every given condition (at least one); return their number.
+
+        older_than: Unix seconds; a measurement of unknown time is never older
+        dry_run: only count
+
+        Variants that are no longer referred to are removed too.
+        """
         ...
 
     def check(self) -> list[str]:
-        """Return a sentence for each thing wrong with the stored data; empty when all is well."""
+        """Return a sentence for each problem of the stored data; empty if there is none."""
         ...
 
     def close(self) -> None:
@@ -227,7 +238,7 @@ class Store(Protocol):
 
 
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
-    """Open a store: None is this user's database on this machine, `memory://` one that is not kept.
+    """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
     create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
     read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.

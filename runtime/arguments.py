@@ -14,7 +14,9 @@ from relax_tune.runtime.signature import tensor_specs
 
 
 def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-    """Return the arrays in the order of the parameters: of the right number, rank and dtype. Raises UserError naming the parameter."""
+    """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
+    parameter.
+    """
     arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     for position, array in enumerate(arrays):
         _check_array(program, position, array)

@@ -14,8 +14,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(target: Path, data: memoryview) -> None:
-    """All of a file or nothing of it, also for who looks while it is written. On Linux it has no name until it is whole, so
-    that not even a process that is killed leaves a part of it behind."""
+    """Write a file atomically: it appears whole or not at all, also to concurrent readers.
+
+    On Linux it has no name until it is whole, so that not even a killed process leaves a part of it.
+    """
     try:
         descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
         temporary = None

@@ -64,18 +64,20 @@ class BoundProgram:
         self.generation = -1
 
     def prepare(self) -> None:
-        """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
-        cost out of a timing."""
+        """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of
+        a timing.
+        """
         self._executor.refresh(self)
 
     def renew(self, launches: list[Launch], generation: int) -> None:
-        """Replace the closures by ones over memory of this generation, and drop what was recorded."""
+        """Replace the closures by ones over memory of this generation, and drop the recording."""
         self._launches, self.generation = launches, generation
         self._recorded, self._series, self._runs = None, {}, 0
 
     def launch(self) -> None:
-        """Enqueue every step, in order. The device's `synchronize` waits for them. The second launch is recorded, if the
-        device can record."""
+        """Enqueue every step, in order; the device's `synchronize` waits for them. The second launch is recorded if the
+        device can.
+        """
         if self.generation != self._executor.generation:
             self.prepare()
         if self._recorded is not None:
@@ -94,7 +96,8 @@ class BoundProgram:
         return self._launches
 
     def series(self, times: int) -> Launch | None:
-        """Record all steps `times` over as one launch, whose time is the kernels' own. None if the device cannot record.
+        """Record `times` repetitions of all steps as one launch, which times the kernels without launch overhead. None
+        if the device cannot record.
 
         The recording has been launched once; it is valid until the next `prepare`.
         """
@@ -155,7 +158,9 @@ class Executor:
             raise
 
     def _load_constants(self) -> None:
-        """Place constants, then write what `prepare` packs; what another program of the same weights packed is taken as it is."""
+        """Place constants, then run the `prepare` steps. Arrays packed by another program of the same weights are
+        shared.
+        """
         program = self.program
         values = constant_values(program.scalars, len(program.symbols))
         sizes: dict[int, int] = {}
@@ -195,7 +200,7 @@ class Executor:
         self.device.synchronize()
 
     def bind(self, symbols: Mapping[str, int]) -> BoundProgram:
-        """Return the binding for these symbol values, made or remembered.
+        """Return the binding for these symbol values, made on first use.
 
         Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
         MeasureError when memory runs out.
@@ -208,7 +213,7 @@ class Executor:
         return self._bind(key, self._values(key, {}))
 
     def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
-        """Return every slot for these symbol values, remembered or after checking the declared bounds."""
+        """Return the value of every slot for these symbol values. Declared bounds are checked on first use."""
         bound = self._bindings.get(key)
         if bound is not None:
             return bound.values
@@ -256,7 +261,7 @@ class Executor:
         return bound
 
     def buffer(self, name: str) -> DeviceBuffer:
-        """Return the device buffer behind a named buffer now; it may change when a larger shape is bound.
+        """Return the present device buffer of a named buffer. It may change when a larger shape is bound.
 
         Raises: UserError when there is no such buffer, or no memory for it yet.
         """
@@ -311,7 +316,9 @@ class Executor:
         return results
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
-        """Have launches use the array for an input or output whose memory is its own alone; whether they do."""
+        """Let launches use the array as an input or output whose memory nothing shares. Returns whether the device
+        does.
+        """
         alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
         if not alone or not self.device.place(self._own[index], array):
             return False
@@ -319,7 +326,7 @@ class Executor:
         return True
 
     def close(self) -> None:
-        """Give back all memory this executor allocated. Once is enough; running it afterwards is refused."""
+        """Free all memory of this executor, which cannot run afterwards. May be called once."""
         if self._closed:
             return
         self._closed = True
@@ -335,7 +342,7 @@ class Executor:
         self.generation += 1
 
     def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
-        """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
+        """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked."""
         program = self.program
         symbols = [0] * len(program.symbols)
         origin: dict[int, str] = {}
@@ -378,7 +385,7 @@ class Executor:
             raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
 
     def refresh(self, bound: BoundProgram) -> None:
-        """Make memory large enough for a binding, and its closures again if memory has moved since."""
+        """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
         self._grow(bound)
         if bound.generation != self.generation:
             bound.renew([self._launch_of(step, bound.values) for step in bound.steps], self.generation)
@@ -430,7 +437,7 @@ class Executor:
 
 
 def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
-    """Return values of slots that must not depend on symbols."""
+    """Return the values of slots that must not depend on symbols."""
     found = [values[slot] for slot in slots]
     if any(value is None for value in found):
         raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
@@ -438,7 +445,7 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
 
 
 def _of_their_own(program: Program) -> frozenset[int]:
-    """Return inputs and outputs that share memory with no other."""
+    """Return the inputs and outputs that share memory with no other."""
     given = [*program.inputs, *program.outputs]
     roots = []
     for index in given:
@@ -450,7 +457,7 @@ def _of_their_own(program: Program) -> frozenset[int]:
 
 
 def _find_binders(program: Program) -> dict[int, tuple[int, int]]:
-    """For each symbol, the (input position, dim) whose slot is that symbol itself; the first one binds it."""
+    """Return for each symbol the first (input position, dim) whose slot is the symbol itself."""
     found: dict[int, tuple[int, int]] = {}
     for position, index in enumerate(program.inputs):
         spec: BufferSpec = program.buffers[index]

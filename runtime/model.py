@@ -172,7 +172,7 @@ class Model:
         return self.executors[name].run(inputs, in_place=True)
 
     def close(self) -> None:
-        """Give back memory, and the device when this opened it."""
+        """Free memory, and close the device if this opened it."""
         for executor in self.executors.values():
             executor.close()
         self._weights.close()

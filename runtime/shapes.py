@@ -99,7 +99,7 @@ class ShapeProfile:
         self._pending: list[tuple[str, tuple[str, ...], dict[tuple[int, ...], int]]] = []
 
     def of_model(self, key: str) -> None:
-        """Say whose shapes these are. Raises UserError when they are another model's already."""
+        """Set the model of these shapes. Raises UserError when they are already another model's."""
         if self.model and key and self.model != key:
             raise UserError(
                 f"shape profile: wanted one of the model {key[:12]}, found one of {self.model[:12]}; "
@@ -126,12 +126,12 @@ class ShapeProfile:
         return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
 
     def add(self, function: str, symbol: str, histogram: Histogram) -> None:
-        """Count what another histogram counted."""
+        """Add the counts of another histogram."""
         own = self._known.setdefault(function, {})
         own[symbol] = own.get(symbol, Histogram()).merged(histogram)
 
     def merge(self, other: ShapeProfile) -> None:
-        """Count what another profile counted. Raises UserError when it is another model's."""
+        """Add the counts of another profile. Raises UserError when it is another model's."""
         self.of_model(other.model)
         for function, symbols in other.histograms.items():
             for symbol, histogram in symbols.items():
@@ -160,7 +160,7 @@ class ShapeProfile:
         return json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Write the file; who reads it sees the old one or the whole new one. Raises UserError when it cannot be written."""
+        """Write the file atomically. Raises UserError when it cannot be written."""
         target = Path(path)
         try:
             if target.exists() and not target.is_file():

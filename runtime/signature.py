@@ -81,7 +81,7 @@ def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, 
 
 
 def dim_of(scalars: Sequence[int], slot: int, names: Sequence[str]) -> int | str:
-    """Return a slot as a number where it is one, else as text over the symbols' `names`."""
+    """Return a slot as a number if it is constant, else as text over the symbols' `names`."""
     opcode, operand = scalars[slot * WIDTH : slot * WIDTH + 2]
     return operand if opcode == Opcode.CONST else _text(scalars, slot, names, 0)
 
@@ -104,7 +104,7 @@ def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -
 
 
 def _binds_tighter(scalars: Sequence[int], slot: int, outer: Opcode) -> bool:
-    """True if an operand needs no parentheses: an atom, a function call, or a product in a sum or product."""
+    """Return True if an operand needs no parentheses: an atom, a function call, or a product in a sum or product."""
     inner = Opcode(scalars[slot * WIDTH])
     if inner in (Opcode.CONST, Opcode.SYMBOL) or inner in _NAMED:
         return True

@@ -205,7 +205,7 @@ def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
 
 
 def _last_calls(host_program: HostProgram) -> frozenset[Place]:
-    """Return calls after which a function only gives back what they gave."""
+    """Return the places of calls whose results the calling function returns at once."""
     around: dict[int, Place] = {}
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
@@ -283,7 +283,7 @@ def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
 
 
 def _fits_scalar(value: Any, dtype: str | None) -> bool:
-    """Return a scalar of the same kind: bool, whole number or float."""
+    """Return whether a value is a scalar of the same kind: bool, whole number or float."""
     if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
         return False
     found, wanted = np.asarray(value).dtype.kind, np.dtype(dtype).kind
@@ -317,7 +317,7 @@ def _host(vm: VirtualMachine, i: CallHostRoutine, frame: _Frame) -> Any:
 
 
 def _argument(value: Any, want: Want | None) -> Any:
-    """Return an argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
+    """Convert an argument of a call from outside. A shape or scalar may be an array, as in a file of arrays."""
     if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(int(d) for d in value)
     if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
@@ -326,7 +326,10 @@ def _argument(value: Any, want: Want | None) -> Any:
 
 
 def _given(value: Any) -> Any:
-    """Return a value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
+    """Convert a value that crosses to or from host code.
+
+    Arrays become read-only, lists tuples, and whole numbers in them Python's own.
+    """
     if isinstance(value, np.ndarray):
         return _guarded(value)
     if isinstance(value, (tuple, list)):
@@ -335,14 +338,14 @@ def _given(value: Any) -> Any:
 
 
 def _guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the same memory, not to be written."""
+    """Return a read-only view of the same memory."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def _fresh(value: Any, seen: set[int]) -> Any:
-    """Return a result whose arrays nobody else holds."""
+    """Return a result with arrays of its own: shared, borrowed and read-only ones are copied."""
     if isinstance(value, tuple):
         return tuple(_fresh(v, seen) for v in value)
     if not isinstance(value, np.ndarray):
@@ -358,7 +361,7 @@ def _below(shown: str) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a value in an error message."""
+    """Describe a value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     if isinstance(value, FunctionValue):
@@ -374,7 +377,7 @@ _Execute = Callable[[VirtualMachine, Any, _Frame], Any]
 
 
 def _result(compute: _Execute) -> _Execute:
-    """Return the execution of an instruction that sets the register `into`."""
+    """Make the execution of an instruction that sets the register `into`."""
 
     def execute(vm: VirtualMachine, i: Any, frame: _Frame) -> None:
         frame.registers[i.into] = compute(vm, i, frame)

@@ -24,8 +24,9 @@ class DeviceWeights:
         self._packed: dict[Hashable, DeviceBuffer] = {}
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
-        """Return the device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
-        and shape."""
+        """Return the device buffer of a constant, uploaded on first use. Raises ArtifactError unless one of this dtype
+        and shape exists.
+        """
         array = self._arrays.get(name)
         if array is None:
             raise ArtifactError(f"wanted the constant {name}, found none of that name")
@@ -37,14 +38,14 @@ class DeviceWeights:
         return self._constants[name]
 
     def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
-        """Return the device buffer of what `key` says how to pack, and whether it still has to be written."""
+        """Return the device buffer of a packed weight, and whether it still has to be written. key: weight and packing"""
         fresh = key not in self._packed
         if fresh:
             self._packed[key] = self.device.alloc(nbytes, lasting=True)
         return self._packed[key], fresh
 
     def close(self) -> None:
-        """Give all memory back. Once is enough."""
+        """Free all memory. May be called once."""
         for buffer in (*self._constants.values(), *self._packed.values()):
             self.device.free(buffer)
         self._constants.clear()

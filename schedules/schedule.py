@@ -123,7 +123,7 @@ class Schedule:
             self.constraints.append(fact)
 
     def guess(self, *values: Mapping[str, int]) -> None:
-        """Set values of all tunables that are worth trying first, best first."""
+        """Set the values of all tunables that are tried first, best first."""
         self.guesses = values
 
     def apply(self, primitive: str, **args: Any) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def generate_sketches(
 
 
 def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None) -> Iterator[Sketch]:
-    """Yield the sketches of `generate_sketches` one by one, each made when it is asked for."""
+    """Yield the sketches of `generate_sketches`, each made on demand."""
     for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
             if machine.is_gpu:
@@ -150,7 +150,7 @@ def _limit(s: Schedule, machine: HardwareInfo) -> None:
 
 
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
-    """Return the one sketch to try where only one is tried.
+    """Return the sketch to try when only one is tried.
 
     It is the first sketch; for a product with one row, the first GEMV sketch made for few rows.
     """

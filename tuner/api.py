@@ -57,7 +57,7 @@ class TuneResult:
         return None if None in parts else sum(p for p in parts if p is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return {
             "target": {"kind": self.target.kind, "name": self.target.name, "key": self.target.key},
             **{name: value for name, value in asdict(self.work).items() if name != "problems"},
@@ -68,7 +68,7 @@ class TuneResult:
 
 
 def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Show the settings that a function takes in its signature, for `help` and for editors."""
+    """Make a decorator that adds a function's settings to its signature, for `help` and editors."""
 
     def decorate(function: F) -> F:
         defaults = {f.name: f.default for f in fields(Settings)}
@@ -177,7 +177,7 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
 
 @contextlib.contextmanager
 def _store(db: Database, read_only: bool = False) -> Iterator[Store]:
-    """A store that was given stays open."""
+    """Open the store of a database; a store that the caller opened stays open."""
     if db is None or isinstance(db, (str, Path)):
         with open_store(None if db is None else str(db), read_only=read_only) as store:
             yield store

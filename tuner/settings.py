@@ -84,7 +84,7 @@ def option(
     suggestions: tuple[str, ...] = (),
     metavar: str = "",
 ) -> T:
-    """Declare a field of `Settings` whose default is `value`. default: its text, where `value` does not say it."""
+    """Declare a field of `Settings` with the default `value`. default: its text, if `value` does not say it"""
     suggested = suggestions or choices
     declared = Option(
         help, default or str(value), commands, kind, choices, suggested, metavar or "|".join(suggested).replace(" ", "")
@@ -364,7 +364,7 @@ def _successor(name: str, value: object) -> str:
 
 
 def _renamed(name: str, shown: str, new: str, value: object) -> str:
-    """Return the message for a setting that has another name now."""
+    """Return the error message for a renamed setting."""
     return f"{shown} is called {new} now; found {value!r:.80}{_successor(name, value)}"
 
 

@@ -40,7 +40,9 @@ class Solver(Protocol):
         """Return package and version."""
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """Return the one of `goals` (YES, NO) that holds for every assignment the env allows; UNKNOWN without a proof."""
+        """Return the one of `goals` (YES, NO) that is the answer under every assignment the env allows; UNKNOWN without
+        a proof.
+        """
 
 
 class Env:
@@ -119,7 +121,7 @@ class Env:
         return found
 
     def limit(self, var: Var, found: Interval) -> None:
-        """Note a constant interval that a fact implies; for the constructor only."""
+        """Record a constant interval that a fact implies. Only the constructor calls this."""
         self._limits[var] = meet(self._limits.get(var, UNBOUNDED), found)
         self._ranges.clear()
 

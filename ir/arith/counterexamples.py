@@ -55,7 +55,7 @@ class Samples:
         return found
 
     def refute(self, p: Poly) -> bool:
-        """Tell whether p < 0 at one of the assignments."""
+        """Return whether p < 0 at one of the assignments."""
         outside: list[int] = []
         for position, (s, point) in enumerate(self.points):
             try:

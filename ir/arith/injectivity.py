@@ -105,7 +105,7 @@ class _Reader:
     # sums
 
     def _read_sum(self, e: Expr) -> None:
-        """Note the variables that the sum `e` of multiples of variables determines."""
+        """Record the variables that the sum `e` of multiples of variables determines."""
         parts = self._linear(e)
         if parts is None:
             return
@@ -140,7 +140,7 @@ class _Reader:
         return parts
 
     def _is_known(self, v: Var) -> bool:
-        """Tell whether `v` is known. A digit of known variables is."""
+        """Return whether `v` is known. A digit of known variables is."""
         node = self.stands_for.get(v)
         if node is not None and all(x in self.known for x in free_vars(node) if x in self.extents):
             self.known.add(v)

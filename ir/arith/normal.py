@@ -44,7 +44,7 @@ class Normalizer(Atoms):
         return self._poly(e)
 
     def start(self, e: Expr) -> None:
-        """Open the question: its variables come first in every order, then the equations among the facts are read."""
+        """Begin a proof: number its variables first, then read the equations among the facts."""
         if self._started:
             return
         self._started = True
@@ -278,7 +278,7 @@ class Normalizer(Atoms):
         return self._inequalities
 
     def _divides(self, a: Expr, b: Expr) -> None:
-        """Note D % c == 0."""
+        """Record that D % c == 0."""
         if b.value == 0 and a.op == "floormod" and algebraic(a):
             dividend, divisor = self._poly(a.args[0]), self._poly(a.args[1])
             if dividend and divisor:
@@ -304,7 +304,9 @@ def _contains(m: Mono, d: Mono) -> bool:
 
 
 def algebraic(n: Expr) -> bool:
-    """Tell whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by contract."""
+    """Return whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by
+    contract.
+    """
     return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
 
 

@@ -63,7 +63,7 @@ class _Simplifier:
         return self.condition(n, new) if n.dtype.short == "bool" and new.op else new
 
     def known(self, p: Poly, new: Expr, n: Expr | None = None) -> Expr:
-        """Return a constant or a single term is its own best form."""
+        """Return the best form of a constant or a single term."""
         value = P.as_constant(p)
         if value is not None:
             return self.renderer.render(p, new.dtype)
@@ -89,7 +89,9 @@ class _Simplifier:
         return self.cheaper(new, self.renderer.render(p, n.dtype))
 
     def settle(self, n: Expr) -> Expr:
-        """Return the final form of the root of a sum or product; of two that are the same work, the written-out normal form."""
+        """Return the final form of the root of a sum or product. Of two forms of equal cost, the normal form is
+        preferred.
+        """
         if n in self.dirty:
             self.dirty.discard(n)
             found = self.renderer.render(self.ctx.poly(n), n.dtype)
@@ -109,10 +111,10 @@ class _Simplifier:
 
 
 def _scales(n: Expr) -> bool:
-    """Return a product with a literal of something that has a literal inside."""
+    """Return whether a product multiplies a literal by an expression that contains a literal."""
     return n.op == "mul" and any(isinstance(a, Const) and bool(b.op) for a, b in (n.args, n.args[::-1]))
 
 
 def _leans_right(n: Expr) -> bool:
-    """Return a sum whose last term is one."""
+    """Return whether the last term of a sum is itself a sum."""
     return n.op == "add" and n.args[1].op == "add"

@@ -43,7 +43,7 @@ class Z3:
         return Proof.UNKNOWN
 
     def _refuted(self, cond: Expr, env: Env, value: bool) -> bool:
-        """Return no assignment gives `cond` this value."""
+        """Prove that no assignment gives `cond` this value."""
         z3 = _module(self.name)
         question = _Question(z3, env)
         claim = question.read(cond)
@@ -58,7 +58,7 @@ class Z3:
 
 @cache
 def installed_solver() -> Z3 | None:
-    """Return the solver, where the extra `solver` is installed."""
+    """Return the solver, None unless the extra `solver` is installed."""
     try:
         return Z3(f"z3-solver {version('z3-solver')}")
     except PackageNotFoundError:
@@ -87,7 +87,7 @@ class _Question:
         self.waiting: list[Var] = []
 
     def known(self) -> list[Any]:
-        """Return the facts, what bounds the variables met, and that divisors are not zero."""
+        """Return the facts, the bounds of the variables met, and the conditions that divisors are not zero."""
         facts = [self.read(f) for f in self.env.facts]
         while self.waiting:
             v = self.waiting.pop(0)
@@ -102,7 +102,7 @@ class _Question:
         return [*self.side, *(f for f in facts if f is not None)]
 
     def read(self, e: Expr) -> Any:
-        """Return the term of an expression; None for one too large to ask about."""
+        """Return the Z3 term of an expression; None for one that is too large."""
         for count, n in enumerate(postorder((e,))):
             if count > MAX_NODES:
                 return None
@@ -139,7 +139,7 @@ class _Question:
         return quotient if name == "floordiv" else a - b * quotient
 
     def opaque(self, n: Expr) -> Any:
-        """Return any value of the dtype, the same wherever this node stands."""
+        """Return a free variable of the dtype, the same for every occurrence of the node."""
         name = f"x{len(self.terms)}"
         if n.dtype.short == "bool":
             return self.z3.Bool(name, self.context)

@@ -136,7 +136,9 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
 
 def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
-    """Tell whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast."""
+    """Return whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as
+    fast.
+    """
     return target.language == "cuda" or bool(loops(body, "item"))
 
 
@@ -243,7 +245,7 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
 
 
 def _together(func: PrimFunc) -> tuple[Stmt, ...]:
-    """Return the top-level statements, neighbours of one thread that share a local buffer as one.
+    """Return the top-level statements; those of one thread that share a local buffer become one.
 
     Neighbours without thread loops are the body of a loop that ran once.
     """

@@ -76,5 +76,5 @@ def dtype(name: str | np.dtype[Any]) -> DType:
 
 
 def is_floating(name: np.dtype[Any]) -> bool:
-    """Tell whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
+    """Return whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
     return name.kind == "f" or name == bf16.numpy

@@ -199,7 +199,7 @@ def _pair(a: ExprLike | float, b: ExprLike | float) -> tuple[Expr, Expr]:
 
 
 def _folded(fold: Callable[[Any, Any], Any], a: ExprLike, b: ExprLike) -> tuple[Expr, Expr, Const | None]:
-    """Return both operands, and the literal that `fold` makes of two literals; a division by 0 is none."""
+    """Return both operands as expressions, and `fold` of them if both are literals. A division by 0 is not folded."""
     (x, y), literal = _pair(a, b), None
     if isinstance(x, Const) and isinstance(y, Const) and (y.value or fold not in (operator.floordiv, operator.mod)):
         literal = const(fold(x.value, y.value), x.dtype)
@@ -304,7 +304,7 @@ _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "compar
 
 
 def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
-    """Compare two scalars by `lt`, `le`, `eq` or `ne`: a bool expression."""
+    """Compare two scalars by `lt`, `le`, `eq` or `ne`, which gives a bool expression."""
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const):
         return const(_COMPARE[name](x.value, y.value))
@@ -382,7 +382,7 @@ def cast(a: Expr, dtype: DType) -> Expr:
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """Apply a mathematical function of `MATH` (dtype of the first argument)."""
+    """Apply a mathematical function of `MATH`, in the type of its first argument."""
     if name not in MATH:
         raise ValueError(f"wanted one of {sorted(MATH)}, found {name!r}")
     return op(name, args, args[0].dtype)
@@ -443,7 +443,7 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
 
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
-    """Rewrite bottom-up: `leaf(node)` on every rebuilt node, None keeps it. Shared nodes are visited once."""
+    """Rewrite bottom-up: replace each rebuilt node by `leaf(node)`, or keep it for None. Shared nodes are visited once."""
     if not e.children:  # most extents and bindings
         return e if (new := leaf(e)) is None else new
     done: dict[Expr, Expr] = {}

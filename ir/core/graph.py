@@ -292,7 +292,7 @@ class Body:
         return tuple(b for block in self.blocks for b in block.bindings)
 
     def replaced(self, mapping: Mapping[Value, Value]) -> Body:
-        """This side with variables, weights and functions replaced; the same object when none occurs."""
+        """Replace variables, weights and functions on this side. Returns the same object when none occurs."""
         blocks = tuple(block.replaced(mapping) for block in self.blocks)
         ret = replace_operands(self.ret, mapping)
         return self if ret is self.ret and same_objects(blocks, self.blocks) else Body(blocks, ret)
@@ -311,7 +311,7 @@ class If(ComputationBase):
         return (self.then, self.orelse)
 
     def with_bodies(self, bodies: Sequence[Body], cond: Value | None = None) -> If:
-        """This branch with other sides, and another condition if given; the same object when nothing changes."""
+        """Replace the sides of this branch, and the condition if given. Returns the same object when nothing changes."""
         cond = cond or self.cond
         return self if same_objects((cond, *bodies), (self.cond, *self.bodies)) else If(cond, *bodies)
 
@@ -379,7 +379,7 @@ class _BlockBase:
     bindings: tuple[AnyBinding, ...]
 
     def replaced(self, mapping: Mapping[Value, Value]) -> Self:
-        """This block with variables, weights and functions replaced; the same object when none occurs."""
+        """Replace variables, weights and functions in this block. Returns the same object when none occurs."""
         new: list[AnyBinding] = []
         for b in self.bindings:
             value = replace_operands(b.value, mapping)
@@ -423,7 +423,9 @@ class Function:
 
 
 def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
-    """`value` with variables, weights and functions replaced, inside branches too; the same object when none occurs."""
+    """Replace variables, weights and functions in `value`, inside branches too. Returns the same object when none
+    occurs.
+    """
     if value.is_atom:
         return mapping.get(value, value)
     return value.with_operands([replace_operands(v, mapping) for v in value.operands])

@@ -38,7 +38,7 @@ class Operator:
         return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
 
     def substituted(self, mapping: Mapping[Var, Expr]) -> Self:
-        """This operator with symbols in its attributes replaced; the same object when none occurs."""
+        """Replace symbols in the attributes of this operator. Returns the same object when none occurs."""
         changed: dict[str, Any] = {}
         for f in fields(self):
             old = getattr(self, f.name)
@@ -86,16 +86,18 @@ class AtomBase:
         return ()
 
     def with_operands(self, new: Sequence[Value]) -> Self:
-        """This value computed from `new`; the same object when these are the operands it has."""
+        """Replace the operands of this value by `new`. Returns the same object when they are the present ones."""
         assert not new, f"{type(self).__name__} has no operands"
         return self
 
     def symbols(self) -> Iterator[Var]:
-        """Return the symbols that this value mentions, operands and branches included; one may come several times."""
+        """Return the symbols that this value mentions, operands and branches included. A symbol may occur several
+        times.
+        """
         return iter(())
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
-        """This value with symbols replaced by `meaning` and annotations by `info`; the same object when nothing changes."""
+        """Replace symbols by `meaning` and annotations by `info`. Returns the same object when nothing changes."""
         return self
 
 
@@ -126,7 +128,7 @@ class ComputationBase:
         return self if same_objects(new, self.operands) else self._made_of(tuple(new))
 
     def _made_of(self, new: tuple[Value, ...]) -> Self:
-        """This value computed from other operands."""
+        """Return this value computed from other operands."""
         raise NotImplementedError(f"{type(self).__name__}.with_operands")
 
     def symbols(self) -> Iterator[Var]:

@@ -51,7 +51,7 @@ def _unique(name: str, names: set[str]) -> str:
 
 
 def _nest(block: Block, names: set[str], leaf: Callable[[Expr], Expr | None]) -> tuple[Block, Stmt]:
-    """Return the block over fresh iterators, and it under fresh loops."""
+    """Return the block over fresh iterators, and the nest of fresh loops around it."""
     name = _unique(block.name, names)
     own = {i.var: Var(i.var.name) for i in block.iters}
 

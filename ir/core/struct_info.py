@@ -100,7 +100,9 @@ def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
 
 
 def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
-    """Return the scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
+    """Return the scalars an annotation states itself: dims of a tensor or shape, the value of a scalar. None when
+    unknown.
+    """
     if isinstance(info, TensorInfo):
         return info.shape
     if isinstance(info, ShapeInfo):
@@ -120,7 +122,7 @@ def all_tensors(infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:
-    """Return the symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
+    """Return the symbols in an annotation, in order, without the symbols that a signature binds in its parameters."""
     if isinstance(info, TupleInfo):
         return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
     if isinstance(info, CallableInfo):

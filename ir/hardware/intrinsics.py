@@ -217,7 +217,7 @@ def _moves(
     items: set[Var],
     dense: bool,
 ) -> bool:
-    """Tell whether an access moves linearly with the loops of its indices in the semantics, and with no others.
+    """Return whether an access moves linearly with the loops of its indices in the semantics, and with no others.
 
     A dense operand has the same strides along its last dimension. A work-item's own operand need not move with the items.
     """

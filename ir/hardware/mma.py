@@ -18,7 +18,7 @@ ROW = 8
 
 
 def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the semantics of C += A B for m by n tiles of sums.
+    """Return the text of C += A B for m by n tiles of sums.
 
     A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
     """
@@ -72,7 +72,7 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
+    """Return the CUDA body, in which lane l gives the address of eight elements: row l % 8 of matrix l / 8."""
     if a_transposed:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
@@ -86,8 +86,10 @@ def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_cuda_body(dtype: str) -> str:
-    """Return the body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
-    steps 0-7, then of steps 8-15."""
+    """Return the CUDA body for rows in the work-items' registers.
+
+    `mma` takes pairs of steps: rows 0-7 and 8-15 of steps 0-7, then of steps 8-15.
+    """
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
   unsigned rows[m][4];
 #pragma unroll
@@ -101,7 +103,10 @@ def warp_operand_cuda_body(dtype: str) -> str:
 
 
 def _columns(dtype: str, b_transposed: bool, step: str) -> str:
-    """Return the other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
+    """Return the text that loads the other operand's matrices and multiplies them by the rows.
+
+    step: stride of the operand along the reduction
+    """
     if b_transposed:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
         b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
     else:
@@ -122,7 +127,7 @@ def _columns(dtype: str, b_transposed: bool, step: str) -> str:
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    """Return the CUDA body for devices without the instruction: every work-item computes its own elements."""
     a = "k * a_k + i * a_i + r * a_r + y" if a_transposed else "i * a_i + r * a_r + y * a_y + k"
     b = "j * b_j + x * b_x + q * b_c + k" if b_transposed else "k * b_k + j * b_j + x * 2 + q"
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
@@ -140,7 +145,7 @@ def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_scalar_body(dtype: str) -> str:
-    """Return the body for CUDA where there is no such machine: items show each other what they hold."""
+    """Return the CUDA body for devices without the instruction: work-items exchange their registers."""
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
@@ -189,5 +194,5 @@ template <int count, bool transposed> static __device__ __forceinline__ void rt_
 
 
 def helpers(sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """Return the pieces of a prelude that the text calls."""
+    """Return the helper functions that the bodies call."""
     return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

@@ -17,7 +17,7 @@ ACCESS_BYTES = (4, 8, 16)
 
 
 def may_swizzle(buffer: Buffer, vector: int) -> bool:
-    """Tell whether one access may have `vector` elements of a buffer."""
+    """Return True if one access may cover `vector` elements of a buffer."""
     return vector * buffer.dtype.bytes in ACCESS_BYTES
 
 

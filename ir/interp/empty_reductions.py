@@ -21,8 +21,8 @@ def complete_empty_reductions(s: Stmt) -> Stmt:
     Before: `for i: for k in range(K): (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After:  `for i: (if K <= 0: C[i] = 0); for k in range(K): ...`
 
-    A loop that runs through elements and reduction points at once has no place for it, nor has a condition that ties the two:
-    such a block stays as it is. Unchanged in: the same object out.
+    A loop that runs through elements and reduction points at once has no place for it, nor has a condition that ties
+    the two: such a block stays as it is. Returns the same object if nothing changes.
     """
     return _complete(s, ())
 
@@ -35,7 +35,9 @@ def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
 
 
 def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
-    """Return stores of initial values for the blocks whose reduction begins with the loop `top`, under its being empty."""
+    """Return stores of initial values for the blocks whose reduction begins with the loop `top`, guarded by its being
+    empty.
+    """
     if not isinstance(s, Block):
         inner = (*inner, s) if isinstance(s, For) else inner
         return [x for c in s.children for x in _initial_values(top, c, inner, around)]

@@ -215,7 +215,7 @@ class _Run:
         return value
 
     def says_more(self, b: g.AnyBinding) -> bool:
-        """Check the claims of a binding's annotation that deduction leaves open."""
+        """Return whether a binding's annotation claims something that deduction leaves open."""
         if isinstance(b, g.MatchCast):
             return False
         found = infer_value(b.value, Deduction(self.deduction))
@@ -294,7 +294,9 @@ class _Run:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
-        """Check with the symbols' values the conditions that deduction leaves to run time. Raises UserError, VerifyError."""
+        """Check the conditions that deduction leaves to run time, at the symbols' values. Raises UserError,
+        VerifyError.
+        """
         deduction = Deduction(self.deduction)
         try:
             info = infer_value(call, deduction)
@@ -358,7 +360,7 @@ def actual_info(value: Result) -> StructInfo:
 
 
 def describe_info(info: StructInfo, value: Result) -> StructInfo:
-    """Return the annotation of a value in numbers, with dims as far as `info` has them."""
+    """Return the annotation of a value in numbers, limited to the dims that `info` has."""
     match info, value:
         case TensorInfo(), np.ndarray():
             return TensorInfo(tuple(const(d) for d in value.shape), None)

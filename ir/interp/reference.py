@@ -138,9 +138,10 @@ class _Block:
         self.stored[target] = _held(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
-        """Return ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
+        """Return the ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
 
-        Values that do not depend on the first iterator do not count: each range would evaluate them anew."""
+        Values that do not depend on the first iterator do not count, since each range evaluates them anew.
+        """
         first = self.whole[0] if self.whole else 1
         if not self.whole or self.block.iters[0].kind == "reduce":
             return [(0, first)]

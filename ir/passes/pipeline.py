@@ -127,7 +127,7 @@ class LoweredModule:
         return self.module.prims
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
-        """Return every call of a tensor function, function by function, in order; or those of one function."""
+        """Return every call of a tensor function, function by function, in order; `caller` selects one function."""
         found = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
         return tuple(v for v in found if isinstance(v, CallTIR))
 
@@ -170,7 +170,7 @@ class PassManager:
         return module
 
     def add(self, step: str, before: IRModule, after: IRModule) -> None:
-        """Note what `step` made of a module."""
+        """Record the module that `step` made."""
         if after is before:
             return
         if self.verify or (self.always_verify and not self._wrong_before):
@@ -186,7 +186,9 @@ class PassManager:
 
 
 def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """Return the passes in order; one that runs again has a number: `DeadCode`, `DeadCode.2`. Marks of levels have no name."""
+    """Return the names of the passes in order. A repeated pass has a number: `DeadCode`, `DeadCode.2`. Marks of levels
+    have no name.
+    """
     seen: Counter[str] = Counter()
     names = []
     for step in passes:
@@ -205,9 +207,10 @@ def run_passes(module: IRModule, passes: Sequence[Pass], verify: bool = False) -
 
 
 def with_rules(passes: Sequence[Pass], rules: Sequence[Rule]) -> tuple[Pass, ...]:
-    """`passes` with users' rules in place of the marks of their levels.
+    """Return `passes` with users' rules in place of the marks of their levels.
 
-    Raises UserError for a rule of a level that these passes do not have."""
+    Raises UserError for a rule of a level that these passes do not have.
+    """
     found: list[Pass] = []
     left = [r for r in rules if r.level not in FIRST_LEVELS]
     for step in passes:
@@ -262,7 +265,11 @@ def _graph(module: IRModule, name: str) -> Function:
 def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """Return the straight-line `entries` and the subgraphs of `roots`, calls inlined; their checks; and the host functions."""
+    """Return the straight-line `entries` and the subgraphs of `roots`, with their checks and the names of the host
+    functions.
+
+    Calls are inlined.
+    """
     outlined = OutlineSubgraphs(roots).run(module)
     functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
     todo = list(entries)

@@ -26,9 +26,10 @@ def tensor_info(value: g.Value) -> TensorInfo:
 
 
 def returned(func: g.Function) -> set[g.GVar]:
-    """Return the variables whose memory the function hands out: its results, and all that these view, rename or unpack.
+    """Return the variables whose memory the function returns: its results, and all that these view, rename or unpack.
 
-    A built program computes each result into memory of its own, so no existing value may replace one of these."""
+    A built program computes each result into memory of its own, so no existing value may replace one of these.
+    """
     made = {b.var: b.value for b in func.bindings}
     found: set[g.GVar] = set()
     stack = list(used_vars(func.ret))
@@ -73,13 +74,13 @@ class Emitter:
         return var
 
     def keep(self, binding: g.AnyBinding) -> None:
-        """The binding as it is, over new values."""
+        """Emit the binding unchanged, over new values."""
         value = self.value(binding.value)
         self.names.setdefault(binding.var.name, 1)
         self.bindings.append(binding if value is binding.value else replace(binding, value=value))
 
     def view(self, value: g.Value, info: TensorInfo, hint: str = "view") -> g.Value:
-        """`value` under the dims of `info`; nothing is emitted when it has them."""
+        """Return `value` under the dims of `info`; emit a reshape if they differ."""
         assert info.shape is not None
         if tensor_info(value).shape == info.shape:
             return value
@@ -109,7 +110,7 @@ class FunctionTable:
         return found
 
     def add(self, func: PrimFunc) -> str:
-        """Return the name under which `func` or an equal function is held."""
+        """Add `func`, unless an equal function is there; return its name."""
         key = workload_key(func)
         known = self.keys.get(key)
         if known is not None:
@@ -126,11 +127,13 @@ def rewrite_function(
     env: Env | None = None,
     mapping: Mapping[g.Value, g.Value] | None = None,
 ) -> g.Function:
-    """Rebuild a function with `visit`, which emits something for every binding. Same object when nothing changed.
+    """Rebuild a function with `visit`, which emits something for every binding. Returns the same object when nothing
+    changes.
 
     The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` adds what the condition says.
     env: facts about the symbols.
-    mapping: replacements from the start."""
+    mapping: replacements from the start.
+    """
     names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
     out = Emitter(dict(mapping or {}), names=names, env=env or Env())
     blocks = _rewrite_blocks(func.blocks, out, visit)
@@ -176,7 +179,9 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
 
 
 def map_graphs(module: IRModule, fn: Callable[[g.Function, FunctionTable], g.Function]) -> IRModule:
-    """Apply `fn` to every graph function; tensor functions it makes go into the table. Same object when nothing changed."""
+    """Apply `fn` to every graph function; tensor functions it makes go into the table. Returns the same object when
+    nothing changes.
+    """
     table = FunctionTable.of(module.functions)
     changed = False
     for name, f in module.functions.items():

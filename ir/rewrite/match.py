@@ -81,17 +81,17 @@ class Scope:
         return cls(module, env, made, readers)
 
     def source(self, v: Value) -> Value:
-        """Return the value behind other names for it."""
+        """Return the value behind renamings."""
         while isinstance(v, GVar) and isinstance(self.definitions.get(v), (GVar, Constant)):
             v = self.definitions[v]
         return v
 
     def made(self, v: Value) -> Value | None:
-        """Return the value of a variable of this region, None for one from outside."""
+        """Return the definition of a variable of this region, None for one from outside."""
         return self.definitions.get(v) if isinstance(v, GVar) else None
 
     def call(self, v: Value) -> Call | None:
-        """Return the operator's call that computes a variable of this region, if one does."""
+        """Return the operator call that defines a variable of this region, else None."""
         found = self.made(v)
         return found if isinstance(found, Call) else None
 
@@ -129,7 +129,7 @@ class Match:
         return name in self.values
 
     def made(self, name: str) -> Value:
-        """Return the computation of a capture, such as an operator's call; the capture itself when it comes from outside."""
+        """Return the definition of a capture, such as an operator's call; the capture itself if it comes from outside."""
         found = self[name]
         return self.scope.made(found) or found
 
@@ -143,7 +143,7 @@ class Match:
         return info.shape or () if isinstance(info, TensorInfo) else ()
 
     def operator(self, name: str, kind: type[Op]) -> Op:
-        """Return the operator that computes a capture; the pattern says that it is a `kind`."""
+        """Return the operator that computes a capture; the pattern guarantees that it is a `kind`."""
         made = self.made(name)
         assert isinstance(made, Call) and isinstance(made.op, kind), f"the pattern does not make {name!r} a {kind}"
         return made.op
@@ -206,7 +206,7 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
 
 
 def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
-    """Yield patterns of what computes a variable."""
+    """Yield the matches of a pattern with the definition of a variable."""
     made = m.scope.made(v)
     if made is None or not isinstance(v, GVar):
         return
@@ -229,7 +229,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
 
 
 def _all(patterns: Sequence[Pattern] | None, values: Sequence[Value], m: Match) -> Iterator[Match]:
-    """Yield every pattern matches its value."""
+    """Yield the matches of all patterns with their values."""
     if patterns is None or (not patterns and not values):
         yield m
     elif len(patterns) == len(values):
@@ -263,7 +263,7 @@ def _annotated(p: Annotated, info: StructInfo, m: Match) -> Iterator[Match]:
 
 
 def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
-    """Yield the match when the answer is yes; with the condition noted when it is unknown."""
+    """Yield the match unless the answer is no; an unknown condition is recorded in it."""
     if isinstance(answer, Expr):
         if answer.dtype is not bool_:
             raise UserError(f"pattern: wanted a condition, such as eq(m.dim('n') % 8, 0), found {answer!r}")
@@ -281,7 +281,7 @@ def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
 
 
 def _has(found: object, wanted: Any) -> bool:
-    """Return an attribute is `wanted`, or what that accepts."""
+    """Return whether an attribute equals `wanted`, or satisfies it if it is a predicate."""
     if isinstance(wanted, (DType, Expr)) or not callable(wanted):
         return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
     return bool(wanted(found))
@@ -295,7 +295,7 @@ def _holds(array: np.ndarray[Any, Any] | None, number: float) -> bool:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Return whether two atoms are one value."""
+    """Return whether two atoms are the same value."""
     if isinstance(a, (Constant, FunctionRef)) and type(a) is type(b):
         return a.name == b.name
     if isinstance(a, ShapeValue) and isinstance(b, ShapeValue):

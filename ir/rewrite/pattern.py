@@ -49,28 +49,28 @@ class Pattern:
     """A description of a value and its computation. Base of all patterns."""
 
     def named(self, name: str) -> Pattern:
-        """Return the value is known as `name`; one that has the name already must be the same."""
+        """Capture the value as `name`. A value captured earlier under the name must be the same."""
         return Named(name, self)
 
     def once(self) -> Pattern:
-        """Return one binding alone reads the value, and the function does not return it."""
+        """Require that one binding is the only reader of the value, and the function does not return it."""
         return Once(self)
 
     def of(self, *dims: Dim, dtype: DType | None = None, ndim: int | None = None) -> Pattern:
-        """Return the value is a tensor of these dims (any when none are given), element type and number of dims."""
+        """Require a tensor of these dims (any when none are given), element type and number of dims."""
         return Annotated(self, dims or None, dtype, ndim)
 
     def where(self, condition: Callable[[Match], bool | Expr | Proof]) -> Pattern:
-        """`condition`, asked once this pattern matches: a bool, an answer, or an expression over the shape symbols to prove."""
+        """Require a `condition` of the match: a bool, a `Proof`, or an expression over the shape symbols to prove."""
         return Conditional(self, condition)
 
     def __or__(self, other: Pattern) -> Pattern:
-        """This, or where that does not match, `other`."""
+        """Match this pattern, or else `other`."""
         choices = [c for p in (self, pattern(other)) for c in (p.choices if isinstance(p, Either) else (p,))]
         return choices[0] if len(choices) == 1 else Either(tuple(choices))
 
     def __getitem__(self, index: int) -> Pattern:
-        """Return one field of a tuple."""
+        """Match one field of a tuple."""
         if type(index) is not int or index < 0:
             raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
         return TupleField(self, index)
@@ -188,7 +188,7 @@ class Conditional(Pattern):
 
 
 def pattern(x: Operand) -> Pattern:
-    """Return `x` as a pattern. Raises UserError for anything that is none."""
+    """Convert `x` to a pattern. Raises UserError for a value that is no pattern."""
     if isinstance(x, Pattern):
         return x
     if isinstance(x, str):
@@ -199,13 +199,18 @@ def pattern(x: Operand) -> Pattern:
 
 
 def value(name: str) -> Pattern:
-    """Return any value, known as `name`."""
+    """Match any value, captured as `name`."""
     return Named(name)
 
 
 def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
-    """Return an operator of this class (or of one below it) on `args`, or on anything when none are given. attributes: values it has,
-    or predicates of them. The arguments of a commutative operator match in either order, first as they are written."""
+    """Match an operator of this class or a subclass.
+
+    args: patterns of its arguments; any arguments when none are given
+    attributes: values of its attributes, or predicates of them
+
+    Arguments of a commutative operator match in either order, first as written.
+    """
     if not (isinstance(operator, type) and issubclass(operator, Operator)):
         raise UserError(f"pattern: wanted the class of an operator, such as Matmul, found {operator!r:.80}")
     known = [f.name for f in fields(operator)]
@@ -217,32 +222,35 @@ def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
 
 
 def item(owner: Operand) -> Pattern:
-    """Return any field of the tuple `owner`; `owner[0]` is the first."""
+    """Match any field of the tuple `owner`; `owner[0]` is its first field."""
     return TupleField(pattern(owner), None)
 
 
 def packed() -> Pattern:
-    """Return a tuple that a binding puts together from its fields."""
+    """Match a tuple that a binding makes from its fields."""
     return Packed()
 
 
 def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:
-    """Return a `call_tir` of the tensor function called `callee`, of any of this kind, or of any; on `args`, or on anything."""
+    """Match a `call_tir` of the tensor function `callee`, of any function of this kind, or of any function.
+
+    args: patterns of its arguments; any arguments when none are given
+    """
     return TensorCall(callee, kind, _args(args))
 
 
 def library(routine: str, *args: Operand) -> Pattern:
-    """Return a `call_dps_library` of `routine`."""
+    """Match a `call_dps_library` of `routine`."""
     return LibraryOperation(routine, _args(args))
 
 
 def weight(name: str | None = None, number: float | None = None) -> Pattern:
-    """Return a constant; `number` is what each of its elements is."""
+    """Match a constant; `number` is the value of each of its elements."""
     return Weight(number) if name is None else Named(name, Weight(number))
 
 
 def maybe(base: Pattern, wrap: Callable[[Pattern], Pattern]) -> Pattern:
-    """`wrap(base)`, or `base` alone."""
+    """Match `wrap(base)`, or else `base`."""
     return wrap(base) | base
 
 
@@ -251,7 +259,9 @@ def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
 
 
 def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
-    """Return the operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
+    """Match the operator that holds the number as an attribute, as importers write it; nothing if the operand is no
+    number.
+    """
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())
     wanted = np.float32(sign * other)

@@ -97,19 +97,19 @@ class Site:
         return name in self.match
 
     def made(self, name: str) -> g.Value:
-        """As `Match.made`."""
+        """Return the definition of a capture; see `Match.made`."""
         return self.match.made(name)
 
     def dim(self, name: str) -> Expr:
-        """As `Match.dim`."""
+        """Return a dim of a capture; see `Match.dim`."""
         return self.match.dim(name)
 
     def shape(self, name: str) -> tuple[Expr, ...]:
-        """As `Match.shape`."""
+        """Return the dims of a capture; see `Match.shape`."""
         return self.match.shape(name)
 
     def operator(self, name: str, kind: type[Op]) -> Op:
-        """As `Match.operator`."""
+        """Return the operator of a capture; see `Match.operator`."""
         return self.match.operator(name, kind)
 
     @property
@@ -135,7 +135,7 @@ class Site:
         return known
 
     def call(self, operator: Operator, *args: Given) -> g.Call:
-        """Return an operator on captures or values."""
+        """Make a call of an operator on captures or values."""
         return g.Call(operator, self._args(args))
 
     def tir(
@@ -145,7 +145,10 @@ class Site:
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
     ) -> g.CallTIR:
-        """`call_tir` of a tensor function, which joins the module, or of one that the module has under this name."""
+        """Make a `call_tir` of a tensor function.
+
+        func: a function, which joins the module, or the name of one in the module
+        """
         callee = self.module.table.add(func) if isinstance(func, PrimFunc) else func
         return g.CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
@@ -156,12 +159,15 @@ class Site:
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
     ) -> g.CallDPSLibrary:
-        """`call_dps_library` of a routine such as `openblas.sgemm`."""
+        """Make a `call_dps_library` of a routine such as `openblas.sgemm`."""
         return g.CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
     def function(self, module: IRModule, *args: Given) -> g.CallFunction:
-        """Return a call of the one graph function of another module, which joins this one with all it needs; made by a
-        `GraphBuilder` of a name that is still free. At level "operators" only: calls are put in place before the others."""
+        """Make a call of the one graph function of another module, which joins this module.
+
+        The module comes from a `GraphBuilder` with a free name. Only rules of level "operators" may call this, since
+        calls are inlined before the other levels.
+        """
         if self.level != "operators":
             raise UserError(
                 f"wanted a graph function at level 'operators', found level {self.level!r}; put a tensor function"
@@ -179,7 +185,7 @@ class Parts:
 
     @classmethod
     def none(cls) -> Parts:
-        """For rules that put operators only."""
+        """Return an empty set of parts, for rules that make operators only."""
         return cls(FunctionTable({}), {}, ())
 
     def include(self, other: IRModule) -> g.FunctionRef:
@@ -257,14 +263,18 @@ class RewriteByPattern:
 
 
 def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
-    """Return the module with every place that a rule matches rewritten, whatever its level; the same object when none does.
+    """Rewrite every place that a rule matches, of any level. Returns the same object when none matches.
 
-    Raises: as `RewriteByPattern`."""
+    Raises: as `RewriteByPattern`.
+    """
     return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
 
 
 def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
-    """Yield every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
+    """Yield every match in the module's graph functions outside branches, from the last value to the first.
+
+    It serves to try a pattern.
+    """
     for f in module.functions.values():
         if isinstance(f, g.Function):
             scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
@@ -291,7 +301,7 @@ class _Rewriter:
         return replace(self.f, blocks=graph_walk.into_blocks(bindings), ret=ret)
 
     def region(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> list[g.AnyBinding] | None:
-        """Return the bindings of a function or a side of an `if`, rewritten; None when nothing is."""
+        """Rewrite the bindings of a function or of a side of an `if`; None when no rule applies."""
         scope = Scope.over(bindings, ret, self.module, self.env)
         chosen: dict[g.GVar, _Chosen] = {}
         claimed: set[g.GVar] = set()
@@ -326,7 +336,7 @@ class _Rewriter:
         return made if changed else None
 
     def keep(self, b: g.AnyBinding) -> bool:
-        """Return the binding itself, over what its operands have become; whether anything inside it was rewritten."""
+        """Emit the binding over the new values of its operands. Returns whether anything inside it was rewritten."""
         if not isinstance(b.value, g.If):
             self.out.keep(b)
             return False
@@ -387,7 +397,7 @@ class _Rewriter:
         return _Chosen(match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 
     def flat(self, value: g.Value, bindings: list[g.Binding], ctx: Deduction, rule: Rule) -> g.Value:
-        """`value` over atoms, with a binding for each part that is none."""
+        """Return `value` over atoms, with a binding for each part that is no atom."""
         if not isinstance(value, (*g.ATOMS, g.Call, g.CallTIR, g.CallDPSLibrary, g.CallFunction, g.TupleValue)):
             raise DeduceError(f"wanted a value that the site's methods make, found a {type(value).__name__}")
         args: list[g.Value] = []
@@ -401,7 +411,7 @@ class _Rewriter:
         return value.with_operands(args)
 
     def infer(self, value: g.Value, ctx: Deduction) -> StructInfo:
-        """Return the annotation of a value; what that leaves to run time goes into `ctx`."""
+        """Return the annotation of a value; conditions left to run time go into `ctx`."""
         if isinstance(value, g.CallTIR):
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
@@ -435,7 +445,7 @@ class _Rewriter:
         out.bindings.append(g.Binding(b.var, g.If(g.PrimValue(cond), then, orelse)))
 
     def side(self, bindings: Sequence[g.Binding], value: g.Value, b: g.AnyBinding) -> g.Body:
-        """Return a side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
+        """Emit one side of a guard: `bindings` under variables of its own, then `value` annotated as before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
             made = out.bind(out.value(x.value), x.var.info, x.var.name)
@@ -454,7 +464,7 @@ class _Rewriter:
 
 
 def _hint(value: g.Value) -> str:
-    """Return a name for what a value computes."""
+    """Return a name for the result of a value."""
     if isinstance(value, g.Call):
         return str(getattr(value.op, "name", "v"))
     if isinstance(value, g.CallTIR):

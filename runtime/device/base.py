@@ -60,8 +60,10 @@ class Device(Protocol):
         ...
 
     def alloc(self, nbytes: int, lasting: bool = False) -> DeviceBuffer:
-        """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed. lasting: it is kept about as long as all else
-        that is, as weights are, and may share pages with it."""
+        """Allocate device memory, 64-byte aligned, with undefined contents. Zero bytes are allowed.
+
+        lasting: it lives about as long as other lasting memory, such as weights, and may share pages with it
+        """
         ...
 
     def upload(self, buffer: OwnBuffer, array: NDArray[Any]) -> None:
@@ -73,7 +75,7 @@ class Device(Protocol):
         ...
 
     def free(self, buffer: OwnBuffer) -> None:
-        """Give memory back; the caller promises no launch is under way that uses it."""
+        """Free memory; the caller promises that no running launch uses it."""
         ...
 
     def bind(
@@ -95,15 +97,21 @@ class Device(Protocol):
         ...
 
     def place(self, buffer: OwnBuffer, array: NDArray[Any] | None) -> bool:
-        """Until the next call, launches reach the memory of `array` where they were bound to `buffer`, whose own contents stay;
-        None: its own memory again. False, and nothing changes, where the device cannot, or host code reaches the buffer too.
-        array: C-contiguous, its elements where their type wants them, of as many bytes as launches use; it lives until then."""
+        """Let launches bound to `buffer` use the memory of `array` until the next call. The buffer keeps its own
+        contents.
+
+        Returns False without effect if the device cannot do this, or if host code reaches the buffer too.
+        array: C-contiguous and aligned for its type, of as many bytes as launches use; it lives until the next call.
+            None: the buffer's own memory
+        """
         ...
 
     def native(self, buffers: Sequence[OwnBuffer]) -> tuple[int, tuple[int, ...]] | None:
-        """Return the driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
-        there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their
-        own join a device."""
+        """Return the driver's handles of the queue and of the buffers' memory, or None without a queue.
+
+        Through them, libraries with kernels of their own join a device. Work enqueued there runs in order with
+        launches. The handles are valid as long as the buffers live.
+        """
         ...
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
@@ -113,7 +121,7 @@ class Device(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued."""
+        """Wait for all enqueued work."""
         ...
 
     def close(self) -> None:

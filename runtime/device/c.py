@@ -115,7 +115,7 @@ class CDevice:
         self._try_compiler()
 
     def _try_compiler(self) -> None:
-        """Once per cache: a compiler that lacks something says so now, and not kernel by kernel."""
+        """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
         try:
             self.compile([KernelSource("relax_tune_probe", "c", _PROBE)])
         except BuildError as error:
@@ -131,7 +131,7 @@ class CDevice:
         """Compile all kernels.
 
         Raises: BuildError with gcc's messages, which name the kernel as the file; MeasureError when the cache cannot be
-        written, which is no kernel's fault.
+        written, for which no kernel is at fault.
         """
         for kernel in kernels:
             if kernel.language != "c":
@@ -261,14 +261,14 @@ class CDevice:
         return True
 
     def native(self, buffers: Sequence[CBuffer]) -> None:
-        """None: there is no queue."""
+        """Return None: there is no queue."""
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """None: a launch is a call."""
+        """Return None: a launch is a plain call."""
         return None
 
     def synchronize(self) -> None:
-        """Nothing to wait for: launches return when they are done."""
+        """Return at once: launches return when they are done."""
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
@@ -319,7 +319,7 @@ def _ask(command: list[str]) -> str:
 
 
 def _identity(compiler: str) -> tuple[str, str]:
-    """(version line, hash of every target option that -march=native resolves to here)."""
+    """Return (version line, hash of every target option that -march=native resolves to here)."""
     version = (_ask([compiler, "--version"]).splitlines() or [""])[0].strip()
     options = _ask([compiler, "-march=native", "-Q", "--help=target"])
     if not version or "-march=" not in options:
@@ -328,7 +328,7 @@ def _identity(compiler: str) -> tuple[str, str]:
 
 
 def _openmp_threads() -> int:
-    """Return threads a parallel region of libgomp gets in this process."""
+    """Return the number of threads that a parallel region of libgomp gets in this process."""
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:

@@ -168,7 +168,7 @@ class CUDADevice:
         return driver.Stream(), pinned
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
-        """See `Device.compile`; several threads may compile at once, and take turns at loading."""
+        """Compile kernels; see `Device.compile`. Several threads may compile at once, and load in turn."""
         for kernel in kernels:
             if kernel.language != "cuda":
                 raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
@@ -327,23 +327,26 @@ class CUDADevice:
             raise MeasureError(f"{what}: {threads} threads in a block, allowed {kernel.group_size}")
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CUDABuffer]) -> Launch | None:
-        """None: the device has memory of its own."""
+        """Return None: the device has memory of its own."""
         return None
 
     def place(self, buffer: CUDABuffer, array: NDArray[Any] | None) -> bool:
-        """False: kernels reach the device's own memory."""
+        """Return False: kernels reach only the device's own memory."""
         return False
 
     def native(self, buffers: Sequence[CUDABuffer]) -> tuple[int, tuple[int, ...]]:
-        """Return the stream's handle and addresses in device memory. The primary context is the one they belong to."""
+        """Return the stream's handle and addresses in device memory. They belong to the primary context."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
 
     def within(self, what: str, action: Callable[[], T]) -> T:
-        """Have a library do something on the stream of `native`: with the device's context current."""
+        """Run a library's action on the stream of `native`, with the device's context current."""
         return self._call(what, action)
 
     def held(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
-        """Return the object that `owner` makes for this device, once, with the context current. Closing the device calls `end`."""
+        """Return the object that `owner` has for this device, made once with the context current.
+
+        Closing the device calls `end`.
+        """
         found = self._held.get(owner)
         if found is None:
             made = self._call("opening a library", make)
@@ -372,7 +375,7 @@ class CUDADevice:
         self._call("waiting", self._stream.synchronize)
 
     def close(self) -> None:
-        """Wait for everything enqueued, then give all memory back."""
+        """Wait for all enqueued work, then free all memory."""
         try:
             if not self._lost:
                 self.synchronize()
@@ -386,7 +389,7 @@ class CUDADevice:
     def _call(
         self, what: str, action: Callable[[], T], kind: type[BuildError] | type[MeasureError] = MeasureError
     ) -> T:
-        """Do something with the context current."""
+        """Run an action with the context current."""
         self._enter()
         try:
             return action()
@@ -398,7 +401,7 @@ class CUDADevice:
                 self._driver.Context.pop()
 
     def _enter(self) -> None:
-        """Make the context current, if there is any use in it."""
+        """Make the context current, unless the device is lost."""
         if self._lost:
             raise MeasureError(self._lost)
         try:
@@ -452,4 +455,4 @@ def _parameters(kernel: KernelSource) -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """The launch of an empty grid."""
+    """Launch an empty grid: do nothing."""

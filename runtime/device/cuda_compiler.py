@@ -73,7 +73,7 @@ class CUDACompiler:
         self.version = "NVRTC " + ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule:
-        """Return all kernels as one translation unit. Raises: BuildError with the compiler's log."""
+        """Compile all kernels as one translation unit. Raises: BuildError with the compiler's log."""
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
         source = join_sources(kernels)
         name = f"{hashed((self.version, *options, source))}.cubin"
@@ -126,7 +126,7 @@ def _numbers(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
 
 
 def reports(log: str) -> dict[str, KernelReport]:
-    """Return the kernels an assembler's log (`-v`) speaks of."""
+    """Return the reports of an assembler's log (`-v`), by kernel."""
     found: dict[str, KernelReport] = {}
     starts = [*_ENTRY.finditer(log)]
     for entry, after in zip(starts, [*(m.start() for m in starts[1:]), len(log)], strict=True):

@@ -13,7 +13,7 @@ class Recorder(Protocol):
     """Records what is enqueued on a stream, by the driver's handle of it."""
 
     def record(self, stream: int, enqueue: Callable[[], None]) -> Launch | None:
-        """Capture the stream operations of `enqueue` as one launch, or return None if the driver refuses. Nothing runs."""
+        """Capture the stream operations of `enqueue` as one launch, without running them. None if the driver refuses."""
         ...
 
 

@@ -41,7 +41,7 @@ class Slabs:
         self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """As `aligned_bytes`."""
+        """Return a byte array as `aligned_bytes` does; small ones share slabs."""
         rounded = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         if nbytes < 0 or rounded > SLAB_BYTES:
             return aligned_bytes(nbytes)  # NumPy asks for large pages itself
@@ -72,6 +72,6 @@ def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def check_transfer(what: str, wanted: int, size: int) -> None:
-    """Raises MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
+    """Raise MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
     if wanted > size:
         raise MeasureError(f"{what}: wanted {wanted} bytes, found a buffer of {size}")

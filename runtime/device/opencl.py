@@ -56,10 +56,12 @@ def all_devices() -> list[tuple[str, Any]]:
 
 
 def choose_device(substring: str | None) -> tuple[str, Any]:
-    """Return the one device whose label contains `substring` (any case). Without one: PoCL, oldest version first (the wheel
-    ships 3.0; a system's newer one adds to it), else the only device that is not a simulator.
+    """Return the one device whose label contains `substring` (any case).
 
-    Raises: MeasureError naming the devices there are, when none or several match.
+    Without one, it is PoCL in its oldest version (the wheel ships 3.0, and a system may add a newer one). Without PoCL,
+    it is the only device that is not a simulator.
+
+    Raises: MeasureError that lists the devices, when none or several match.
     """
     everything = all_devices()
     if substring is None:
@@ -86,7 +88,7 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
 
 
 def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
-    """True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
+    """Return True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
     cl = load_pyopencl()
     try:
         installed = any(platform.name == PREFERRED_PLATFORM for platform in cl.get_platforms())
@@ -298,14 +300,14 @@ class OpenCLDevice:
         return launch
 
     def place(self, buffer: OpenCLBuffer, array: NDArray[Any] | None) -> bool:
-        """False: kernels reach what the driver knows as memory objects."""
+        """Return False: kernels reach only the driver's memory objects."""
         return False
 
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """None: OpenCL 1.2 has no recordings."""
+        """Return None: OpenCL 1.2 has no recordings."""
         return None
 
     def synchronize(self) -> None:
@@ -322,7 +324,7 @@ class OpenCLDevice:
 
 
 def _nothing() -> None:
-    """The launch of an empty grid."""
+    """Launch an empty grid: do nothing."""
 
 
 def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) -> DeviceInfo:

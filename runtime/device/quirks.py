@@ -35,7 +35,7 @@ class Quirk:
     options: tuple[str, ...] = ()
 
     def applies(self, kind: str, fingerprint: Mapping[str, str]) -> bool:
-        """True if it applies to a device of this kind and fingerprint."""
+        """Return True if it applies to a device of this kind and fingerprint."""
         return kind == self.kind and all(re.search(p, fingerprint.get(key, "")) for key, p in self.where)
 
     def matched(self, fingerprint: Mapping[str, str]) -> str:
@@ -154,7 +154,7 @@ def quirks_of(kind: str, fingerprint: Mapping[str, str] | Sequence[tuple[str, st
 
 
 def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the limits a device tells, with what its quirks cap and add."""
+    """Return the limits of a device, capped and extended by its quirks."""
     result = dict(limits)
     for quirk in quirks_of(kind, fingerprint):
         result |= {key: min(result.get(key, most), most) for key, most in quirk.caps.items()}
@@ -163,12 +163,12 @@ def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, 
 
 
 def refusal(kind: str, fingerprint: Mapping[str, str]) -> Quirk | None:
-    """Return the quirk that forbids a device or compiler, if one does."""
+    """Return the quirk that forbids a device or compiler, else None."""
     return next((q for q in quirks_of(kind, fingerprint) if q.refused), None)
 
 
 def refused_option(kind: str, fingerprint: Mapping[str, str], options: Sequence[str]) -> tuple[str, Quirk] | None:
-    """Return the first option that a quirk forbids, with it."""
+    """Return the first option that a quirk forbids, and the quirk."""
     for quirk in quirks_of(kind, fingerprint):
         for option in options:
             if option in quirk.options:

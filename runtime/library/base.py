@@ -20,11 +20,11 @@ class Library(Protocol):
     routines: dict[str, tuple[str, ...]]
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
-        """Sorted (text, text) that identifies version and settings well enough to reuse a timing."""
+        """Return sorted (text, text) that identifies version and settings well enough to reuse a timing."""
         ...
 
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
-        """Return a closure that runs the routine. Sizes of 0 do what the mathematics says (an empty sum is 0).
+        """Return a closure that runs the routine. Sizes of 0 are allowed: an empty sum is 0.
 
         Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError when sizes
         exceed the buffers or the library, or when host code cannot reach this device's memory.

@@ -100,7 +100,7 @@ class ClBlast:
     }
 
     def __init__(self, dll: Any = None) -> None:
-        """dll: the loaded library; None finds it where the system looks for libraries."""
+        """Load the library. dll: the loaded library; None finds it where the system looks for libraries."""
         self._dll = _load() if dll is None else dll
         self._known: weakref.WeakKeyDictionary[Device, _Known] = weakref.WeakKeyDictionary()
 
@@ -146,7 +146,9 @@ class ClBlast:
         return cleared
 
     def _launch(self, device: Device, name: str, buffers: Sequence[Any], arguments: Sequence[Any]) -> Launch:
-        """arguments: those of the function but for the queue, with the numbers of buffers in place of them."""
+        """Make a closure that calls a function of the library. arguments: all but the queue, with numbers for the
+        buffers
+        """
         handles = device.native(buffers)
         assert handles is not None
         queue, memory = handles
@@ -163,7 +165,7 @@ class ClBlast:
         return launch
 
     def _compile(self, device: Device, name: str) -> None:
-        """Have the kernels of a function compiled: by a product of one element, in memory of its own."""
+        """Compile the kernels of a function, by a product of one element in memory of its own."""
         known = self._known.setdefault(device, _Known())
         if name in known.compiled:
             return
@@ -177,7 +179,7 @@ class ClBlast:
         known.compiled.add(name)
 
     def _clear(self, device: Device, c: Any, sizes: Sizes) -> Launch:
-        """Return zeros in C, and in C alone where its rows lie apart."""
+        """Make a launch that zeroes the elements of C, but not the gaps between its rows."""
         known = self._known.setdefault(device, _Known())
         if known.clear is None:
             known.clear = device.compile([KernelSource(_CLEAR, "opencl", _CLEAR_SOURCE)])[_CLEAR]
@@ -203,7 +205,7 @@ def _call(sizes: Sizes) -> tuple[str, list[Any]]:
 
 
 def _arguments(name: str, sizes: Sizes, offsets: tuple[int, int, int] = (0, 0, 0)) -> list[Any]:
-    """offsets: where A, B and C begin in their buffers, in floats."""
+    """Return the arguments of a function. offsets: starts of A, B and C in their buffers, in floats"""
     number, one, zero = ctypes.c_size_t, ctypes.c_float(1.0), ctypes.c_float(0.0)
     m, n, k, lda, ldb, ldc = (sizes[x] for x in ("m", "n", "k", "lda", "ldb", "ldc"))
     turned_a, turned_b = bool(sizes["trans_a"]), bool(sizes["trans_b"])
@@ -248,4 +250,4 @@ def _check_counts(routine: str, sizes: Sizes, needs: Sequence[int]) -> None:
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

@@ -139,17 +139,17 @@ class Functions:
         return value.value
 
     def __call__(self, function: str, *arguments: Any) -> None:
-        """Raises MeasureError with the status where that is not success."""
+        """Call a function. Raises MeasureError with its status on failure."""
         check(function, self.raw(function)(*arguments))
 
     def raw(self, function: str) -> Callable[..., int]:
-        """Return the function itself, which answers a status."""
+        """Return a function that returns its status."""
         found: Callable[..., int] = getattr(self._dll, function)
         return found
 
 
 def check(function: str, status: int) -> None:
-    """Raises MeasureError for a status that is not success."""
+    """Raise MeasureError for a status that is not success."""
     if status:
         raise MeasureError(
             f"cuBLAS: wanted {function} to succeed, found status {status} (cublasStatus_t in cublas_api.h)"
@@ -157,7 +157,9 @@ def check(function: str, status: int) -> None:
 
 
 def _load(name: str) -> Any:
-    """By NVIDIA's own finder where it is installed (wheels, conda, CUDA_HOME), else where the system looks."""
+    """Load a library by NVIDIA's own finder if it is installed (wheels, conda, CUDA_HOME), else by the system's search
+    path.
+    """
     reasons = []
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -176,7 +178,7 @@ def _load(name: str) -> Any:
 
 
 def on_gpu(routine: str, device: Device) -> CUDADevice:
-    """Return the device, which may be one that stands before a CUDA device. Raises MeasureError for those the library cannot reach."""
+    """Return the device, which may wrap a CUDA device. Raises MeasureError for a device that the library cannot reach."""
     if device.info.kind != "cuda":
         raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
     return cast(CUDADevice, device)

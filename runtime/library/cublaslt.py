@@ -70,7 +70,7 @@ class CuBlasLt:
     }
 
     def __init__(self, dll: Any = None) -> None:
-        """dll: the loaded library; None finds it."""
+        """Load the library. dll: the loaded library; None finds it."""
         self._lt = api.Functions("cublasLt", api.CUBLASLT, dll)
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
@@ -219,8 +219,11 @@ def _alignment(address: int) -> int:
 
 
 def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Elements) -> _After:
-    """Raises: ArtifactError for an order that cannot be, or a wrong number of buffers; MeasureError for arrays laid out otherwise, or
-    too small."""
+    """Read the epilogue that a call's sizes and arrays describe.
+
+    Raises: ArtifactError for an impossible order, or a wrong number of buffers; MeasureError for arrays of another
+        layout, or too small.
+    """
     names, code = [], sizes["follows"]
     while code:
         code, place = divmod(code, 16)
@@ -261,4 +264,4 @@ def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Ele
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

@@ -142,7 +142,7 @@ def _decoded(routine: str, code: int) -> tuple[str, ...]:
 
 
 def _places(routine: str, sizes: Mapping[str, int], arrays: int) -> list[Place]:
-    """Of A, B, the arrays and C."""
+    """Return the places of A, B, the arrays and C."""
     batch, m, n, k = (sizes[x] for x in ("batch", "m", "n", "k"))
 
     matrix = partial(_matrix, routine, sizes)
@@ -164,7 +164,7 @@ def _matrix(routine: str, sizes: Mapping[str, int], which: str, rows: int, colum
 
 
 def _tidy(dims: tuple[int, int, int], strides: tuple[int, int, int]) -> Place:
-    """With strides for dims of 1, which mean nothing, that the library takes for rows behind one another."""
+    """Return dims and strides with strides for dims of 1 under which the library recognises contiguous rows."""
     widest = max((d * s for d, s in zip(dims, strides) if d != 1), default=1)
     batch, row, column = (s if d != 1 else None for d, s in zip(dims, strides))
     return dims, (
@@ -187,7 +187,7 @@ def _run(
     batch: int,
     views: Views,
 ) -> None:
-    """steps: bytes between matrices where the product is of one of them at a time."""
+    """Run a primitive. steps: bytes between matrices, if the product is of one matrix at a time"""
     for at, (wanted, view) in enumerate(zip(needs, views, strict=True)):
         if view.nbytes < wanted:
             raise MeasureError(f"{routine}: buffer {at}: wanted {wanted} bytes, found {view.nbytes}")
@@ -202,4 +202,4 @@ def _run(
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

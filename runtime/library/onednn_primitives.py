@@ -79,21 +79,21 @@ class Engine:
         self._layouts: dict[tuple[int, int], WeightLayout] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the library. Raises MeasureError with its status where that is not success."""
+        """Call a function of the library. Raises MeasureError with its status on failure."""
         status = self.status(name, *arguments)
         if status:
             raise MeasureError(f"oneDNN: wanted dnnl_{name} to succeed, found status {status}")
 
     def status(self, name: str, *arguments: Any) -> Any:
-        """Return the status that a function of the library returns."""
+        """Call a function of the library and return its status."""
         return getattr(self._dll, f"dnnl_{name}")(*arguments)
 
     def execution(self, primitive: ctypes.c_void_p, arguments: ctypes.Array[_Argument]) -> partial[int]:
-        """Return a closure that runs a primitive and returns its status."""
+        """Make a closure that runs a primitive and returns its status."""
         return partial(self._dll.dnnl_primitive_execute, primitive, self.stream, len(arguments), arguments)
 
     def layout(self, k: int, n: int) -> WeightLayout:
-        """Return the layout that products want for (k, n) weights."""
+        """Return the layout that products prefer for (k, n) weights."""
         if (k, n) not in self._layouts:
             self._layouts[k, n] = WeightLayout(self, k, n)
         return self._layouts[k, n]
@@ -114,7 +114,7 @@ class _Handles:
         return handle
 
     def _described(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
-        """Return the description of a primitive."""
+        """Create the description of a primitive."""
         handle = ctypes.c_void_p()
         self._engine.call(f"{kind}_primitive_desc_create", ctypes.byref(handle), *arguments)
         self._free.append(("primitive_desc_destroy", handle))

@@ -185,7 +185,7 @@ class OpenBlas:
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""
 
 
 def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
@@ -195,7 +195,7 @@ def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
 
 
 def _clear(routine: str, sizes: dict[str, int], needs: Sequence[int], views: Views) -> None:
-    """k = 0: every element of C is an empty sum."""
+    """Zero every element of C, which is an empty sum for k = 0."""
     _check_views(routine, needs, views)
     floats = views[2][: needs[2]].view(np.float32)
     for index in range(sizes["batch"]):

@@ -21,7 +21,7 @@ _FLOAT = 4
 def product_sizes(
     library: str, routines: Mapping[str, Sequence[str]], routine: str, buffers: Sequence[Any], scalars: Sequence[int]
 ) -> dict[str, int]:
-    """As `named_sizes`, of a product alone: a wrong number of buffers is an ArtifactError too."""
+    """Return the sizes of a product as `named_sizes` does. A wrong number of buffers raises ArtifactError too."""
     names = routines.get(routine)
     if names is not None and (len(buffers) != 3 or len(scalars) != len(names)):
         raise ArtifactError(

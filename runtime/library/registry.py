@@ -27,9 +27,10 @@ OURS: Mapping[type[Library], str] = {
 
 
 def open_libraries() -> dict[str, Library]:
-    """Return every library that is installed here, by name: a class of the `Library` protocol that opens without arguments.
+    """Open every installed library, by name: a class of the `Library` protocol that opens without arguments.
 
-    Raises: BuildError for a package whose entry point gives something else, or a name twice."""
+    Raises: BuildError for a package whose entry point gives something else, or a name twice.
+    """
     found: dict[str, Library] = {}
     for origin, kind in (*(("relax-tune", k) for k in OURS), *from_packages(GROUP)):
         try:
@@ -50,7 +51,9 @@ def open_libraries() -> dict[str, Library]:
 
 
 def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:
-    """Sorted (name, fingerprint as one text, parts divided by `; `): what times with these libraries depend on."""
+    """Return sorted (name, fingerprint as one text, parts separated by `; `), which times with these libraries depend
+    on.
+    """
     return tuple(
         sorted((n, "; ".join(f"{key} {value}" for key, value in x.fingerprint())) for n, x in libraries.items())
     )

@@ -28,7 +28,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def is_shape(value: Any) -> bool:
-    """Return a tuple of whole numbers."""
+    """Return whether a value is a tuple of whole numbers."""
     return isinstance(value, tuple) and all(type(d) is int for d in value)
 
 

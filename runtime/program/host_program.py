@@ -368,7 +368,7 @@ class HostProgram:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     def instructions(self) -> Iterable[Instruction]:
-        """Return all of them, block by block."""
+        """Yield all instructions, block by block."""
         return (i for block in self.blocks for i in block)
 
     @property
@@ -438,7 +438,7 @@ def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapp
 
 
 def _verify_defined(host_program: HostProgram, where: str) -> None:
-    """Nothing reads a register that may not have been set. Sets of registers are bits of a number."""
+    """Check that no instruction reads a register that may be unset. Sets of registers are bits of a number."""
     needs, gives = [0] * len(host_program.blocks), [0] * len(host_program.blocks)
     for number in reversed(range(len(host_program.blocks))):  # blocks of a branch come after it
         need = give = 0

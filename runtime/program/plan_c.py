@@ -70,8 +70,11 @@ _TEXT: dict[Opcode, str] = {
 
 
 def plans_in_c(programs: Sequence[Program]) -> str:
-    """Return a C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program: given the value of every symbol, in the
-    program's order and within its bounds, it writes the variant of every call and returns 0."""
+    """Return a C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program.
+
+    Given the value of every symbol, in the program's order and within its bounds, it writes the variant of every call
+    and returns 0.
+    """
     texts = [_PRELUDE]
     names: set[str] = set()
     for program in programs:
@@ -84,7 +87,7 @@ def plans_in_c(programs: Sequence[Program]) -> str:
 
 
 def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
-    """Return the function alone: over a verified scalar list, the slots whose values are the choices."""
+    """Return one function over a verified scalar list. choices: the slots whose values are the choices"""
     needed = set(choices)
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:

@@ -181,7 +181,7 @@ _FLAG = re.compile(
 
 
 def format_message(message: str, values: Sequence[int]) -> str:
-    """Put `values` in for `{0}`, `{1}` ...; any other braces stay as they are."""
+    """Insert `values` for `{0}`, `{1}` ...; other braces stay as they are."""
     return _PLACEHOLDER.sub(lambda match: str(values[int(match[1])]), message)
 
 
@@ -203,7 +203,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
 
 
 def verify_names(programs: Sequence[Program]) -> None:
-    """Raises ArtifactError unless every name occurs once, in order."""
+    """Raise ArtifactError unless the names are distinct and sorted."""
     names = [p.name for p in programs]
     if names != sorted(set(names)):
         raise wrong("programs", "distinct names in their order", names)

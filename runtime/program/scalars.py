@@ -172,7 +172,7 @@ def evaluate(code: Sequence[int], symbol_values: Sequence[int]) -> list[int]:
 
 
 def symbolic_slots(code: Sequence[int]) -> list[bool]:
-    """For each slot of a verified list: does its value depend on any symbol?"""
+    """Return for each slot of a verified list whether its value depends on any symbol."""
     depends: list[bool] = []
     for slot in range(len(code) // WIDTH):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
@@ -223,7 +223,7 @@ class ScalarBuilder:
         return self._intern((int(Opcode.SYMBOL), int(index), 0, 0))
 
     def op(self, op: Opcode, a: int, b: int = 0, c: int = 0) -> int:
-        """Return slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
+        """Return the slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
         arity = ARITY[op]
         operands = (a, b, c)
         if arity == 0:

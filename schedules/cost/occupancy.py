@@ -217,7 +217,7 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
 
 
 def _live_blocks(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
-    """Yield the blocks that use a buffer, and all blocks of the loops that come back to a use."""
+    """Yield the blocks in the live range of a buffer: its users, and all blocks of loops that repeat a use."""
     paths = [enclosing(func, b) for b in used]
     for b, path in zip(used, paths):
         own = (p for p in path if p.kind not in ("item", "vectorized") and not all(p in other for other in paths))

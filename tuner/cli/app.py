@@ -138,7 +138,7 @@ class LazyCommands(TyperGroup):
             self.commands[name] = TyperCommand(name, help=entry.summary)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command itself; while listing, one that knows only its line of help."""
+        """Return the command; while listing, return a stub that knows only its line of help."""
         if self._listing or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
         return load_command(cmd_name)
@@ -211,7 +211,7 @@ def relax_tune(
 
 
 def main() -> None:
-    """The command line, with standard streams that can be trusted. Raises SystemExit."""
+    """Run the command line with prepared standard streams. Raises SystemExit."""
     _prepare_output()
     try:
         app(prog_name="relax-tune")
@@ -225,8 +225,11 @@ def main() -> None:
 
 
 def _prepare_output() -> None:
-    """Whole lines at once, and no character that cannot be printed. A standard stream that is closed becomes /dev/null:
-    else the next file that is opened (the database) would take its place and receive what libraries print."""
+    """Set standard streams to whole lines, and to escapes for characters that cannot be printed.
+
+    A closed standard stream becomes /dev/null. Otherwise the next file opened (the database) would take its place and
+    receive what libraries print.
+    """
     for number in range(3):
         try:
             os.fstat(number)

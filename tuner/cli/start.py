@@ -23,7 +23,7 @@ class Interruptions:
         self._raised = -math.inf
 
     def install(self) -> None:
-        """Handle what is not ignored on purpose (`nohup`, a shell's background jobs)."""
+        """Install handlers of signals that are not ignored on purpose (by `nohup`, or by a shell's background jobs)."""
         for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -48,7 +48,7 @@ class Interruptions:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 
     def end(self) -> None:
-        """Nothing is left that could be interrupted: whatever comes now must not disturb the interpreter's own end."""
+        """Ignore interruptions from now on, so that none disturbs the interpreter's own end."""
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 

@@ -63,9 +63,13 @@ def build_programs(
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
 ) -> BuildResult:
-    """Plan every task and emit the program or host program of every graph function. `choices` by the name of the tensor function in the
-    module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
-    take the memory of arguments that nobody reads later; `stored` are the plans of policy `stored`."""
+    """Plan every task and emit the program or host program of every graph function.
+
+    choices: by name of the tensor function in the module
+    facts: the records and the installed libraries
+    memory: how storages are planned, and whether outputs take the memory of arguments that are not read later
+    stored: the plans of policy `stored`
+    """
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
@@ -93,7 +97,7 @@ def build_programs(
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
-    """List what a task lacks, a sentence each."""
+    """List what a task lacks, one sentence each."""
     found = []
     if policy != "generic":
         if not plan.times:
@@ -119,7 +123,7 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
 
 
 def check_policy(policy: str) -> Policy:
-    """Raises UserError for an unknown policy."""
+    """Return the policy. Raises UserError for an unknown one."""
     if policy not in get_args(Policy):
         raise UserError(f"--policy wants one of {', '.join(get_args(Policy))}; found {policy!r}")
     return policy  # type: ignore[return-value]

@@ -45,10 +45,11 @@ from relax_tune.tuner.task.task import Choices
 def choose_inplace(
     lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], find: bool
 ) -> tuple[LoweredModule, list[str]]:
-    """Decide for every output whether it takes the memory of an argument; and note the refused candidates.
+    """Decide for every output whether it takes the memory of an argument. Returns notes on the refused candidates.
 
-    An output takes it when neither the graph nor a dispatched variant stands against it. find: candidates are sought beyond
-    the pairs that the model states."""
+    An output takes it when neither the graph nor a dispatched variant forbids it. find: seek candidates beyond the
+    pairs that the model states
+    """
     functions, notes = dict(lowered.module.functions), []
     for name, f in lowered.module.graphs.items():
         chosen = []
@@ -63,7 +64,7 @@ def choose_inplace(
 
 
 def _variant_obstacle(pair: InplacePair, own: Choices, plan: TaskPlan) -> str | None:
-    """Return why a dispatched variant may not write the output in the memory of the argument, if one may not."""
+    """Return why a dispatched variant may not write the output in the memory of the argument; None if every one may."""
     func = own.task.func
     output, sources = func.output_buffers[pair.output], [func.input_buffers[k] for k in pair.inputs]
     found = (
@@ -94,7 +95,7 @@ def workspaces(
 
 
 def _calls(main: Function) -> Iterator[tuple[GVar, CallTIR]]:
-    """Iterate over the calls of tensor functions, each with the variable of its result."""
+    """Yield the calls of tensor functions, each with the variable of its result."""
     return ((b.var, b.value) for b in main.bindings if isinstance(b.value, CallTIR))
 
 
@@ -158,7 +159,7 @@ class GraphEmitter:
         return b.finish(inputs, outputs)
 
     def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
-        """Return the values parameters of the model may hold that are used as indices."""
+        """Return the valid range of each parameter of the model that is used as an index."""
         found: dict[GVar, tuple[int, int]] = {}
         params = set(self.main.params)
         for _, call in _calls(self.main):
@@ -179,7 +180,10 @@ class GraphEmitter:
         return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
     def _output(self, value: Value, name: str) -> int:
-        """Return the array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
+        """Return the array from which a result is read.
+
+        It may be that of another result, a parameter or a weight.
+        """
         source, wanted = self._source(value), _buffer(name, _known(name, value.info))
         if isinstance(source, tuple) and source not in self.arrays:
             self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
@@ -188,7 +192,9 @@ class GraphEmitter:
         return self.builder.view(name, wanted, held, self.symbols)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
-        """Return the made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
+        """Return the allocated tensor, parameter or weight whose memory `v` is, through casts, tuples, views and
+        in-place calls.
+        """
         fields: list[int] = []
         while True:
             if isinstance(v, Constant):
@@ -222,7 +228,7 @@ class GraphEmitter:
         return self.constants[source.name]
 
     def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
-        """Return the arrays a call writes, declared unless they are results of the model."""
+        """Return the arrays that a call writes, declared unless they are results of the model."""
         found = []
         for i, info in enumerate(call.out):
             source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
@@ -237,7 +243,7 @@ class GraphEmitter:
         return found
 
     def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
-        """A routine that the model itself names: one variant, nothing to choose."""
+        """Emit the call of a routine that the model names: one variant without a choice."""
         b = self.builder
         buffers = (*map(self._array, call.args), *self._destinations(var, call, storages))
         step = LaunchStep("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
@@ -287,9 +293,10 @@ def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
-    """Yield the tensors that are returned, tuples taken apart, and what each is called.
+    """Yield each returned tensor and its name; tuples are flattened.
 
-    Raises BuildError for anything else."""
+    Raises BuildError for anything else.
+    """
     if isinstance(ret, TupleValue):
         for field in ret.fields:
             yield from results(field, name)

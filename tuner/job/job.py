@@ -58,8 +58,10 @@ def model_key(module: IRModule) -> str:
 
 
 def open_runner(settings: Settings) -> Runner:
-    """Return the local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
-    UserError for some but not all of the certificate files."""
+    """Open the local supervised device process, or a cluster's when a scheduler is given.
+
+    Raises MeasureError when it cannot be opened, UserError for some but not all of the certificate files.
+    """
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
         return DaskRunner(settings.scheduler, settings.target, tls=tls)
@@ -67,7 +69,7 @@ def open_runner(settings: Settings) -> Runner:
 
 
 def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
-    """`name=low:high` items. Raises UserError for anything else."""
+    """Parse items `name=low:high`. Raises UserError for any other text."""
     found: dict[str, tuple[int, int]] = {}
     for item in items:
         name, _, span = item.partition("=")
@@ -163,8 +165,9 @@ class Job:
         return {t.name: Choices(t, self.hardware, self.code_target, alternatives) for t in self.tasks}
 
     def tune(self, runner: Runner) -> TuningSummary:
-        """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
-        measured on this machine."""
+        """Measure what the settings require and the store lacks. Raises UserError for bounds that cannot be measured on
+        this machine.
+        """
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
         self.store.add_target(self.target)
@@ -178,7 +181,7 @@ class Job:
             return tuner.run()
 
     def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
-        """Return the programs that the store's records ask for. memory: other than the settings'."""
+        """Build the programs that the store's records select. memory: overrides the settings"""
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
         return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
@@ -189,7 +192,7 @@ class Job:
         return plan_sets(self.store, self.target.key, self.key, workloads)
 
     def current_plans(self) -> PlanSet:
-        """Raises UserError when none were stored."""
+        """Return the current plans. Raises UserError when none are stored."""
         found = self.plan_sets()
         if not found:
             raise UserError(
@@ -199,13 +202,17 @@ class Job:
         return found[-1]
 
     def store_plans(self, built: BuildResult) -> None:
-        """Make a build's plans the current ones, all at once; nothing is added where they are already."""
+        """Make a build's plans the current ones, all at once. Plans that are stored already are not added again."""
         texts = plan_texts(self.key, {self.choices[name].task.key: plan for name, plan in built.plans.items()})
         self.store.put_plans(self.target.key, texts)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
-        """Return a build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
-        the chosen kernels want them, instead of packing them whenever the artifact is opened."""
+        """Return a build of this model as an artifact, with its weights and the device it was measured on;
+        `Artifact.save` writes it.
+
+        pack: store weights in the layouts of the chosen kernels, instead of packing them whenever the artifact is
+            opened
+        """
         programs, constants = tuple(built.programs.values()), self.lowered.module.constants
         if pack:
             programs, constants = pack_weights(programs, built.packings, constants)
@@ -225,7 +232,7 @@ class Job:
 
 
 def store_profile(store: Store, profile: ShapeProfile) -> None:
-    """Keep a model's profile in the database, in place of what was there of its symbols."""
+    """Store a model's profile in the database, in place of earlier counts of its symbols."""
     for function, symbols in profile.histograms.items():
         for symbol, histogram in symbols.items():
             counts = canonical_json({str(value): count for value, count in histogram.values.items()})
@@ -247,7 +254,7 @@ def stored_profile(store: Store, model: str) -> ShapeProfile:
 
 
 def device_info(spec: str) -> DeviceInfo:
-    """Describe a local device, which is opened and closed for it."""
+    """Describe a local device, which is opened and closed."""
     device = open_device(spec)
     try:
         return device.info

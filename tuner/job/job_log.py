@@ -40,7 +40,7 @@ class RunningJob:
         self._beaten = 0.0
 
     def beat(self) -> None:
-        """Say that the job is alive, unless it has said so a moment ago."""
+        """Record that the job is alive, at most once in BEAT_SECS."""
         if time.monotonic() - self._beaten >= BEAT_SECS:
             self._put("running")
             self._beaten = time.monotonic()
@@ -70,7 +70,7 @@ class RunningJob:
 
 
 def state_of(job: JobRecord, now: float | None = None) -> JobState:
-    """Return the state of a job as far as can be known: one that says `running` may have been killed.
+    """Return the most likely state of a job: one recorded as `running` may have been killed.
 
     now: Unix seconds. A job of this machine runs as long as its process lives, one of another machine as long as it was
     seen lately.

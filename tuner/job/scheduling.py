@@ -22,10 +22,7 @@ WORTHWHILE = 2e-5
 
 
 def spread(times: Sequence[float], tried: int) -> float:
-    """Mean distance in log time between neighbours among the best few.
-
-    The i-th best of an exponential lower end lies s (1 + 1/2 + ... 1/(i-1)) behind the best on average, i counting from 1.
-    """
+    """Return the mean distance in log time between neighbours among the best few."""
     best = sorted(math.log(t) for t in times)[: max(3, min(NEAREST, tried // 3))]
     if len(best) < 3:
         return FIRST_SPREAD
@@ -36,9 +33,10 @@ def spread(times: Sequence[float], tried: int) -> float:
 
 
 def expected_saving(times: Sequence[float], tried: int, batch: int, dispatched: float) -> float:
-    """Return seconds by which `batch` more candidates are expected to lower what is dispatched at one shape.
+    """Return the seconds by which `batch` more candidates are expected to lower the dispatched time at one shape.
 
-    times: of the candidates that have one; tried: all of them, failed ones too; dispatched: seconds of the best there is.
+    times: of the candidates that have one; tried: number of candidates, failed ones included; dispatched: smallest
+    seconds
     """
     mean = spread(times, tried) * math.log1p(batch / max(tried, batch))
     behind = max(0.0, math.log(min(times) / dispatched)) if times else mean

@@ -91,13 +91,13 @@ class RecordedHistory:
         return TrainingRows(features, np.concatenate([p.log_time for p in found]), groups)
 
     def _other_devices(self) -> list[str]:
-        """Targets of this one's kind, a few of them."""
+        """Return a few targets of this target's kind."""
         mine = self.store.target(self.target_key)
         alike = [t.key for t in self.store.targets() if mine is not None and t.kind == mine.kind and t.key != mine.key]
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:
-        """Return the workloads most like this one in their words, none of them of this model."""
+        """Return the workloads of other models whose texts share the most words with this one."""
         if self._texts is None:
             self._texts = {w.key: w.text for w in self.store.workloads(self.target_key) if w.key not in self.own}
         near = sorted(self._texts, key=lambda other: _digest(key, other))[:LOOKED_AT]
@@ -121,7 +121,9 @@ class RecordedHistory:
         count: int,
         but: Collection[Point] = (),
     ) -> TrainingRows | None:
-        """Return up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
+        """Return up to `count` rows of one workload on one device, timed in one regime. Groups are its shapes, counted
+        from 0.
+        """
         func = self._funcs[workload]
         if func is None:
             return None
@@ -188,7 +190,8 @@ def _rows(
 
 
 def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
-    """Return log seconds (R,) of a nominal machine for the work of each row (R, F), so that functions and shapes compare.
+    """Return the log seconds (R,) of a nominal machine for the work of each row (R, F).  The times make functions and
+    shapes comparable.
 
     A processor has full vectors at 2 GHz, 8 GB/s and a launch of one microsecond. A GPU has 128 lanes and 15 GB/s for each
     multiprocessor.
@@ -199,7 +202,7 @@ def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
 
 
 def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) -> FloatArray:
-    """Return the same in seconds (S,) for a task's own space at its anchors."""
+    """Return the roofline seconds (S,) of a task's own space at its anchors."""
     first = np.zeros((len(space.sketches), 1 + space.width), np.int32)
     first[:, 0] = np.arange(len(space.sketches))
     features = space.features(first, points)

@@ -31,7 +31,7 @@ class Runner(Protocol):
     """
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """Start measuring; returns at once. An empty batch resolves to an empty list."""
+        """Start measuring, and return at once. An empty batch resolves to an empty list."""
         ...
 
     def device_info(self) -> DeviceInfo:

@@ -78,7 +78,7 @@ class _ArrayTable:
         return {"file": digest}
 
     def tidy(self) -> None:
-        """Remove what no array of this batch needs."""
+        """Remove the files that no array of this batch uses."""
         if self._folder is not None:
             kept = {entry.get("file") for entry in self.entries}
             for path in self._folder.iterdir():
@@ -171,8 +171,12 @@ def _unique(ids: Sequence[str], what: str) -> None:
 
 
 def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None) -> str:
-    """Return the batch as one JSON text, each distinct expected array once. folder: where large arrays go instead, named by their contents,
-    in place of those of earlier batches. Raises OSError when they cannot be written there."""
+    """Encode a batch as one JSON text, each distinct expected array once.
+
+    folder: holds large arrays instead, named by their contents; it replaces those of earlier batches
+
+    Raises OSError when they cannot be written there.
+    """
     table = _ArrayTable(folder)
     records = []
     for request in requests:
@@ -216,7 +220,7 @@ def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
 
 
 def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
-    """Return the requests of `encode_batch`'s text, with its folder. Raises MeasureError naming the field that does not fit."""
+    """Decode the text of `encode_batch`, with its folder. Raises MeasureError naming the field that does not fit."""
     record = _load(text)
     arrays = [_decode_array(entry, folder) for entry in _field(record, "arrays", _is_list, "a list")]
 
@@ -255,7 +259,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
 
 
 def encode_results(results: Sequence[MeasureResult]) -> str:
-    """Results as one JSON text."""
+    """Encode results as one JSON text."""
     return json.dumps({"results": [asdict(result) for result in results]}, separators=(",", ":"))
 
 
@@ -272,7 +276,7 @@ def _decode_timing(record: Any) -> ShapeTiming:
 
 
 def decode_results(text: str) -> list[MeasureResult]:
-    """Return the results of `encode_results`' text. Raises MeasureError naming the field that does not fit."""
+    """Decode the text of `encode_results`. Raises MeasureError naming the field that does not fit."""
     results = []
     for record in _field(_load(text), "results", _are_objects, "a list of objects"):
         status = _field(record, "status", lambda v: v in ("ok", "failed"), "'ok' or 'failed'")
@@ -296,8 +300,7 @@ def decode_results(text: str) -> list[MeasureResult]:
 
 
 def decode_device(record: Any) -> DeviceInfo:
-    """`asdict` of a `DeviceInfo` as it came through JSON, its libraries among it. Raises MeasureError naming the field that does
-    not fit."""
+    """Decode the JSON form of a `DeviceInfo` and its libraries. Raises MeasureError naming the field that does not fit."""
     if not _is_object(record):
         raise _refuse("device", "an object", record)
 

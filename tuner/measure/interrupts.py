@@ -16,10 +16,10 @@ STOPPING: tuple[signal.Signals, ...] = tuple(
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Hold back Ctrl-C (and whatever else has a Python handler that stops the program) until the block has ended.
+    """Defer Ctrl-C (and other signals whose Python handler stops the program) until the block ends.
 
-    For short blocks that must not be cut in two: a commit, a clean-up. Blocks may nest. Signals that are ignored, or kill
-    at once, stay as they are; in other threads than the main one, which no signal reaches, nothing happens.
+    It serves short blocks that must not be interrupted, such as a commit. Blocks may nest. Signals that are ignored, or
+    kill at once, keep their effect. Only the main thread receives signals, so other threads are unaffected.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -85,7 +85,7 @@ class LocalRunner:
             raise
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """See `Runner.submit`. Raises MeasureError when the runner is closed."""
+        """Submit a batch; see `Runner.submit`. Raises MeasureError when the runner is closed."""
         future: Future[list[MeasureResult]] = Future()
         distinct = distinct_requests(batch)
         with self._lock:
@@ -95,11 +95,11 @@ class LocalRunner:
         return future
 
     def device_info(self) -> DeviceInfo:
-        """See `Runner.device_info`."""
+        """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """Close the runner; see `Runner.close`."""
         with shielded():
             with self._lock:
                 self._closed = True
@@ -201,7 +201,7 @@ class LocalRunner:
         return [results[request.id] for request in batch]
 
     def _attempt(self, group: list[MeasureRequest], alone: set[str], results: Results) -> _Blame | None:
-        """Return one batch through one child; adds the results that came. None when the batch ended as it should."""
+        """Measure one batch in one child, and add its results. Returns None when the batch ended normally."""
         try:
             process = self._opened_process()
         except MeasureError as error:

@@ -146,7 +146,7 @@ class MeasureResult:
 def failed(
     request_id: str, stage: Stage, message: str, build_secs: float = 0.0, run_secs: float = 0.0
 ) -> MeasureResult:
-    """Return a failed result; the message is what a record keeps, so it must say what was wanted and what happened."""
+    """Make a failed result. A record keeps the message, so it must say what was wanted and what was found."""
     return MeasureResult(request_id, "failed", stage, message, build_secs=build_secs, run_secs=run_secs)
 
 

@@ -144,7 +144,7 @@ class DeviceProcess:
         return message
 
     def step(self) -> StepStatus | None:
-        """Return the step it last said it began."""
+        """Return the last step that it began."""
         return self._progress.read()
 
     def death(self) -> str:
@@ -167,7 +167,7 @@ class DeviceProcess:
         return "closed its message pipe but goes on running"
 
     def tail(self) -> str:
-        """Return the end of what it printed since the last message to it, as a clause to append to an error; else empty."""
+        """Return the end of its output since the last message to it, as a clause to append to an error; else empty."""
         with open(self._log, "rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, log.tell() - _TAIL_BYTES))
@@ -175,7 +175,7 @@ class DeviceProcess:
         return f" It printed: {text}" if text else ""
 
     def kill(self) -> None:
-        """SIGKILL the whole group (compilers it started included) and reap it. May be called twice."""
+        """Kill the whole group (including compilers it started) by SIGKILL, and reap it. May be called twice."""
         with self._lock:
             if self._process.returncode is not None:
                 return

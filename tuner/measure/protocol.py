@@ -107,7 +107,7 @@ class ProgressFile:
         self._sequence = 0
 
     def tell(self, first: int, count: int, phase: str) -> None:
-        """Say that a step begins (about a microsecond)."""
+        """Record that a step begins (about a microsecond)."""
         self._sequence += 1
         now = time.monotonic()
         _STEP.pack_into(self._map, 0, self._sequence, first, count, PHASES.index(phase), now, self._sequence)
@@ -125,7 +125,7 @@ class ProgressFile:
         self._sequence = 0
 
     def close(self) -> None:
-        """Unmap; the file belongs to whoever made its folder."""
+        """Unmap the file. Its folder's owner removes it."""
         self._map.close()
 
     def __enter__(self) -> ProgressFile:

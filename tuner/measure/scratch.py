@@ -33,7 +33,7 @@ class ScratchFolder:
             pass
 
     def _made(self) -> bool:
-        """Return one attempt; False when another's sweep came between."""
+        """Try to make and lock a folder. Returns False when another process removed it meanwhile."""
         with shielded():
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             owner = self.path / _OWNER
@@ -48,7 +48,7 @@ class ScratchFolder:
             return False
 
     def remove(self) -> None:
-        """Remove it with all it holds; the interpreter's end does it too. May be called twice."""
+        """Remove the folder and its contents; the interpreter's end does the same. May be called twice."""
         self._end()
 
 
@@ -62,7 +62,7 @@ def _remove(path: Path, lock: int) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock of an open file; False when another has it."""
+    """Lock an open file. Returns False when another process holds the lock."""
     if fcntl is None:
         return True
     try:
@@ -73,7 +73,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _sweep(where: Path) -> None:
-    """Remove what dead owners left in a folder of temporary files."""
+    """Remove the folders of dead owners among the temporary files."""
     if fcntl is None:
         return
     for folder in where.glob(f"{_PREFIX}*"):

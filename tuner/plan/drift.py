@@ -61,7 +61,7 @@ def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, doma
 
 
 def model_regret(found: Mapping[str, Drift], calls: Mapping[str, int]) -> float:
-    """Return the share of a model's time that its plans lose; calls: of each task in one run."""
+    """Return the share of a model's time that its plans lose. calls: number of calls of each task in one run"""
     secs = sum(calls[k] * d.secs for k, d in found.items())
     return sum(calls[k] * d.lost for k, d in found.items()) / secs if secs > 0 else 0.0
 
@@ -80,7 +80,7 @@ class _Times:
         return _Times(tuple(points), tuple(timed[p] for p in points))
 
     def at(self, point: Point) -> float | None:
-        """Return seconds at a point; None outside of what was timed."""
+        """Return the seconds at a point; None outside of the timed range."""
         ranges = list(zip(*self.points, strict=True))
         if any(not min(r) <= x <= max(r) for r, x in zip(ranges, point, strict=True)):
             return None
@@ -93,5 +93,5 @@ class _Times:
 
 
 def _in_order(shape: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
-    """Symbols of a record by their number."""
+    """Return the symbols of a record by number."""
     return sorted(shape, key=lambda s: int(s[0][1:]))

@@ -67,7 +67,7 @@ Solved = tuple[float, Tree]
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """From left to right."""
+    """Yield the leaves from left to right."""
     if isinstance(tree, Leaf):
         yield tree
     else:
@@ -98,7 +98,7 @@ class GuardTree:
             self._values[q] = np.asarray([q.at(p) for p in self.points], dtype=np.int64)
 
     def best(self) -> Solved:
-        """Return the least cost that was found, and its tree."""
+        """Return the least cost found, and its tree."""
         everything = np.arange(self.costs.shape[1])
         if len(self.ordered) == 1 and not self.remainders:
             return self._intervals(self.ordered[0], everything)
@@ -112,7 +112,10 @@ class GuardTree:
         return float(total[variant]), Leaf(members, variant)
 
     def _intervals(self, quantity: Quantity, members: Places) -> Solved:
-        """Return the best intervals along a quantity: at each value a variant goes on, or the cheapest so far is left for it."""
+        """Return the best intervals along a quantity, by dynamic programming over its values.
+
+        At each value, a variant continues, or replaces the cheapest one so far.
+        """
         values, group = np.unique(self._values[quantity][members], return_inverse=True)
         cost = np.zeros((len(self.costs), len(values)))
         np.add.at(cost.T, group.reshape(-1), self.costs[:, members].T)
@@ -157,7 +160,7 @@ class GuardTree:
     # -- trees -----------------------------------------------------------------------------------------------------------
 
     def _sides(self, members: Places) -> Iterator[tuple[Quantity, float, NDArray[np.bool_]]]:
-        """Yield every way to ask members something: the quantity, what it costs, who says yes."""
+        """Yield every test of some members: the quantity, the cost, and the members that pass."""
         for q in self.ordered:
             values = self._values[q][members]
             for cut in np.unique(values)[:-1]:
@@ -197,7 +200,7 @@ class GuardTree:
         return found
 
     def _plain(self, members: Places) -> Solved:
-        """Return the best intervals along any one quantity, which may be one leaf."""
+        """Return the best intervals along any one quantity, possibly a single leaf."""
         found = self._leaf(members)
         for quantity in self.ordered:
             found = min(found, self._intervals(quantity, members), key=lambda s: s[0])

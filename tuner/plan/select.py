@@ -78,7 +78,10 @@ class DispatchPlan:
 
 
 def standard_error(samples: Sequence[float]) -> float:
-    """Of the median of samples, relative to it: from their median absolute deviation, which outliers leave alone."""
+    """Return the relative standard error of the median of samples.
+
+    It is derived from the median absolute deviation, which is robust to outliers.
+    """
     middle = statistics.median(samples)
     if len(samples) < 2 or middle <= 0:
         return UNKNOWN_SPREAD
@@ -87,7 +90,7 @@ def standard_error(samples: Sequence[float]) -> float:
 
 
 def beyond(error: float, other: float) -> float:
-    """By how much the logarithms of two times with these standard errors must differ."""
+    """Return by how much the logarithms of two times with these standard errors must differ."""
     return BEYOND * math.hypot(error, other)
 
 
@@ -102,9 +105,10 @@ def select(
 ) -> DispatchPlan:
     """Return the plan over `times` (variant key -> seconds per point, None where it has none).
 
-    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
-    NOISE at least; steps: tile sizes whose remainders may be asked for; workers: likewise, of the number of tiles. Ties go to fewer
-    variants and smaller keys, so the same times give the same plan. Raises UserError when some point has no measured variant.
+    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise,
+    and by NOISE at least; steps: tile sizes whose remainders guards may test; workers: divisor of numbers of tiles
+    whose remainder guards may test. Ties go to fewer variants and smaller keys, so the same times give the same plan.
+    Raises UserError when some point has no measured variant.
     """
     keys = sorted(times)
     log_time = np.asarray([[math.nan if t is None else math.log(t) for t in times[k]] for k in keys])
@@ -135,9 +139,9 @@ def select(
 def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
     """Return the expected lag of each variant behind the dispatched one at each point, (K, N) in log time.
 
-    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where a library
-    was timed, the others carry the handicap of beating it. order: points by size. The noise at a point is that of all neighbours
-    together that say the same, slower or faster.
+    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where
+    a library was timed, the other variants carry the handicap of beating it. order: points by size. The noise at a
+    point is pooled over neighbours whose differences have the same sign.
     """
     count = log_time.shape[1]
     points = np.arange(count)
@@ -157,7 +161,7 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: In
 
 
 def _runs(x: BoolArray) -> IntArray:
-    """For each element of a row, how many neighbours in a row, itself among them, are the same."""
+    """Return for each element of a row the length of the run of equal elements around it."""
     found = np.ones(x.shape, np.int64)
     for row, lengths in zip(x, found, strict=True):
         starts = np.flatnonzero(np.diff(row, prepend=not row[0] if row.size else False))

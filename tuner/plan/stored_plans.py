@@ -30,7 +30,7 @@ class PlanSet:
     records: Mapping[str, PlanRecord]
 
     def plan(self, workload: str) -> KeptPlan:
-        """Raises DatabaseError for entries that are no plan of ours."""
+        """Return the plan of a workload. Raises DatabaseError for entries that are no plan of ours."""
         return read_plan(self.records[workload])
 
 

@@ -34,7 +34,7 @@ CHECKED_WORK = 1 << 28
 
 
 def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ...]:
-    """Return up to `count` shapes, from thresholds and from those between the anchors by turns."""
+    """Return up to `count` shapes, from thresholds and from between the anchors."""
     known = set(task.domain.points)
     borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known]
     others = [p for p in task.domain.others if p not in known and p not in borders]
@@ -43,7 +43,7 @@ def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ..
 
 
 def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
-    """Yield the last shape of each threshold and the first beyond it, where one symbol can have that value by itself."""
+    """Yield the last shape of each threshold and the first beyond it, for symbols that vary independently."""
     points = task.domain.points
     symbols = len(task.func.symbols)
     free = symbols == 1 or any(len({v for v in site if isinstance(v, Var)}) == symbols for site in task.sites)
@@ -60,7 +60,10 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
 
 
 def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:
-    """Return the shapes that contenders still lack, by variant: those the plan dispatches, and of each kind the fastest besides."""
+    """Return the shapes that contenders still lack, by variant.
+
+    Contenders are the variants that the plan dispatches, and the fastest other one of each kind.
+    """
     plan = plan_task(choices, records)
     if not plan.times or not choices.task.domain.points[0]:
         return {}
@@ -81,7 +84,7 @@ def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort
 
 
 def _best(rows: Times, times: Times, task: Task) -> str | None:
-    """Return the fastest row with all times; None without one, or if it is near the best of all times at no anchor."""
+    """Return the fastest row with all times. None without one, or if no such row is near the best at any anchor."""
     near, found = False, []
     for key, row in rows.items():
         if None in row:
@@ -115,7 +118,7 @@ class Validation:
 
 
 def validation_of(choices: Choices, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
-    """Read off the records."""
+    """Summarise how the plan compares with the times between its points."""
     samples, _ = pooled(records)
     behind = []
     for point in elsewhere(plan.plan, samples, choices.task.domain):

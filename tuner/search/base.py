@@ -144,12 +144,7 @@ class SearchStrategy(Protocol):
         ...
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results.
-
-        Raises:
-            UserError: a candidate outside the space, a shape index outside the problem, or a time that is not a
-            positive number.
-        """
+        """Remember results."""
         ...
 
 
@@ -166,9 +161,7 @@ class Observations:
     failed: BoolArray
 
     def best(self, problem: SearchProblem) -> FloatArray:
-        """Log seconds (S,) of what can be dispatched at each shape by now, the baseline included; inf where nothing
-        can.
-        """
+        """Return log seconds (S,) of the best dispatchable variant at each shape, baseline included; inf without one."""
         floor = np.log(np.asarray(problem.baseline(), dtype=np.float64))
         for row in self.log_time:
             floor = np.fmin(floor, row)
@@ -187,7 +180,7 @@ class SearchHistory:
         return len(self._seen)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Unite results with what is known. Raises as `SearchStrategy.tell`, before anything is remembered."""
+        """Add results to the history. Raises as `SearchStrategy.tell`, before any result is added."""
         shapes = len(self.problem.shapes)
         for result in results:
             if result.candidate not in self._seen and not self.problem.space.contains(result.candidate):
@@ -212,7 +205,7 @@ class SearchHistory:
                 known[shape] = _united(known.get(shape), outcome)
 
     def ask(self, codes: CodeArray) -> list[Candidate]:
-        """Turn codes into candidates and remember that they were asked."""
+        """Turn codes into candidates and record that they were asked for."""
         candidates = self.problem.space.candidates(codes)
         self._seen.update(candidates)
         return candidates
@@ -244,7 +237,7 @@ class SearchHistory:
 
 
 def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
-    """Say for each key whether it is among the members; also for raw-byte keys, which `np.isin` refuses."""
+    """Return for each key whether it is among the members. Raw-byte keys work too, which `np.isin` refuses."""
     if keys.dtype.kind == "i" or not len(keys) or not len(members):
         return np.isin(keys, members) if len(keys) and len(members) else np.zeros(len(keys), dtype=np.bool_)
     known = {m.tobytes() for m in members}
@@ -258,5 +251,5 @@ def _united(old: Outcome | None, new: Outcome) -> Outcome:
 
 
 def _rank(outcome: Outcome) -> tuple[Any, ...]:
-    """Return the key that puts times before failures, and the same failure first in any order."""
+    """Return a sort key that puts times before failures, and orders failures by their text."""
     return (1, outcome.stage, outcome.message) if isinstance(outcome, Failure) else (0, outcome)

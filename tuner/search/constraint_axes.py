@@ -87,7 +87,7 @@ def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
 
 
 def _dependence(a: CodeArray, b: CodeArray) -> tuple[float, float]:
-    """Mutual information in nats of two columns (R,) of positions, and whether they grow together (covariance)."""
+    """Return the mutual information in nats of two columns (R,) of positions, and the sign of their covariance."""
     if len(a) < 2:
         return 0.0, 0.0
     table = np.zeros((int(a.max()) + 1, int(b.max()) + 1))

@@ -130,7 +130,7 @@ class Search:
         return [self.space.configuration(c) for c in self._strategy.ask(count)]
 
     def tell(self, results: Iterable[tuple[Mapping[str, Value], float | None]]) -> None:
-        """Tell the costs of configurations: seconds, or any positive number where less is better; None for a failure.
+        """Record the costs of configurations: seconds, or any positive number where less is better; None for a failure.
 
         Raises:
             UserError: a configuration outside the space, or a cost that is not a positive number.
@@ -165,12 +165,12 @@ class _ExprConstraint:
 
 
 def _plain(values: Sequence[Value]) -> bool:
-    """Say whether all values are integers, which the space holds as they are; others are held as positions."""
+    """Return True if all values are integers, which the space holds directly; other values are held as positions."""
     return all(type(v) is int for v in values)
 
 
 def _ordered(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
-    """Numbers sorted; labels as they were listed."""
+    """Return the values in order: numbers sorted, labels as listed."""
     kinds = {isinstance(v, str) if isinstance(v, (bool, int, float, str)) else None for v in values}
     if isinstance(values, str) or len(kinds) != 1 or None in kinds:
         raise UserError(

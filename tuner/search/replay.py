@@ -94,9 +94,8 @@ def recorded_spaces(folder: Path) -> dict[str, RecordedSpace]:
 
 
 def replay(strategy: SearchStrategy, recorded: RecordedSpace, evaluations: int, batch: int) -> FloatArray:
-    """Let a strategy search in synchronous batches; the fraction (evaluations,) of the optimum reached after each one.
-
-    Failures count as evaluations. A strategy that ends early keeps its last value.
+    """Run a search in synchronous batches. Returns the fraction (evaluations,) of the optimum reached after each
+    evaluation.
     """
     runner = RecordedRunner(recorded)
     reached = np.zeros(evaluations)

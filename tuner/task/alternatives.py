@@ -12,7 +12,7 @@ GROUP = "relax_tune.alternatives"
 
 
 def all_alternatives() -> tuple[Alternative, ...]:
-    """Return our table, then the entries of installed packages. Raises BuildError for what a package gives wrong."""
+    """Return our table, then the entries of installed packages. Raises BuildError for an invalid entry of a package."""
     found = list(ALTERNATIVES)
     for origin, given in from_packages(GROUP):
         for entry in given if isinstance(given, (tuple, list)) else (given,):

@@ -33,7 +33,7 @@ def ranges_of(module: IRModule) -> dict[Var, Range]:
 
 
 def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
-    """Annotations of tensor operands. Raises BuildError for anything else."""
+    """Return the annotations of tensor operands. Raises BuildError for any other operand."""
     found = []
     for v in values:
         if not isinstance(v, (GVar, Constant)) or not isinstance(v.info, TensorInfo):
@@ -54,8 +54,8 @@ def extract_tasks(
     profile: ShapeProfile | None = None,
     caches: Caches = "warm",
 ) -> tuple[Task, ...]:
-    """Return the tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
-    caches: as of the settings.
+    """Return the tasks of a module, in order of first call. overrides: ranges that narrow symbols, by name; profile:
+    the served shapes; caches: as in the settings
 
     Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
     """

@@ -20,10 +20,10 @@ Numbers = Mapping[Buffer, int]
 
 
 def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | None:
-    """Return the values every element of `buffer` may have so that each index `func` makes of it is inside its dim; None where it
-    makes none, or none that can be judged (dims that are symbols, indices computed in other ways).
+    """Return the values an element of `buffer` may have such that each index made from it is inside its dim.
 
-    numbers: the values of those parameters of `func` that are constants without dims.
+    None if there is no such index, or none that can be judged: dims are symbols, or indices are computed in other ways.
+    numbers: the values of parameters that are constants without dims
     """
     solver = _Solver(buffer, numbers)
     found: Range | None = None
@@ -45,7 +45,7 @@ def meet(a: Range, b: Range) -> Range:
 
 
 def range_fill(allowed: Range | None) -> Fill:
-    """As a program states it."""
+    """Return the fill of a program's input with values in a range."""
     return Fill() if allowed is None else Fill("integers", allowed[0], allowed[1])
 
 
@@ -57,7 +57,7 @@ class _Solver:
     numbers: Numbers
 
     def solve(self, e: Expr, low: int, high: int) -> Range | None:
-        """Return the values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
+        """Return the values of an element for which `low <= e < high`; None if `e` is no simple function of one."""
         if isinstance(e, Load):
             return (low, high) if e.buffer is self.buffer else None
         if not e.op:
@@ -73,7 +73,7 @@ class _Solver:
         return self.from_the_end(e, low, high) if e.op == "select" else None
 
     def from_the_end(self, e: Expr, low: int, high: int) -> Range | None:
-        """`x + step if x < 0 else x`: indices that count from the end when they are negative."""
+        """Solve `x + step if x < 0 else x`, which makes negative indices count from the end."""
         cond, moved, plain = e.args
         if not (cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
             return None

@@ -119,9 +119,11 @@ class Choices:
         return search_space.SketchSpace(sketch.name, parameters, constraint, describe)
 
     def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
-        """Return up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
-        those each sketch thinks best, then one of each sketch without any: fewest loads per point, least padding, workers evenly
-        used, at the middle anchor."""
+        """Return up to `count` candidates (None: all) that are likely fast before anything is measured.
+
+        The rules' guesses come first, the best of each sketch before the others. One sampled candidate of each sketch
+        without guesses follows, of few loads per point, little padding and evenly used workers at the middle anchor.
+        """
         ranked = [
             (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
             for number, sketch in enumerate(self.sketches)
@@ -131,7 +133,7 @@ class Choices:
         return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
 
     def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
-        """Return the best of a sample of every sketch but the known ones, best first."""
+        """Return the best sampled candidate of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
         drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
         found = []
@@ -200,11 +202,15 @@ class Choices:
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
-        """Return the variants with a library call: of the task as a whole, or in parts where no routine takes that."""
+        """Return the variants with a library call: of the whole task, or unfused ones where no routine can take the
+        whole.
+        """
         return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
 
     def variants_in_parts(self) -> tuple[VariantRecord, ...]:
-        """Unfused variants: the task cut around its matmuls, each part by a library's routine or as the rules guess."""
+        """Return the unfused variants: the task cut around its matmuls, each part by a library's routine or as the
+        rules guess.
+        """
         return self._in_parts
 
     @cached_property
@@ -216,18 +222,18 @@ class Choices:
         return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
 
     def _parts(self, begins: tuple[str, ...]) -> tuple[tuple[FunctionStep, Choices], ...]:
-        """Return the parts of the task cut at these blocks, each with its choices; every variant in parts shares them."""
+        """Return the parts of the task cut at these blocks, each with its choices, which all unfused variants share."""
         if begins not in self._cuts:
             self._cuts[begins] = tuple((step, self._of_part(step)) for step in split_at(self.task.func, begins))
         return self._cuts[begins]
 
     def _of_part(self, step: FunctionStep) -> Choices:
-        """Return the choices for a part. Nothing is measured of a part alone, so its domain has no points."""
+        """Return the choices for a part. A part is never measured by itself, so its domain has no points."""
         key, text = workload_key(step.func), print_text(step.func, normalise=True)
         return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={}, _cuts={})
 
     def _options(self) -> tuple[VariantRecord, ...]:
-        """Return one variant of each routine, and the one that the rules think best."""
+        """Return one variant of each routine, and the one that the rules rank first."""
         first = {v.sketch.split("+")[0]: v for v in reversed(self.library_variants())}
         return (*(first[form.routine] for form in self.forms), self.guess())
 
@@ -308,7 +314,7 @@ class Choices:
         return tuple(stage for (step, part), v in made for stage in _outside(step, part.stages(v)))
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
-        """Return a function no search looks at: the middle setting of its first sketch."""
+        """Schedule a function that is not searched, by the middle setting of its first sketch."""
         sketch = next(iter_sketches(func, self.hardware))
         return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
@@ -323,7 +329,7 @@ class Choices:
 
 
 def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
-    """Return a step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    """Return a scheduled step of a library form, in terms of the fused function's buffers and symbols."""
     return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), _meaning(step))
 
 
@@ -350,14 +356,14 @@ def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _meaning(step: FunctionStep) -> dict[Var, Expr]:
-    """Return a step's symbols in terms of the fused function's."""
+    """Map a step's symbols to expressions over the fused function's."""
     infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
     inputs = len(infos) - step.func.outputs
     return bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
 
 
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Anchors as an (S, D) array."""
+    """Return the anchors as an (S, D) array."""
     return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
 
 

@@ -12,5 +12,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Schema 1 -> schema 2."""
+    """Upgrade schema 1 to schema 2."""
     op.add_column("measurements", sa.Column("measured_at", sa.Double(), nullable=False, server_default="0"))

@@ -44,7 +44,7 @@ class Algebra(NormalForm[Expr]):
         return found
 
     def depends(self, p: Poly, variables: Iterable[Var]) -> bool:
-        """Tell whether any of the variables occurs in `p`."""
+        """Return whether any of the variables occurs in `p`."""
         wanted = set(variables)
         return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
 

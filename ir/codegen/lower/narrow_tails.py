@@ -199,7 +199,7 @@ def narrow(
 
 
 def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
-    """Tell whether one of the conditions guards a store to a private buffer."""
+    """Return whether one of the conditions guards a store to a private buffer."""
     if isinstance(n, IfThenElse) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)

@@ -132,7 +132,7 @@ class AddressPrinter:
     # integers
 
     def index_type(self, *numbers: Poly) -> DType:
-        """Return the type that these are computed in."""
+        """Return the type in which indices are computed."""
         if self.spans is None or any(self.spans.note(p) is None for p in numbers):
             return i64
         return INDEX
@@ -201,7 +201,7 @@ class AddressPrinter:
         )
 
     def moves(self, e: Expr) -> bool:
-        """Tell whether `e` depends on the lane."""
+        """Return whether `e` depends on the lane."""
         return self.lane is not None and self.lane.var in self.algebra.free(e)
 
     def condition(self, e: Expr) -> str:
@@ -273,7 +273,7 @@ class AddressPrinter:
         raise NotImplementedError
 
     def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
-        """(register, lane in it, its width) for an access to a buffer kept in registers."""
+        """Return (register, lane in it, its width) of an access to a buffer in registers."""
         layout = self.layouts[b]
         offset = p.get(ONE, 0)
         row, column = divmod(offset, len(layout.unit))

@@ -49,12 +49,14 @@ class Grid:
 
 
 def meaningless(name: str) -> str:
-    """Return the name. Words get an underscore at the end, which no keyword, type, function or macro of the languages has."""
+    """Append an underscore to names that would mean something. No keyword, type, function or macro of the languages
+    ends in one.
+    """
     return name if FREE.fullmatch(name) else f"{name}_"
 
 
 def numbered(base: str, number: int) -> str:
-    """Return a name for one of several things."""
+    """Return a numbered name for one of several objects."""
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
@@ -234,7 +236,9 @@ class CFamilyPrinter(CopyPrinter):
             self.serial_loop(f, extent)
 
     def intrinsic(self, f: For) -> bool:
-        """Print the call of the intrinsic that the loop is marked with. False if its nest no longer matches the intrinsic."""
+        """Print the call of the intrinsic that the loop is marked with. Return False if its nest no longer matches the
+        intrinsic.
+        """
         found = None if self.lane is not None else match_call(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
             require_shared(f)
@@ -269,11 +273,13 @@ class CFamilyPrinter(CopyPrinter):
         return True
 
     def offers(self, intrinsic: Intrinsic) -> bool:
-        """Tell whether this kernel can call an intrinsic."""
+        """Return whether this kernel can call an intrinsic."""
         return intrinsic.language in ("", self.prelude.language)
 
     def tree_reduce(self, f: For, size: int) -> bool:
-        """Print a reduction over the lanes of vector registers as a tree. False if the elements are not in such registers."""
+        """Print a reduction over the lanes of vector registers as a tree. Return False if the elements are not in such
+        registers.
+        """
         (s,) = stores(f.body)
         source = combined_load(s)
         assert source is not None
@@ -359,7 +365,7 @@ class CFamilyPrinter(CopyPrinter):
             self.vector(f, constant(at), width)
 
     def vector(self, f: For, start: Poly, width: int) -> None:
-        """One vector of a vectorised loop."""
+        """Print one vector of a vectorised loop."""
         if width == 1:
             with self.known(f.var, start):
                 self.statement(f.body)

@@ -153,7 +153,10 @@ class CUDAPrelude(Prelude):
         return needs, text
 
     def _across(self, name: str, dtype: DType) -> str:
-        """Return the function that all-reduces the values of neighbouring work-items by butterfly shuffles (PTX ISA, "shfl.sync")."""
+        """Return a function that all-reduces the values of neighbouring work-items.
+
+        It uses butterfly shuffles (PTX ISA, "shfl.sync").
+        """
         _, op, width = name.split("_")
         steps = ""
         for k in reversed(range(int(width).bit_length() - 1)):
@@ -172,7 +175,7 @@ class CUDAPrelude(Prelude):
         return _since(since, f"{head} {{ {body.replace('$U', bits)} }}", portable)
 
     def _lanes(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """Return a helper of vectors: the one of numbers, lane by lane."""
+        """Return a helper of vectors that applies the scalar helper lane by lane."""
         if name == "splat":
             return (
                 (),
@@ -200,7 +203,7 @@ class CUDAPrelude(Prelude):
         return (), f"STATIC {types[result]} $N({head}) {{ {body} }}"
 
     def _exchange(self, width: int) -> str:
-        """Return rows and columns of as many vectors as they have lanes, given by pointers."""
+        """Return a function that transposes a square of vectors, given by pointers."""
         rows = range(width)
         lines = [f"  const $V {', '.join(f'x{k} = *a{k}' for k in rows)};"]
         lines += [f"  *a{k} = $V::of({', '.join(f'x{j}.v[{k}]' for j in rows)});" for k in rows]
@@ -225,7 +228,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
 
     def _piece(self, dtype: DType, at: Address, width: int) -> int:
-        """Return elements that one instruction may access."""
+        """Return the number of elements that one instruction may access."""
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
 
@@ -284,7 +287,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         return f"(unsigned)({self.poly_text(self.algebra.poly(e))})"
 
     def _along_one(self) -> bool:
-        """Tell whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
+        """Return whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
         tops = [self.algebra.interval(self.algebra.static(e))[1] for e in self.groups[1:]]
         return any(top is None or top > AXIS_LIMIT for top in tops)
 

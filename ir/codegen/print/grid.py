@@ -43,7 +43,7 @@ class GridPrinter(CFamilyPrinter):
         raise NotImplementedError
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """Return the groups along the axes that the launch has."""
+        """Return the extents of the launch's grid for these groups."""
         return groups
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:

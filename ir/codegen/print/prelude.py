@@ -29,7 +29,7 @@ FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
 
 
 def suffix(dtype: DType, width: int) -> str:
-    """`f32` or `f32x16`: the end of type and helper names."""
+    """Return the end of type and helper names, `f32` or `f32x16`."""
     return dtype.short if width == 1 else f"{dtype.short}x{width}"
 
 
@@ -58,7 +58,7 @@ class Prelude:
         return f"/*prelude*/\n{body}\n/*end prelude*/\n"
 
     def add(self, key: str, text: str) -> None:
-        """A piece under its own guard; the first text for a key stays."""
+        """Add a piece under its own guard; the first text for a key stays."""
         if key not in self._pieces:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
@@ -66,7 +66,10 @@ class Prelude:
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        """Return the name of an intrinsic's function for operands in these address spaces, the written one last, and these extents."""
+        """Return the name of an intrinsic's function.
+
+        It takes operands in these address spaces, the written one last, and these extents.
+        """
         for helper in found.prelude_helpers:
             self.helper(helper, f32, 1)
         ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
@@ -105,11 +108,11 @@ class Prelude:
         return self.scalars[stored(dtype).short]
 
     def scalar(self, dtype: DType) -> str:
-        """Return the type one element is computed with."""
+        """Return the type in which one element is computed."""
         return self.storage(computed(dtype))
 
     def vector(self, dtype: DType, width: int) -> str:
-        """Return the type `width` elements are computed with (declared on demand)."""
+        """Return the type in which `width` elements are computed (declared on demand)."""
         dtype = computed(dtype)
         if width == 1:
             return self.scalar(dtype)
@@ -142,7 +145,10 @@ class Prelude:
         return full
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
+        """Return (helpers needed, text) of a helper.
+
+        In the text: `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name.
+        """
         if name in math.HALVES:
             return self._half(name, width)
         if name == "exchange":
@@ -177,7 +183,7 @@ class Prelude:
         return full
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """Return the body of such a function, `plain` where the machine has no better way."""
+        """Return the body of a lookup function, `plain` unless the machine has a faster way."""
         return f" {plain} "
 
     def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
@@ -248,7 +254,7 @@ class Prelude:
         raise KeyError(f"no helper {name} for {dtype}x{width}")
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """Return all lanes combined, halving the width step by step."""
+        """Return a helper that combines all lanes, halving the width step by step."""
         op = name.removeprefix("fold_")
         halved = f"{self.helper(f'half_{op}', dtype, width)}(a)"
         if width > 2:
@@ -256,7 +262,7 @@ class Prelude:
         return (), f"STATIC $E $N($V a) {{ return {halved}; }}"
 
     def _halved(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """Return the lower half of the lanes combined with the upper half."""
+        """Return a helper that combines the lower half of the lanes with the upper half."""
         op, half = name.removeprefix("half_"), width // 2
         v = self.vector(dtype, half)
         joined = {"add": "lo + hi", "mul": "lo * hi"}.get(op) or f"{self.helper(op, dtype, half)}(lo, hi)"
@@ -264,13 +270,13 @@ class Prelude:
         return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {joined}; }}"
 
     def converted(self, text: str, vector: str) -> str:
-        """Return a vector with each lane as the type of another one's."""
+        """Return a vector converted lane by lane to the element type of another vector."""
         return f"__builtin_convertvector({text}, {vector})"
 
     def half(self, vector: str, width: int, start: int) -> str:
-        """`width` lanes of the vector `a` from `start`."""
+        """Return `width` lanes of the vector `a` from `start`."""
         return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
 
     def literal(self, vector: str, parts: list[str]) -> str:
-        """Return a vector from its lanes."""
+        """Return a vector of the given lanes."""
         raise NotImplementedError

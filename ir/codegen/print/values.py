@@ -46,7 +46,7 @@ class ValuePrinter(AddressPrinter):
         return text
 
     def one(self, e: Expr) -> str:
-        """Return a value that does not move, without temporaries."""
+        """Return the text of a value that does not depend on the lane, without temporaries."""
         text, vector = self._fresh_text(e)
         assert text is not None and not vector, e
         return text
@@ -72,7 +72,7 @@ class ValuePrinter(AddressPrinter):
         return self.text(e)
 
     def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
-        """Return value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
+        """Return value nodes under `e`, operands first, and the nodes worth a temporary. Indices belong to their loads."""
         known = self._orders.get(e)
         if known is not None:
             return known
@@ -131,14 +131,14 @@ class ValuePrinter(AddressPrinter):
         return self._vector(e, [(t or "", v) for t, v in args])
 
     def _taken_branch(self, e: Expr) -> Expr | None:
-        """Return the branch of a select whose condition on indices is settled here."""
+        """Return the branch that a select takes if its condition on indices is decided here, else None."""
         if e.op != "select" or not e.args[0].op or any(a.dtype is not i64 for a in e.args[0].args):
             return None
         known = self.algebra.decide(e.args[0])
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
     def _four_bits(self, e: Expr) -> str | None:
-        """Return a vector of floats that four bits of each int32 choose."""
+        """Return the lookup of a vector of floats by four bits of each int32; None for other expressions."""
         if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
             return None
         found = four_bits(e.args[0], self._taken_branch)
@@ -192,15 +192,15 @@ class ValuePrinter(AddressPrinter):
         return self.unpacked(self.packed(text, target, width), target, width)
 
     def packed(self, text: str, dtype: DType, width: int) -> str:
-        """Return the text of a value in its memory type."""
+        """Return a value converted to its type in memory."""
         return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def unpacked(self, text: str, dtype: DType, width: int) -> str:
-        """Return the value that memory holds."""
+        """Return a value converted from its type in memory."""
         return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def _extreme(self, e: Expr, args: list[str], width: int) -> str:
-        """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
+        """Return min or max that gives NaN for NaN. If an operand is known not to be NaN, one comparison suffices."""
         helper = "max" if e.op == "max" else "min"
         if e.dtype.is_float and width == 1:
             sign = ">" if helper == "max" else "<"
@@ -292,7 +292,7 @@ class ValuePrinter(AddressPrinter):
         return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
 
     def _converted(self, source: DType, target: DType, text: str) -> str | None:
-        """Return a vector of one type as another; None where only single lanes can be converted."""
+        """Return a vector converted to another type; None where only single lanes can be converted."""
         w = self.width
         if source is target:
             return text
@@ -336,7 +336,7 @@ class ValuePrinter(AddressPrinter):
         return text, True
 
     def _prefix(self, e: Expr) -> str | None:
-        """`x + lane < bound` as a comparison of lane numbers."""
+        """Return `x + lane < bound` as a comparison of lane numbers; None for other conditions."""
         lane = self.lane
         assert lane is not None
         room = room_below(e, self.algebra.poly) or {}
@@ -352,7 +352,7 @@ class ValuePrinter(AddressPrinter):
         return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
 
     def lanes_text(self, e: Expr) -> list[str]:
-        """`e` for every lane; 0 for lanes that are not active."""
+        """Return the text of `e` for every lane; 0 for inactive lanes."""
         lane = self.lane
         assert lane is not None
         memo = self._memo

@@ -170,7 +170,7 @@ class Bert:
         return self.g.call(LayerNorm(self.config.eps), x, gamma, beta)
 
     def linear(self, x: GVar, name: str, width: int, out: int) -> GVar:
-        """Return `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
+        """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
         stored = self.weights.get(f"{name}.weight", (out, width))
         w = self.g.constant(f"{name}.weight", np.ascontiguousarray(stored.T))
         return self.g.call(Add(), self.g.call(Matmul(), x, w), self.weight(f"{name}.bias", out))

@@ -36,17 +36,17 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def near(wanted: float) -> Callable[[float], bool]:
-    """Accept what an exporter may have rounded to single precision."""
+    """Return a test for a number that an exporter may have rounded to single precision."""
     return lambda held: math.isclose(held, wanted, rel_tol=1e-6)
 
 
 def scaled(p: Operand, factor: float) -> Pattern:
-    """`p * factor`."""
+    """Return the pattern `p * factor`."""
     return op(MulScalar, p, value=near(factor))
 
 
 def over_last_axis(reduction: type[Reduce], p: Operand, name: str) -> Pattern:
-    """Return a reduction over the last axis that keeps it as a dim of 1."""
+    """Match a reduction over the last axis that keeps it as a dim of 1."""
 
     def last(m: Match) -> bool:
         return m.operator(name, reduction).axes in ((-1,), (len(m.shape(name)) - 1,))
@@ -62,7 +62,7 @@ def _factor(operand: str, name: str) -> Pattern:
 
 
 def _plain(operand: str) -> Pattern:
-    """Return an operand without a factor."""
+    """Match an operand without a factor."""
 
     def has_no_factor(m: Match) -> bool:
         call, info = m.scope.call(m[operand]), m.info(operand)

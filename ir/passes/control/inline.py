@@ -30,7 +30,7 @@ class Inline:
         return self.run(module)[0]
 
     def run(self, module: IRModule) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]]]:
-        """Return the module, and the run-time checks of its graph functions by name."""
+        """Return the module with calls inlined, and the run-time checks of its graph functions by name."""
         functions = dict(module.functions)
         called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)}
         checks: dict[str, tuple[RuntimeCheck, ...]] = {}
@@ -58,8 +58,11 @@ class Inline:
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """Return the parameters, those of unknown dims or dtype as a match_cast of the function itself says they are. A symbol that comes with a
-    cast gets a name that no other symbol of the parameters has: it may be that of another function."""
+    """Return the parameters with the dims and dtypes that a match_cast in the function asserts, where they were
+    unknown.
+
+    A symbol of such a cast gets a name that no other symbol of the parameters has, since it may be another function's.
+    """
     own = {v: v for p in f.params for v in info_symbols(p.info)}
     taken = {v.name for v in own}
     casts = {b.value: b.info for b in reversed(f.bindings) if isinstance(b, MatchCast) and isinstance(b.value, GVar)}

@@ -86,7 +86,7 @@ class OutlineSubgraphs:
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
-    """Return the functions that come to call themselves."""
+    """Return the functions that call themselves, directly or not."""
     calls = {n: graph_walk.callees(f) for n, f in module.graphs.items()}
     found = set[str]()
     for name in calls:
@@ -119,7 +119,7 @@ def _asserts(b: g.AnyBinding) -> bool:
 
 
 def _tensors(info: StructInfo) -> bool:
-    """Return nothing but tensors, also inside tuples."""
+    """Return whether an annotation is of tensors only, also inside tuples."""
     return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
 
 
@@ -195,7 +195,9 @@ class _Outliner:
             line.out.append(b)
 
     def is_step(self, b: g.AnyBinding, inside: bool, binds: bool) -> bool:
-        """Return whether a binding belongs into a subgraph. Raises BuildError for a tensor operation that cannot be lowered."""
+        """Return whether a binding belongs to a subgraph. Raises BuildError for a tensor operation that cannot be
+        lowered.
+        """
         value = b.value
         if isinstance(b, g.MatchCast):
             return inside and not binds and is_known(value.info) and is_known(b.info)

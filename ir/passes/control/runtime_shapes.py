@@ -33,7 +33,7 @@ class RuntimeShapeInliner(Walk):
         self.symbols: set[str] = set()
 
     def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
-        """Return the parameters with every dim named; nothing is solved for, since a run does that."""
+        """Return the parameters with every dim named. No symbol is solved for, since a run does that."""
         infos = [p.info for p in sharper]
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         self.symbols.update(v.name for v in frame.meaning)
@@ -46,7 +46,7 @@ class RuntimeShapeInliner(Walk):
         return v if info is v.info else GVar(v.name, info)
 
     def with_dims(self, info: StructInfo, hint: str) -> StructInfo:
-        """Return a tensor of known rank with a new symbol for each dim."""
+        """Give a tensor of known rank a new symbol for each dim; return other annotations as they are."""
         if not isinstance(info, TensorInfo) or info.shape is not None or info.ndim is None:
             return info
         return TensorInfo(tuple(self.own(Var(f"{hint}_{axis}"), True) for axis in range(info.ndim)), info.dtype)

@@ -113,7 +113,7 @@ class Canonicalise:
 
 
 def _existing_value(binding: AnyBinding, value: Value, ctx: Deduction) -> Value | None:
-    """Return the existing value that `binding` gives, None where it gives a new one."""
+    """Return the existing value that `binding` repeats, None for a new value."""
     if isinstance(binding, MatchCast):
         return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
     if value.is_atom:

@@ -83,7 +83,7 @@ class CollapseDims:
 
 
 def merge_dims(shape: Sequence[Expr], groups: Groups) -> tuple[Expr, ...]:
-    """Return the products of each group's dims."""
+    """Return the product of each group's dims."""
     merged: list[Expr] = []
     for group in groups:
         size = shape[group[0]]
@@ -99,7 +99,7 @@ Pair = tuple[Block, Var, Var]
 
 
 def collapse(func: PrimFunc) -> Collapsed | None:
-    """`func` over merged dims, or None when nothing merges."""
+    """Return `func` over merged dims, None if no dims merge."""
     blocks = plain_blocks(func)
     if blocks is None:
         return None
@@ -135,7 +135,7 @@ def _accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
 
 
 def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
-    """Return iterators that merge with the one after them."""
+    """Return the iterators that merge with the next one."""
     found: dict[Var, Var] = {}
     for buffer, indices in _accesses(block):
         for p in range(len(indices) - 1):
@@ -146,8 +146,10 @@ def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
 
 
 def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
-    """Return seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
-    each pair merges at every place it occurs."""
+    """Return the seams along which every access can merge.
+
+    It is the largest set in which only mergeable pairs cross each seam, and each pair merges wherever it occurs.
+    """
     crossings: dict[Seam, list[Pair | None]] = {
         (b, p): [None] if _keeps_last(b, p) else []
         for b in (*func.buffers, *func.allocs)
@@ -210,18 +212,18 @@ def _keeps_last(buffer: Buffer, p: int) -> bool:
 
 
 def _mentions(index: Expr) -> tuple[Var, ...]:
-    """Return variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
+    """Return the variables of one index. Reads inside it are left out, since they are accesses of their own."""
     return tuple(_outside_reads((index,)))
 
 
 def _used_outside_indices(block: Block) -> set[Var]:
-    """Return iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
+    """Return the iterators whose value itself is used: in the stored value, or in the extent of another iterator."""
     stores = [block.body] if block.init is None else [block.body, block.init]
     return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
 
 
 def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
-    """Return variables of expressions, those inside reads left out."""
+    """Return the variables of expressions outside of reads."""
     found: set[Var] = set()
     stack, seen = list(exprs), set[Expr]()
     while stack:

@@ -79,7 +79,7 @@ class FoldConstants:
         return module if new is module else replace(new, constants=constants)
 
     def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
-        """Return the annotation of a value that depends on weights alone and is small enough to compute, else None."""
+        """Return the annotation of a value that depends only on weights and is small enough to compute, else None."""
         computes = isinstance(value, (CallTIR, TupleItem)) or operator_of(value, OperatorSpec) is not None
         args = value.operands
         if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
@@ -113,7 +113,7 @@ def _nbytes(info: TensorInfo) -> int:
 
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
-    """Return a new weight under a name of its own."""
+    """Add a weight under a name of its own, and return it."""
     name = fresh(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
@@ -128,7 +128,7 @@ class _Held:
     values: dict[Value, Value] = field(default_factory=dict)
 
     def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
-        """Return the computations that lead to `var`, and the weights it comes from."""
+        """Return the computations that lead to `var`, and the names of the weights they read."""
         steps = [self.values[v] for v in self._order(var)]
         return steps, {a.name for v in steps for a in v.operands if isinstance(a, Constant)}
 

@@ -88,7 +88,7 @@ class CommonSubexpressions:
 
 
 def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
-    """Return the first name of every weight that repeats an earlier one byte by byte."""
+    """Map every weight that repeats an earlier one byte by byte to the first name."""
     found: dict[str, str] = {}
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, array in constants.items():

@@ -53,7 +53,9 @@ class LiftParameters:
 
 
 def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
-    """Return the variables that are computed from weights alone, fit, and are read by what stays, in order."""
+    """Return the variables to lift, in order: computed from weights only, small enough, and read by the remaining
+    function.
+    """
     sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
     made: dict[g.GVar, g.AnyBinding] = {}
     fits: set[g.GVar] = set()
@@ -77,7 +79,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
 
 
 def _nbytes(info: StructInfo) -> int | None:
-    """Return bytes of a tensor, or of a tuple of some; None unless all dims are numbers."""
+    """Return the bytes of a tensor or of a tuple of tensors; None unless all dims are numbers."""
     if isinstance(info, TupleInfo):
         sizes = [_nbytes(i) for i in info.fields]
         return None if None in sizes else sum(s for s in sizes if s is not None)
@@ -88,7 +90,7 @@ def _nbytes(info: StructInfo) -> int | None:
 
 
 def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
-    """Return the bindings of `f` that `wanted` come from, in order."""
+    """Return the bindings of `f` that compute `wanted`, in order."""
     made = {b.var: b for b in f.bindings}
     found: set[g.GVar] = set()
     stack: list[g.GVar] = list(wanted)
@@ -101,7 +103,7 @@ def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
 
 
 def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
-    """Return the function that computes what is lifted, over variables of its own."""
+    """Return the function that computes the lifted variables, over variables of its own."""
     bindings = _needed(f, lifted)
     used = {v for b in bindings for v in used_vars(b.value)}
     params = [p for p in f.params if p in used]
@@ -119,7 +121,7 @@ def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
 
 
 def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Function:
-    """`f` with what is lifted as parameters."""
+    """Return `f` with the lifted variables as parameters."""
     given = {v: g.GVar(v.name, v.info) for v in lifted}
     mapping: dict[g.Value, g.Value] = dict(given.items())
     gone = set(lifted)
@@ -136,7 +138,7 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
 
 
 def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:
-    """Without those of `steps` that nobody reads any more."""
+    """Remove the bindings of `steps` that are no longer read."""
     while True:
         read = {v for value in graph_walk.all_uses(f) for v in used_vars(value)}
         dead = {b.var for b in graph_walk.all_bindings(f) if b.var in steps and b.var not in read}

@@ -216,7 +216,7 @@ class _PrecisionRewriter:
             self.halves[binding.var] = self._round(out, binding.var)
 
     def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:
-        """Return casts of the program itself, where they undo each other."""
+        """Drop a cast of the program that undoes another one; return True if the binding is replaced."""
         (source,) = value.args
         known = self.halves.get(source) or self.sources.get(source)
         if self._rounds(value) and known is not None and binding.var not in self.results:
@@ -227,14 +227,14 @@ class _PrecisionRewriter:
         return False
 
     def _hold(self, out: Emitter, binding: Binding, value: Call) -> None:
-        """A value that is stored as `dtype`, and under its own name in float32 for who needs it so."""
+        """Store a value as `dtype`, and cast it to float32 under its own name for readers that need float32."""
         var = binding.var
         self.halves[var] = held = out.bind(value, _as(var, self.dtype), f"{var.name}_{self.dtype}")
         if self._use(var).named:
             out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
 
     def _stored(self, out: Emitter, a: Value) -> Value:
-        """Return a value of float32 as `dtype`."""
+        """Return a float32 value stored as `dtype`."""
         half = self.weights.half(a) if isinstance(a, Constant) else self.halves.get(a) or self.sources.get(a)
         if half is not None:
             return half
@@ -248,7 +248,7 @@ class _PrecisionRewriter:
         return out.bind(Call(Cast(self.dtype), (a,)), _as(a, self.dtype), f"{a.name}_{self.dtype}")
 
     def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
-        """Return an argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
+        """Return an argument in float32: for this reader, it is cast up if it is stored as `dtype`."""
         half = self.halves.get(a)
         if wanted and isinstance(a, Constant) and _is_f32(a):
             half = self.weights.half(a)

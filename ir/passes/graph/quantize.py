@@ -75,7 +75,7 @@ class QuantizeWeights:
     def _weight(
         self, weight: Constant, transposed: bool, constants: dict[str, Array]
     ) -> tuple[Constant, Constant, Dequantize]:
-        """Return the numbers of a weight, its scales, and what takes both back."""
+        """Return the integers of a weight, its scales, and the operator that dequantises them."""
         array = constants[weight.name]
         if not np.isfinite(array.astype(np.float32)).all():
             raise UserError(f"weight {weight.name!r}: wanted finite numbers to quantise, found infinity or none")
@@ -99,7 +99,7 @@ class QuantizeWeights:
 
 
 def _read_by_products_only(module: IRModule) -> frozenset[str]:
-    """Return weights of two dims and floats that nothing but products reads, as second operands."""
+    """Return the weights of two dims and floats that are read only by products, as second operands."""
     found, others = set[str](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):

@@ -87,7 +87,7 @@ class SeparateOutputs:
         env: Env,
         items: Mapping[tuple[GVar, int], GVar],
     ) -> dict[int, GVar]:
-        """Return one part in place; the variable of each of its outputs."""
+        """Emit one part; return the variable of each of its outputs."""
         callee = table.add(part.lifted.func)
         infos = tuple(call.out[i] for i in part.outputs)
         scalars = tuple(simplify(substitute(e, meaning), env) for e in part.lifted.scalars)
@@ -112,7 +112,7 @@ class SeparateOutputs:
 
 
 def _whole(value: Value) -> tuple[GVar, ...]:
-    """Return the variables that a value takes as they are, not a field of."""
+    """Return the variables that a value reads whole; a field of a tuple is not."""
     return () if isinstance(value, TupleItem) and isinstance(value.value, GVar) else used_vars(value)
 
 
@@ -126,7 +126,10 @@ def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
 
 
 def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
-    """`func` as functions that compute nothing in common, in the order of their first outputs; one part when there is no more."""
+    """Split `func` into functions that share no computation, in the order of their first outputs.
+
+    There is one part if all outputs share some.
+    """
     blocks = plain_blocks(func)
     if blocks is None:
         return ()
@@ -144,7 +147,7 @@ def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
 
 
 def _needed(func: PrimFunc, blocks: Sequence[Block], output: Buffer) -> set[Block]:
-    """Return every block that has a part in an output."""
+    """Return every block that contributes to an output."""
     found: set[Block] = set()
     wanted, seen = [output], {output, *func.input_buffers}
     while wanted:

@@ -144,7 +144,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     parts = {s.block: partial(s.block.body.buffer, "rf") for s in found.sums}
 
     def factored(b: Block, step: IterVar, target: Buffer) -> Stmt:
-        """Return the reduction of each block of keys."""
+        """Reduce each block of keys."""
         assert b.init is not None
         part, inside = IterVar(Var("vb"), count), IterVar(Var("vt"), f, "reduce")
 
@@ -160,7 +160,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         return _limit_keys(nest, f, step.extent)
 
     def combined(b: Block, step: IterVar, value: Expr, part: Var) -> Stmt:
-        """Return the reduction over blocks of keys."""
+        """Reduce over the blocks of keys."""
         kept = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
         made = (*kept, IterVar(part, count, "reduce"))

@@ -140,7 +140,7 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
 
 
 def _blocks_of(rows: int | None) -> Sequence[int]:
-    """Return heights of blocks of rows: all rows, or parts of nearly equal height."""
+    """Return the heights of blocks of rows: all rows, or parts of nearly equal height."""
     return (
         (2, 4, 8, 16, 32, 64)
         if rows is None

@@ -54,12 +54,14 @@ DAY_SECS = 86_400.0
 
 
 def open_for(db: str | None, *, write: bool = False, create: bool = False) -> Store:
-    """Return the database the settings name. It must exist, unless it may be made."""
+    """Open the database that the settings name. It must exist, unless it may be created."""
     return open_store(load_settings({"db": db}).db, create=create, read_only=not write)
 
 
 def one_target(store: Store, part: str | None) -> Target:
-    """Return the target whose key starts with `part`; without one, the only target. Raises UserError naming those there are."""
+    """Return the target whose key starts with `part`; without one, the only target. Raises UserError that lists the
+    targets.
+    """
     targets = store.targets()
     if not targets:
         raise UserError(f"wanted a target, {store.where} has none; `relax-tune tune` adds the one it measures on")
@@ -131,7 +133,7 @@ def top(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """The fastest variants of each workload at each measured shape."""
+    """Print the fastest variants of each workload at each measured shape."""
     if count < 1:
         raise UserError(f"--count wants at least 1, found {count}")
     rows: list[tuple[Workload, Measurement]] = []

@@ -86,7 +86,7 @@ class SettingFlags:
         return load_settings(self.given)
 
     def flags(self, *names: str) -> dict[str, Any]:
-        """Return values by flag: for these settings, or for all."""
+        """Return the values by flag: for these settings, or for all."""
         return {flag_of(name): self.given[name] for name in names or self.given}
 
 

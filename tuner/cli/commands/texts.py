@@ -58,7 +58,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    """Token ids of every text, at most `longest` of them. Raises UserError for what is no text to this tokenizer."""
+    """Return the token ids of every text, at most `longest`. Raises UserError for a text that the tokenizer refuses."""
     if longest is None:
         tokenizer.no_truncation()
     else:
@@ -72,7 +72,7 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) ->
 
 
 def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:
-    """(texts, width) f32: in batches of at most `largest`, each padded to its longest text."""
+    """Compute the embeddings (texts, width) f32, in batches of at most `largest`, each padded to its longest text."""
     parts = []
     step = largest or len(tokens)
     for at in range(0, len(tokens), step):
@@ -88,7 +88,7 @@ def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) ->
 
 
 def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(texts, texts): the cosine of the angle between every two rows."""
+    """Return the cosine of the angle between every two rows: (texts, texts)."""
     wide = embeddings.astype(np.float64)
     unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
     return np.asarray(unit @ unit.T)
@@ -105,7 +105,7 @@ def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> T
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Return the ids that end a text, as the model's folder says; none where it says none."""
+    """Return the ids that end a text, as the model's folder declares; none when it declares none."""
     for name in ("generation_config.json", "config.json"):
         try:
             said = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
@@ -120,7 +120,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 def complete(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], tokens: int, stop: Sequence[int]
 ) -> list[tuple[NDArray[np.int64], str]]:
-    """For each text its token ids with those the model adds, (1, length) i64, and what was added as text."""
+    """Complete each text. Returns its token ids with the added ones, (1, length) i64, and the added text."""
     found = []
     for text, ids in zip(texts, tokenize(tokenizer, texts, None), strict=True):
         if not ids:

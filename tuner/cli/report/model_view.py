@@ -64,7 +64,7 @@ def point_text(labels: Sequence[str], point: Sequence[int]) -> str:
 
 
 def tasks_table(tasks: Sequence[Task]) -> Table:
-    """Name, start of the key, calls, domain and number of anchors of each task."""
+    """Make a table of tasks: name, start of the key, calls, domain and number of anchors."""
     table = make_table("task", "key", "calls", "domain", "shapes", right=("calls", "shapes"), title="Tasks")
     for task in tasks:
         numbers = str(len(task.sites)), domain_text(task), str(len(task.domain.points))

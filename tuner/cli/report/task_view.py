@@ -34,10 +34,12 @@ SAMPLED = 1 << 16
 
 
 def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
-    """Return the task of a recorded workload, without the model it came from: called nowhere, its anchors the shapes most variants
-    were timed at, all of one weight; or shapes up to the default bound when there is no record.
+    """Return the task of a recorded workload, without the model it came from.
 
-    Raises UserError for a workload whose text this version cannot read, or whose key is another text's.
+    It has no call sites. Its anchors are the shapes at which most variants were timed, all of one weight. Without
+    records they are shapes up to the default bound.
+
+    Raises UserError for a workload whose text this version cannot read, or whose key belongs to another text.
     """
     try:
         func = parse_prim_func(workload.text)
@@ -140,7 +142,7 @@ class TaskView:
         raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
 
     def _fastest(self, wanted: Callable[[VariantRecord], bool]) -> VariantRecord | None:
-        """Return the variant with times at most anchors, then of the least weighted log time there."""
+        """Return the variant timed at most anchors; among equals, the one of the least weighted log time there."""
         times, variants = self._times
         weights = self.choices.task.domain.weights
         found: list[tuple[int, float, str]] = []
@@ -192,7 +194,7 @@ class TaskView:
         return rows
 
     def times(self) -> list[dict[str, Any]]:
-        """For each anchor: the best median seconds of each kind, and what is dispatched there."""
+        """Return the best median seconds of each kind and the dispatched variant, for each anchor."""
         times, variants = self._times
         known = {**variants, **self.plan.variants}
         rows = []
@@ -217,7 +219,7 @@ class TaskView:
         ]
 
     def chosen(self) -> dict[str, Any]:
-        """Return the variant that loops, trace and source are of."""
+        """Describe the variant that loops, trace and source show."""
         variant, why = self.variant
         row = self._times[0].get(variant.key, [None] * len(self.choices.task.domain.points))
         return {

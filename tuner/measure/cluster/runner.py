@@ -120,7 +120,7 @@ class DaskRunner:
         self._thread.start()
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """See `Runner.submit`. Raises MeasureError when the runner is closed."""
+        """Submit a batch; see `Runner.submit`. Raises MeasureError when the runner is closed."""
         distinct = distinct_requests(batch)
         job = _Job(distinct, Future(), {})
         job.finish()  # an empty batch is already answered
@@ -132,11 +132,11 @@ class DaskRunner:
         return job.future
 
     def device_info(self) -> DeviceInfo:
-        """See `Runner.device_info`."""
+        """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
     def close(self) -> None:
-        """See `Runner.close`. The workers stay up, and a batch that is under way ends there unheard."""
+        """Close the runner; see `Runner.close`. The workers stay up, and the result of a running batch is dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -176,7 +176,7 @@ class DaskRunner:
             ) from error
 
     def _workers(self) -> dict[str, list[str]]:
-        """Worker address -> its resources."""
+        """Return the resources of each worker, by address."""
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         return {address: sorted(worker.get("resources") or {}) for address, worker in workers.items()}
 
@@ -328,7 +328,7 @@ class DaskRunner:
 
 
 def _hush() -> Callable[[logging.LogRecord], bool]:
-    """Return a log filter that lets nothing pass; each call gives another, so that each runner takes back its own."""
+    """Return a log filter that drops everything. Each call returns a new one, so that each runner removes its own."""
     return lambda _: False
 
 

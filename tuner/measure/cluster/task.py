@@ -27,12 +27,12 @@ class DevicePlugin(distributed.WorkerPlugin):
     idempotent = True
 
     def setup(self, worker: Any) -> None:
-        """Called by Dask on every worker, present and future."""
+        """Prepare the plugin; Dask calls this on every worker, present and future."""
         self._lock = threading.Lock()
         self._runners: dict[str, LocalRunner] = {}
 
     def teardown(self, worker: Any) -> None:
-        """Called by Dask when the worker closes."""
+        """Close the runners; Dask calls this when the worker closes."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
         for runner in runners:
@@ -58,6 +58,6 @@ def describe_device(device_spec: str, open_secs: float) -> str:
 
 
 def measure_batch(device_spec: str, open_secs: float, batch: str) -> str:
-    """`codec.encode_batch` text in, `codec.encode_results` text out."""
+    """Measure the text of `codec.encode_batch`; return the text of `codec.encode_results`."""
     requests = decode_batch(batch)
     return encode_results(_runner(device_spec, open_secs).submit(requests).result())

@@ -38,15 +38,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_the_supervisor() -> None:
-    """On Linux, ask the kernel for SIGKILL when the supervising thread ends: a candidate may hang holding the
-    interpreter lock, and then `_listen` cannot notice."""
+    """Ask the kernel for SIGKILL when the supervising thread ends (Linux).
+
+    A candidate may hang holding the interpreter lock, and then `_listen` cannot notice.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass messages on; when the supervisor is gone, take the whole process group (compilers too) down."""
+    """Pass messages on. When the supervisor has ended, kill the whole process group, compilers included."""
     reader = FrameReader(descriptor)
     while (text := reader.next(None)) is not None:
         inbox.put(json.loads(text))
@@ -56,7 +58,7 @@ def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def probe(device: Device) -> None:
-    """A round trip through device memory. Raises MeasureError when the device does not give back what it was given."""
+    """Copy data to device memory and back. Raises MeasureError when it comes back changed."""
     sent = np.arange(64, dtype=np.int32)
     buffer = device.alloc(sent.nbytes)
     device.upload(buffer, sent)
@@ -70,8 +72,7 @@ def probe(device: Device) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve batches; the exit status is 0 when the supervisor left, 3 when the device was lost or could not be
-    opened."""
+    """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened."""
     faulthandler.enable()
     _die_with_the_supervisor()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])

@@ -32,7 +32,7 @@ class CompiledKernels:
         self._device, self._handles = device, handles
 
     def compile(self, kernels: Sequence[KernelSource]) -> Handles:
-        """See `Device.compile`."""
+        """Compile kernels; see `Device.compile`."""
         missing = [kernel for kernel in kernels if kernel.name not in self._handles]
         if missing:  # a library's own helper, compiled when it is first bound
             self._handles = {**self._handles, **self._device.compile(missing)}
@@ -43,8 +43,11 @@ class CompiledKernels:
 
 
 def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 1) -> list[range]:
-    """Runs of consecutive programs to compile together: of one language, none of `alone`, and no kernel name with two
-    texts. width: how many units are compiled at a time, among which the programs are shared out."""
+    """Split programs into runs to compile as one unit.
+
+    A unit is of one language, has no kernel name with two texts, and holds a program of `alone` only by itself.
+    width: how many units are compiled at a time, among which the programs are divided
+    """
     most = max(1, min(_UNIT_CANDIDATES, -(-len(programs) // width)))
     units: list[range] = []
     names: dict[str, KernelSource] = {}
@@ -65,11 +68,13 @@ def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 
 def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
-    """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
-    called with the programs that are about to be compiled: as many units at a time as there are processors where several can
-    be, else one.
+    """Compile programs in units. Returns for each program its handles and its share of the seconds, or its own
+    BuildError.
 
-    Raises MeasureError when there is no room to compile in: that is no program's failure.
+    tell: receives the programs that are about to be compiled. There are as many units at a time as processors if units
+        compile in parallel, else one.
+
+    Raises MeasureError without space to compile in, which is no program's failure.
     """
     compiled: list[Compiled | None] = [None] * len(programs)
 

@@ -55,12 +55,12 @@ class CacheFlush:
         self._device, self._launch = device, device.bind(kernel, [self.buffer], [lines], grid, local)
 
     def run(self) -> None:
-        """Done when this returns."""
+        """Evict the caches; they are flushed when this returns."""
         self._launch()
         self._device.synchronize()
 
 
 def flushed_bytes(limits: dict[str, int]) -> int:
-    """Return the bytes that evict the workers' private caches, and a shared cache as far as it is small."""
+    """Return the bytes that evict the workers' private caches, and a shared cache if it is small."""
     own = limits.get("l2_bytes", 0) * (1 if limits.get("warp", 1) > 1 else limits.get("workers", 1))
     return max(2 * own, min(2 * limits.get("l3_bytes", 0), SHARED_BYTES), SHARED_BYTES // 8)

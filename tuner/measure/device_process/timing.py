@@ -57,7 +57,9 @@ class Contestant:
 
 
 def time_interleaved(device: Device, contestants: Sequence[Contestant], failures: tuple[type[Exception], ...]) -> None:
-    """Fill every contestant's samples. An exception of `failures` ends that contestant alone and is kept in `error`."""
+    """Take every contestant's samples, interleaved. An exception of `failures` ends only that contestant, which keeps
+    it in `error`.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -92,7 +94,7 @@ def _visit(
 
 
 def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
-    """Return seconds per launch of `launches` launches and one synchronisation."""
+    """Return the seconds per launch, timed over `launches` launches and one synchronisation."""
     launch, series = bound.launch, bound.series(launches) if launches > 1 else None
     if series is not None:
         launch, repeats = series, 1
@@ -116,7 +118,7 @@ def _wake(device: Device, contestant: Contestant) -> None:
 
 
 def _first_visit(device: Device, contestant: Contestant) -> None:
-    """Warm up, see how long a launch takes, and decide how many samples fit the budget."""
+    """Warm up, estimate the time of a launch, and choose how many samples fit the budget."""
     policy = contestant.policy
     single = _timed(device, contestant.bound, 1)
     if single > policy.max_single_secs:
@@ -140,7 +142,7 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
 
 
 def _sample(device: Device, contestant: Contestant) -> None:
-    """One visit: an untimed launch where that matters, then samples until the visit's share of time is used."""
+    """Make one visit: an untimed launch if the device needs it, then samples until the visit's time is used."""
     bound, samples = contestant.bound, contestant.samples
     if contestant.rewarm:
         _timed(device, bound, 1)

@@ -40,7 +40,7 @@ class CostModel(Protocol):
         ...
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
-        """Learn from scratch.
+        """Train from scratch.
 
         `features: (N, F) f32` (NaN where a row has none), `log_time: (N,)` log(seconds / roofline), NaN for a failure,
         `groups: (N,)` any integers: rows are ordered against rows of their own group, one group a (task, shape).
@@ -51,11 +51,11 @@ class CostModel(Protocol):
         ...
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Return scores (N,) whose order within a group counts: larger is faster, failures are likely at the bottom."""
+        """Return scores (N,) that order the rows of a group: larger is faster, likely failures are at the bottom."""
         ...
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
+        """Return mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
         ...
 
 
@@ -152,8 +152,9 @@ class GradientBoostedModel:
         return self._chunked(self._ranker, features)
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and spread (N,), (N,); the spread joins the heads' disagreement with a third of their error on rows
-        left out.
+        """Return mean and spread (N,), (N,).
+
+        The spread combines the heads' disagreement with a third of their error on held-out rows.
         """
         if not self.ready:
             return np.zeros(len(features)), np.ones(len(features))
@@ -233,7 +234,7 @@ class RidgeModel:
         return np.asarray(-(z @ self._slopes) - 2.0 * spread * (z @ self._bad))
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean (N,) on the line, and the spread (N,) of the training rows around it."""
+        """Return the mean (N,) on the line, and the spread (N,) of the training rows around it."""
         if self._mean is None:
             return np.zeros(len(features)), np.ones(len(features))
         z = self._standard(features.astype(np.float64), self._mean, self._scale)
@@ -241,7 +242,7 @@ class RidgeModel:
 
 
 def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:
-    """Return the relevance (N,) of each row within its group, by its place in the order.
+    """Return the relevance (N,) of each row within its group, by its rank.
 
     It is 1 for the fastest and 0 for failures.
     """

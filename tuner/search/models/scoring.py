@@ -21,9 +21,10 @@ def score(
     model: Callable[[FeatureArray], FloatArray],
     threads: int = 2,
 ) -> FloatArray:
-    """`model(features (K, F) f32) -> (K,)` of every (candidate, shape): (R, S) for codes (R, 1 + P) and shapes (S, D).
+    """Apply `model(features (K, F) f32) -> (K,)` to every (candidate, shape).
 
-    The pieces are independent, so neither their size nor `threads` changes the result.
+    Returns (R, S) for codes (R, 1 + P) and shapes (S, D). Chunks are independent, so neither their size nor `threads`
+    changes the result.
     """
     step = max(1, PIECE // len(shapes))
     out = np.empty((len(codes), len(shapes)))
@@ -45,9 +46,7 @@ def score(
 def rank_population(
     model: CostModel, space: ParameterSpace, codes: CodeArray, shapes: IntArray, weights: FloatArray
 ) -> FloatArray:
-    """Return one score (R,) a candidate, larger is faster: the model's rank at each shape, standardised over the population,
-    by weight.
-    """
+    """Return one score (R,) per candidate, larger is faster: the model's rank at each shape, standardised and weighted."""
     if not len(codes):
         return np.zeros(0)
     scores = score(space, codes, shapes, model.rank)

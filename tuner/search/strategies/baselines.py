@@ -24,7 +24,7 @@ class RandomSearch:
         return self._history.ask(fresh_sample(self._history, self._rng, n))
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        """Remember results, so that their candidates are not asked for again; see `SearchStrategy`."""
         self._history.add(results)
 
 
@@ -66,12 +66,12 @@ class GridSearch:
         return codes
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        """Remember results, so that their candidates are not asked for again; see `SearchStrategy`."""
         self._history.add(results)
 
 
 def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -> CodeArray:
-    """Return up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
+    """Return up to `count` random legal points never asked or told, in random order.
 
     Raises:
         ScheduleError: the space has no legal point at all.

@@ -65,7 +65,7 @@ class OptunaSearch:
         return self._history.ask(np.concatenate(rows) if rows else spare)
 
     def _suggested(self, wanted: int) -> list[CodeArray]:
-        """Return up to `wanted` legal suggestions, none of them seen."""
+        """Return up to `wanted` legal suggestions that are new."""
         trials = self._trials()
         studies: dict[int | None, Any] = {}
         sketches = self._sketches(trials, REJECTIONS[self._sampler] * wanted)
@@ -85,7 +85,7 @@ class OptunaSearch:
         return rows
 
     def _sketches(self, trials: Sequence[tuple[int, Any]], count: int) -> list[int | None]:
-        """Return the sketch of each of `count` suggestions; None where the sampler chooses it itself."""
+        """Return the sketch of each of `count` suggestions; None if the sampler chooses it."""
         if self._sampler == "tpe":
             return [None] * count
         number = len(self._problem.space.sketches)
@@ -143,13 +143,13 @@ class OptunaSearch:
         return study
 
     def _moved(self, trial: Any) -> Any:
-        """Return a trial with nothing but the parameters CMA-ES moves: it takes no others for its start."""
+        """Return a trial with only the parameters that CMA-ES varies, since it starts from no others."""
         kinds = {n: d for n, d in trial.distributions.items() if not hasattr(d, "choices") and not d.single()}
         values = {n: trial.params[n] for n in kinds}
         return self._optuna.trial.create_trial(params=values, distributions=kinds, value=trial.value)
 
     def _distributions(self, sketch: int) -> dict[str, Any]:
-        """Optuna's view of a sketch's parameters, as positions in their domains."""
+        """Return the Optuna distributions of a sketch's parameters, as positions in their domains."""
         kinds = self._optuna.distributions
         return {
             f"{sketch}.{p.name}": kinds.IntDistribution(0, len(p.domain) - 1)
