@@ -4,8 +4,9 @@
 `postgresql://user@host/name` (through psycopg) are understood. SQLite runs in WAL mode with synchronous=NORMAL, foreign
 keys enforced, and a writer that waits for its turn; `?mode=ro` after the file makes it read-only.
 
-Nothing waits for ever. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given up
-after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that restarts.
+Every wait is bounded. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given
+up after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that
+restarts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading every row of a database to see whether each still is what it was when it was written."""
+"""A check of every row of a database for damage and alteration."""
 
 from __future__ import annotations
 

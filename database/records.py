@@ -203,8 +203,9 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify it,
-    whoever parses `text` does. `hint` is a readable name."""
+    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify
+    it, but parsers of `text` do. `hint` is a readable name.
+    """
 
     key: str
     text: str
@@ -406,8 +407,9 @@ class ShapeHistogram:
 class TargetStats:
     """Counts of the records of one target.
 
-    workloads: distinct ones; ok, checked: measurements that are so; kinds: (variant kind, ok measurements); failures:
-    (stage, failed measurements). Both lists are sorted by name; an absent name means 0."""
+    workloads: distinct ones; ok, checked: ok measurements, and ok and checked ones; kinds: (variant kind, ok
+    measurements); failures: (stage, failed measurements). Both lists are sorted by name; an absent name means 0.
+    """
 
     target: Target
     workloads: int

@@ -1,4 +1,4 @@
-"""The rules every store follows, whatever it keeps its records in: what may win, what an id stands for, what may go."""
+"""The rules that every store follows: which measurements may win, the subject of an id, and the conditions of pruning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relax_tune.errors import DatabaseError
 
 
 class RefusedRecord(DatabaseError):
-    """A record that breaks a rule of the store; the store itself is well."""
+    """A record breaks a rule of the store; the store itself is intact."""
 
 
 def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:

@@ -1,6 +1,6 @@
 """The schema version of a database, and its migration to the newest one.
 
-A fresh database walks through the same migrations as an old one, so there is one way to a schema and it is always tested.
+A fresh database runs the same migrations as an old one, so there is one tested way to a schema.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`SqlStore`: the `Store` contract over SQLite and PostgreSQL, one code for both.
 
 The store owns transactions, `models` owns queries, `rows` owns conversion. Writes go through bulk Core statements; rows
-are inserted in the order of their keys, so that two PostgreSQL writers can wait for each other but never in a circle.
+are inserted in the order of their keys, so that two PostgreSQL writers never deadlock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CHUNK = 500
 
 
 class SqlStore:
-    """See `relax_tune.database.store.Store` for the promises."""
+    """A `relax_tune.database.store.Store` over SQLite or PostgreSQL."""
 
     def __init__(self, url: str, *, create: bool = True, read_only: bool = False, make_folder: bool = False) -> None:
         parsed = parse_url(url)
@@ -336,7 +336,7 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
-            if connection.dialect.name == "postgresql":  # SQLite's writer is alone already
+            if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
                 connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))

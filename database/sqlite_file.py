@@ -206,7 +206,7 @@ def address(path: Path, *, read_only: bool, strictly: bool) -> str:
         return f"{path.as_uri()}?mode=rw"
     if path.with_name(path.name + "-wal").exists():
         return f"{path.as_uri()}?mode=ro"
-    # Nobody is writing now, and we cannot (or, where another owns the file, should not) leave side files.
+    # No process is writing now, and we cannot (or, if another user owns the file, should not) leave side files.
     return f"{path.as_uri()}?mode=ro&immutable=1"
 
 

@@ -34,18 +34,18 @@ MEMORY_URL = "memory://"
 class Store(Protocol):
     """Owns its connections until `close`; hands out immutable values that stay valid after it.
 
-    Thread safety: every method may be called from several threads, and several processes may each open the same URL. One
-    open store must not be carried across a fork. Every method is one transaction: all of it happened or nothing.
+    Thread safety: every method may be called from several threads, and several processes may each open the same URL.
+    One open store must not be carried across a fork. Every method is one transaction.
 
-    Order: every list comes in an order of its content (ids, keys, medians), never of arrival, so the same set of records
-    gives the same answers whatever order they came in.
+    Order: every list is ordered by content (ids, keys, medians), never by arrival, so the same set of records gives the
+    same answers.
 
     Append-only: a measurement is never changed; adding an id again changes nothing. Only `prune` removes.
 
     Targets: every question about measurements names one target key and never sees another target's.
 
-    Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it on
-    every method that writes. An unknown key is None or an empty list in a question, and an error in something to add.
+    Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it
+    on every method that writes. An unknown key gives None or an empty list in queries, and an error in records to add.
     """
 
     @property

@@ -1,7 +1,7 @@
 """Rename the words in records made before schema 3: the names of schedule primitives and of sketches.
 
-The table is fixed, since it describes old data. No new word is an old word with another meaning, so renaming again changes
-nothing.
+The table is fixed, since it describes old data. No new name is an old name with another meaning, so renaming again
+changes nothing.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
             variant = VariantRecord(**data)
         except (TypeError, DatabaseError):
             variant = None
-        if variant is None or variant.key != key:  # altered: whoever reads the plan says so
+        if variant is None or variant.key != key:  # altered: reading the plan reports it
             variants[key] = data
             continue
         new = rename_variant(variant)

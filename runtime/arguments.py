@@ -1,4 +1,6 @@
-"""Checks of a call's arguments before anything runs. An error names the parameter, what was wanted, what was found, and a remedy."""
+"""Checks of a call's arguments before it runs. An error names the parameter, the wanted and the found value, and a
+remedy.
+"""
 
 from __future__ import annotations
 

@@ -367,8 +367,11 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None, shape
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A verified artifact in memory: a program for each of its functions, or a host program and the programs of its subgraphs, in order of
-    their names, and the constants they share. `manifest["extra"]` is what the build put there."""
+    """A verified artifact in memory: programs and host programs, in order of their names, and the constants they share.
+
+    A function is a program, or a host program with the programs of its subgraphs. `manifest["extra"]` holds the values
+    that the build stored.
+    """
 
     programs: tuple[Program, ...]
     constants: Mapping[str, NDArray[Any]]

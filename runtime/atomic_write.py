@@ -1,4 +1,4 @@
-"""Writing a file whole, and what to say where it cannot be."""
+"""Atomic writing of files, and readable reasons of its failures."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 An `Executor` compiles everything up front, uploads constants and runs `prepare` once. `bind` turns symbol values into a
 `Bound`: one evaluation of the scalar list gives sizes, grids, checks and the variant of every call, and each step
-becomes a closure. Bindings are kept (least recently used go first), so a shape that comes again only launches.
+becomes a closure. Bindings are cached (LRU), so a repeated shape only launches.
 
-Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab has to
-grow, closures of other bindings point at the old one; they are made again when they are next used.
+Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab grows, the
+closures of other bindings refer to the old one, so they are remade when they are next used.
 """
 
 from __future__ import annotations
@@ -107,11 +107,12 @@ class BoundProgram:
 
 
 class Executor:
-    """Runs one program on one device. Not thread-safe. The device stays its caller's; `close` gives the memory back.
+    """An executor of one program on one device. Not thread-safe. The device stays its caller's; `close` gives the
+    memory back.
 
     constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
     stay their caller's.
-    libraries: what library steps may use; None opens those installed, when the program needs any.
+    libraries: libraries for library steps; None opens the installed ones, if the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
     record: an attribute; called with the symbol values of every `run` unless None, as it is at first.
 

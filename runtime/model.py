@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ModelSource(Protocol):
-    """The parts of an `Artifact` that running needs."""
+    """The parts of an `Artifact` that a running model needs."""
 
     @property
     def programs(self) -> tuple[Program, ...]: ...

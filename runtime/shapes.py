@@ -22,7 +22,8 @@ from relax_tune.runtime.validation import parse_json
 EXACT = 256
 STEPS = 16
 FORMAT, SCHEMA = "relax-tune shapes", 1
-# Calls are counted by all their symbols at once, which is one dictionary entry; so many of these are kept before they are folded.
+# Calls are first counted by all their symbols at once, in one dictionary; this many entries are kept before they go to
+# histograms.
 _PENDING = 1024
 
 Recorder = Callable[[tuple[int, ...]], None]
@@ -90,7 +91,7 @@ def _counted(parts: Iterable[tuple[int, int, int]], low: int, high: int, binned:
 class ShapeProfile:
     """Histograms of a model's symbols, by function and symbol. Give one to `Artifact.open` and it counts every call from then on.
 
-    model: the key of the model it is of; "" until it is opened with one. Not thread-safe.
+    model: key of its model; "" until it is opened with one. Not thread-safe.
     """
 
     def __init__(self, model: str = "") -> None:
@@ -121,7 +122,7 @@ class ShapeProfile:
 
     @property
     def histograms(self) -> Mapping[str, Mapping[str, Histogram]]:
-        """By function, then symbol; those of one function count the same calls."""
+        """Histograms by function, then symbol; the histograms of one function count the same calls."""
         self._fold()
         return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
 

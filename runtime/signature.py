@@ -1,4 +1,4 @@
-"""Parameters and results of a program, for people: names, dtypes, and shapes in terms of its symbols."""
+"""Readable parameters and results of a program: names, dtypes, and shapes in terms of its symbols."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPARED = {
     Opcode.OR: " or ",
 }
 _NAMED = {Opcode.MIN: "min", Opcode.MAX: "max", Opcode.SELECT: "select", Opcode.NOT: "not"}
-# Below this depth an expression is cut: a shape is shown to be read.
+# Deeper parts of an expression are cut, so that shapes stay readable.
 _DEPTH = 6
 
 

@@ -1,4 +1,4 @@
-"""Reading values of declared types from text that anybody may have written: it is refused, never repaired."""
+"""Reading values of declared types from untrusted text, which is refused, never repaired."""
 
 from __future__ import annotations
 

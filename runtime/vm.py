@@ -1,4 +1,4 @@
-"""Executes host programs: a small machine over registers, whose parts are run by executors.
+"""The virtual machine of host programs: it works on registers, and executors run the subgraphs.
 
 Calls are kept on a list of its own, so neither a deep recursion nor a long loop of calls grows Python's stack.
 """
@@ -93,7 +93,7 @@ class _Code:
 class VirtualMachine:
     """An interpreter of verified host programs. Not thread-safe.
 
-    executors: one for each subgraph, by name; constants: all that host programs load.
+    executors: one for each subgraph, by name; constants: constants that host programs load.
     """
 
     def __init__(

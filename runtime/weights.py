@@ -13,9 +13,9 @@ from relax_tune.runtime.device.base import Device, DeviceBuffer
 
 
 class DeviceWeights:
-    """Device memory of constants and of what was packed from them, for programs that run on one device.
+    """Device memory of constants and of their packed forms, for programs that run on one device.
 
-    Not thread-safe. The device stays its caller's; `close` gives the memory back, after every executor that uses it is done.
+    Not thread-safe. The caller owns the device. `close` frees the memory, after every executor that uses it is done.
     """
 
     def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:

@@ -1,6 +1,6 @@
-"""The Python interface, as `import relax_tune as rt` gives it: `rt.tune`, `rt.build`. The commands are made of the same parts.
+"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`. The commands use the same parts.
 
-Settings come from arguments alone; no variable and no file is read (the command line reads them, see `tuner/settings`).
+Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class TuneResult:
 
     @property
     def secs(self) -> float | None:
-        """Seconds all calls of one run of the model take with what is dispatched, weighted over the tuned ranges; None
-        when something dispatched has no time."""
+        """Seconds of all calls in one run of the model with the dispatched variants, weighted over the tuned ranges.
+
+        None when a dispatched variant has no time.
+        """
         parts = [row.secs for row in self.tasks]
         return None if None in parts else sum(p for p in parts if p is not None)
 

@@ -37,7 +37,7 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
-# Words of older versions, and their successors.
+# Renamed values, and their new names.
 RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
 RENAMED_VALUES: Mapping[tuple[str, str], str] = {
     ("products", "apart"): "separate",

@@ -1,8 +1,7 @@
-"""Export, import and merge as JSON Lines: one record a line, each with what it is and the version of the form.
+"""Export, import and merge as JSON Lines: one record a line, each with its kind and the version of the format.
 
-A file is a stranger's: each line is checked by the same constructors as everything else, what cannot be understood is
-reported with its line number and left out, and importing twice changes nothing. Lines refer only to lines before them,
-so whatever comes before a torn end can be used.
+A file is untrusted: the usual constructors check each line, a bad line is reported with its number and left out, and
+importing twice changes nothing. Lines refer only to earlier lines, so all lines before a torn end are usable.
 """
 
 from __future__ import annotations

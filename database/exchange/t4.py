@@ -1,9 +1,9 @@
 """The auto-tuning community's T4 results (JSON, schema 1.x), as Kernel Tuner and KTT write and read them.
 
-T4 knows a flat list of (configuration, times, validity). What of ours has no place there (trace, variant kind, point) goes
-into each result's `measurements` list under `relax_tune.*` names, so that our own files come back whole but for
-job, environment and time; that an output was checked counts only when the caller trusts the file. To move databases use
-JSON Lines (`relax_tune.database.exchange.jsonl`); T4 is for other people's tools.
+T4 has a flat list of (configuration, times, validity). Our other fields (trace, variant kind, point) go into each
+result's `measurements` list under `relax_tune.*` names. So our own files lose only job, environment and time. Output
+checks count only when the caller trusts the file. To move databases use JSON Lines
+(`relax_tune.database.exchange.jsonl`); T4 serves other tools.
 """
 
 from __future__ import annotations

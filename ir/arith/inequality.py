@@ -18,7 +18,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Expr
 
-# Polynomials looked at per proof, by nesting depth (a proof inside a proof decides the sign of a factor), and per question.
+# Polynomials tried per proof, by nesting depth (a nested proof decides the sign of a factor), and per question.
 FUEL = (40, 12, 4)
 TOTAL_FUEL = 1000
 MAX_STEPS = 10
@@ -82,7 +82,7 @@ class Prover:
 
 
 class _Search:
-    """Depth-first search over relaxations, with a budget. No polynomial is looked at twice."""
+    """Depth-first search over relaxations, with a budget. No polynomial is tried twice."""
 
     def __init__(self, prover: Prover, fuel: int) -> None:
         self.prover, self.ctx = prover, prover.ctx

@@ -61,7 +61,7 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
 class _Reader:
     """Values that indices determine: variables, quotients and remainders, and expressions with a guard.
 
-    extents: extents of the variables asked for, None for an unknown one. Everything else is fixed.
+    extents: extents of the wanted variables, None for an unknown one. All other variables are fixed.
     """
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
@@ -90,13 +90,13 @@ class _Reader:
                     self._read_sum(self._outermost(e, self.guards))
             numbers |= dict.fromkeys(self._joined())
             if before == (len(numbers), len(self.known)):
-                # simplifying is dear, and of no use to most
+                # simplifying is slow and rarely needed
                 again = [e for e in numbers if e not in plain]
                 plain.update(again)
                 numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
                 if before[0] == len(numbers):
                     break
-        # the others may have one value
+        # the other variables may have only one value
         return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in wanted)
 
     def _varies(self, x: Expr) -> bool:

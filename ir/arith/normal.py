@@ -1,7 +1,7 @@
 """The normal form: integer expressions as polynomials over atoms.
 
 Atoms are variables, floor quotients, minima and maxima, and nodes without algebra (loads, selects, casts). A remainder is
-not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by arithmetic alone. Equal arguments give one
+not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by plain arithmetic. Equal arguments give one
 atom, so equal expressions mostly have equal polynomials. The form serves decisions; `render` writes code.
 
 A `Normalizer` lives for one question. Its atoms are numbered by first appearance, so nothing depends on names or history.
@@ -262,7 +262,7 @@ class Normalizer(Atoms):
 
     @property
     def inequalities(self) -> list[Poly]:
-        """Return polynomials that are >= 0 by the facts but not by their intervals."""
+        """Polynomials that are >= 0 by the facts but not by their intervals."""
         if self._inequalities is None:
             if not self.ready:
                 return []

@@ -22,7 +22,7 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 
-# What an operation costs when two forms of one value are compared; everything else counts 1.
+# Cost of an operation when two forms of one value are compared; every other operation costs 1.
 _COST = {"floordiv": 4, "floormod": 4}
 
 

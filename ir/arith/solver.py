@@ -1,7 +1,7 @@
-"""Questions that the proof search leaves open, put to Z3 where the extra `solver` is installed.
+"""Decisions by Z3 on questions that the proof search leaves open, if the extra `solver` is installed.
 
-Z3 is asked whether the facts and the negation of a claim are satisfiable. Z3's resource count limits its effort, and every
-question has its own context. So answers depend on the question and on Z3's version, never on load or history.
+Z3 decides whether the facts and the negation of a claim are satisfiable. Z3's resource count limits its effort, and
+every question has its own context. So answers depend on the question and on Z3's version, never on load or history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_tune.ir.arith.normal import algebraic, wide
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Tunable, Var, postorder
 
-# Z3's own measure; a question about three dims takes some hundreds to fifty thousand.
+# In Z3's resource units; a question about three dims takes a few hundred to fifty thousand.
 RLIMIT = 300_000
 MAX_NODES = 2000
 

@@ -81,7 +81,7 @@ class Expr:
         )
 
     def __repr__(self) -> str:
-        from relax_tune.ir.core.expr_text import format_expr  # which builds on this module
+        from relax_tune.ir.core.expr_text import format_expr  # imports this module
 
         return format_expr(self)
 
@@ -417,7 +417,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     return op(e.op, args, e.dtype) if e.op else e
 
 
-# the operations whose constructors fold; any other one is built as it is
+# the operations whose constructors fold; others are built without folding
 _CONSTRUCTORS: Mapping[str, Callable[..., Expr]] = {
     "add": add, "sub": sub, "mul": mul, "div": div, "floordiv": floordiv, "floormod": floormod,
     "min": minimum, "max": maximum, "lt": lt, "le": le, "eq": eq, "ne": ne,

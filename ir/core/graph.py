@@ -47,7 +47,7 @@ class Constant(AtomBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(ComputationBase):
-    """A graph operator applied to values."""
+    """A call of a graph operator on values."""
 
     op: Operator
     args: tuple[Value, ...]
@@ -70,12 +70,13 @@ class Call(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallTIR(ComputationBase):
-    """A tensor function called in destination-passing style (`call_tir`).
+    """A call of a tensor function in destination-passing style (`call_tir`).
 
     out: annotation of each output, which carries the symbols.
     scalars: explicit scalar arguments.
-    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never changes
-        results: the function must read of such an argument only the element it is about to write."""
+    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never
+    changes results: of such an argument the function reads only the element that it then writes.
+    """
 
     callee: str
     args: tuple[Value, ...]
@@ -237,7 +238,7 @@ class FunctionRef(AtomBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallFunction(ComputationBase):
-    """A graph function called: one of the module, or whichever a variable holds."""
+    """A call of a graph function: one of the module, or one that a variable holds."""
 
     callee: Value
     args: tuple[Value, ...]
@@ -252,8 +253,9 @@ class CallFunction(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallHost(ComputationBase):
-    """A routine of the host program, opaque: `out` is all that is known of its result. Unless `pure` it may do more than
-    compute that, so it stays where it is."""
+    """A call of an opaque routine of the host program; `out` annotates its result. Unless `pure` it may have side
+    effects, and keeps its place.
+    """
 
     routine: str
     args: tuple[Value, ...]
@@ -282,7 +284,7 @@ class CallHost(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Body:
-    """One side of an `if`: its own bindings, and the atom (or tuple of atoms) it gives."""
+    """One side of an `if`: its own bindings, and its result, an atom or tuple of atoms."""
 
     blocks: tuple[AnyBlock, ...]
     ret: Value
@@ -406,8 +408,9 @@ AnyBlock = Union[DataflowBlock, BindingBlock]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation. `pure`: it does
-    nothing but compute its result."""
+    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation. `pure`: it
+    has no side effects.
+    """
 
     name: str
     params: tuple[GVar, ...]

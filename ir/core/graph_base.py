@@ -82,7 +82,7 @@ class AtomBase:
 
     @property
     def attributes(self) -> tuple[object, ...]:
-        """Everything that says what is computed, except the operands."""
+        """All that defines the computation, except the operands."""
         return ()
 
     def with_operands(self, new: Sequence[Value]) -> Self:
@@ -109,7 +109,7 @@ class ComputationBase:
 
     @property
     def info(self) -> StructInfo:
-        """The annotation that the value itself states; an object where deduction has to find it."""
+        """The annotation that the value itself states; an object if deduction has to find it."""
         return ObjectInfo()
 
     @property

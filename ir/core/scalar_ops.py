@@ -19,7 +19,7 @@ import numpy as np
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.intervals import Interval
 
-# arithmetic: of numbers of any type; integer, float: of those alone; function: of floats (abs: of any number)
+# arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number)
 # precedence of names, numbers and calls
 ATOM = 9
 
@@ -56,7 +56,7 @@ class ScalarOp:
 
     @property
     def gives_bool(self) -> bool:
-        """Tell whether the result is a truth value."""
+        """True if the result is a truth value."""
         return self.kind in ("comparison", "logic")
 
     @property
@@ -66,7 +66,7 @@ class ScalarOp:
 
     @property
     def column_text(self) -> str | None:
-        """NumPy text over `{0}`, `{1}`, ...; None where closed forms do not have it."""
+        """NumPy text over `{0}`, `{1}`, ...; None if closed forms lack the operation."""
         return self.columns or (f"{{0}} {self.infix} {{1}}" if self.infix else None)
 
 

@@ -20,7 +20,7 @@ from relax_tune.ir.core.expr import FALSE, TRUE, Expr, Load, Var, and_, eq, load
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "group", "item"]
 IterKind = Literal["spatial", "reduce"]
 
-# Axes of a grid. A launch has three: work-items along the fourth axis lie behind one another along the third.
+# Axes of a grid. A launch has three: the fourth axis of work-items is the outer part of the third.
 AXES = {"group": 3, "item": 4}
 # How lowering handles the last, incomplete tile of a loop (see ir/codegen/lower/tails.py). All give the same results: the block's
 # predicate decides which points run.
@@ -227,7 +227,7 @@ class Block(Stmt):
 
     iters, bindings: iterators, and for each the expression over loop variables that is its value.
     body: the store. A reduction without `init` reads the element that it writes.
-    init: store at the first reduction point (all reduce iterators zero), or without an update where there is no such point
+    init: store at the first reduction point (all reduce iterators zero), or without an update if there is no such point
         (`relax_tune.ir.interp.empty_reductions`).
     predicate: condition over the loop variables; points where it is false do not run.
     role: `prepack` for a block over constants that runs once, before any call.

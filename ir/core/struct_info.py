@@ -1,4 +1,4 @@
-"""Annotations: what is known of a value (paper section 3.1, "structural information")."""
+"""Annotations: static facts about a value (paper section 3.1, "structural information")."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class TupleInfo:
 class CallableInfo:
     """A function's signature: symbols bind in the parameters, anew at every call, and are instantiated in the result.
 
-    params: None when nothing is known of them. pure: calling it does nothing but compute the result. names: what the
-    parameters are called, for messages only."""
+    params: None if unknown. pure: a call has no side effects. names: names of the parameters, for messages only.
+    """
 
     params: tuple[StructInfo, ...] | None
     ret: StructInfo

@@ -1,4 +1,4 @@
-"""A short way to write tensor functions: declare buffers, then say what each element is."""
+"""A builder of tensor functions: declare buffers, then define each element."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Matrix products of the 32 work-items of a warp: semantics, and text for CUDA (`mma.sync`, `ldmatrix`).
 
-A warp is four items along the first axis by eight along the second, so that each item's place among them says which elements of the
-result are its own: in every tile of 16 rows and 8 columns rows y and y + 8, columns 2 x and 2 x + 1. That is how the machine spreads its
-accumulators over a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16"). What an item's loops mean is then the product of its own
-rows and columns; the machine lets the warp fetch the operands, 16 bits an element, from shared memory at once.
+A warp is four items along the first axis by eight along the second. In every tile of 16 rows and 8 columns, item (x, y)
+owns rows y and y + 8 and columns 2 x and 2 x + 1. This is the layout of accumulators in a warp (PTX ISA, "Matrix
+Fragments for mma.m16n8k16"). In the semantics, an item multiplies its own rows and columns. On the machine, the warp
+loads the 16-bit operands from shared memory at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ROWS, COLUMNS, STEPS = 16, 8, 16
-# Where there are such products.
+# Devices with these products.
 CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
-# Elements of a row of the matrices that a warp fetches, which have as many rows.
+# Rows and columns of a matrix that `ldmatrix` loads.
 ROW = 8
 
 
@@ -170,8 +170,8 @@ def _mma_function(dtype: str) -> str:
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
 
 
-# Where an element lies that is `step` elements behind `at` in rows of `row`, swizzled by eight elements (`ir/hardware/swizzle`); in other
-# rows 0. Steps of whole periods leave the sum, so that all those of a loop have one place in common.
+# Place of the element `step` elements after `at`, in rows of `row` elements swizzled by eight (`ir/hardware/swizzle`);
+# `row` is 0 without swizzle. Steps of whole periods are added outside, so that a loop computes one place.
 PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
   const unsigned vectors = row / 8, per_line = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
   if (row == 0) return at + step;

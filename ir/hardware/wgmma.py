@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 WARPS = 4
 ROWS, COLUMNS, STEPS = 64, 8, 16
-# Elements of a row of such a matrix, and its rows.
+# Rows and columns of a core matrix.
 CORE = 8
 # Tiles of eight columns that one instruction may have.
 MAX_TILES = 32
-# Where there are such products.
+# Devices with these products.
 CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 PROXY_FENCE_CALL = "rt_proxy_fence();"
 

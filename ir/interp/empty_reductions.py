@@ -50,7 +50,7 @@ def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For
     if top.var not in steps or any(f.var in steps for f in around):
         return []
     empty = [le(i.extent, 0) for i, _ in pairs if i.kind == "reduce" and prove(le(1, i.extent)) is not Proof.YES]
-    # a loop that chooses nothing, because it runs once at most, still says whether there is anything
+    # a loop of at most one iteration selects no element, but may run zero times
     loops = [f for f in inner if f.var not in steps and (f.var in places or prove(le(1, f.extent)) is not Proof.YES)]
     kept = [c for c in conjuncts(s.predicate) if not steps & set(free_vars(c))]
     tied = [c for c in conjuncts(s.predicate) if c not in kept and {f.var for f in loops} & set(free_vars(c))]

@@ -288,7 +288,9 @@ class _Run:
         self.undecided(call, at)
         op = call.op.substituted({s: const(n) for s, n in self.symbols.items()})
         try:
-            op.infer([actual_info(a) for a in args], Deduction())  # what annotations left open, by the values
+            op.infer(
+                [actual_info(a) for a in args], Deduction()
+            )  # checks the conditions that annotations left open, on the values
             return op.evaluate(args)
         except DeduceError as e:
             raise UserError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
@@ -302,7 +304,7 @@ class _Run:
             info = infer_value(call, deduction)
         except DeduceError as e:
             raise VerifyError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
-        for d in info_dims(info) or ():  # one that divides by 0 has no value
+        for d in info_dims(info) or ():  # a dim that divides by 0 has no value
             if all(s in self.symbols for s in free_vars(d)):
                 self.number(d)
         for check in deduction.checks:

@@ -105,7 +105,7 @@ class _Block:
         self.block, self.symbols, self.stored = block, symbols, stored
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
-        self.extents, self.low = self.whole, 0  # of the part of the first iterator that is being evaluated
+        self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
 
     def run(self) -> None:
         target, kinds = self.block.body.buffer, [i.kind for i in self.block.iters]

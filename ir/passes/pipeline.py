@@ -37,7 +37,7 @@ Pass = Callable[[IRModule], IRModule]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The point of a list of passes where users' rules of level `name` apply. `then` lowers what they put."""
+    """The point of a list of passes where users' rules of level `name` apply. `then` lowers the values that they put."""
 
     name: LevelName
     then: tuple[Pass, ...] = ()
@@ -95,7 +95,7 @@ FIRST_LEVELS: tuple[LevelName, ...] = ("import", "operators")
 class LoweredModule:
     """A module whose straight-line graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: what deduction left to run time, by straight-line function.
+    checks: conditions that deduction left to run time, by straight-line function.
     stages: every pass that changed something, with the module it made.
     host_functions: the functions with control flow, which call the outlined subgraphs.
     entries: the functions that a built model offers by name.
@@ -137,9 +137,10 @@ class PassManager:
     """Runs passes in order and keeps what they did.
 
     verify: whether the module is verified before the first pass and after every pass that changes it.
-    after: the pass to stop behind, as `pass_names` calls it; None runs all.
+    after: the last pass to run, as `pass_names` calls it; None runs all.
     stages: every pass that changed something, as text, with the module it made.
-    seconds: the time of every pass, in the order in which they ran."""
+    seconds: the time of every pass, in the order in which they ran.
+    """
 
     always_verify: ClassVar[bool] = False
     """Set by tests: every manager verifies after each pass, unless the program was wrong before the first."""

@@ -11,7 +11,7 @@ from relax_tune.ir.core.names import same_objects
 
 @dataclass(slots=True)
 class Liveness:
-    """The variables that are read behind a point of a region."""
+    """The variables that are read after a point of a region."""
 
     read: set[GVar] = field(default_factory=set)
 

@@ -89,7 +89,7 @@ class Emitter:
 
 @dataclass(slots=True)
 class FunctionTable:
-    """Named functions of a module in the making, structurally equal tensor functions once."""
+    """Named functions of a module under construction; structurally equal tensor functions are kept once."""
 
     functions: dict[str, AnyFunction]
     keys: dict[str, str] = field(default_factory=dict)

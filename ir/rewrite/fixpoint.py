@@ -43,7 +43,8 @@ from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 class RuleTable:
     """Rules in the order in which they are tried, indexed by the operator or tuple at their roots.
 
-    readers: the number of values that read each variable, for patterns that ask for it."""
+    readers: the number of values that read each variable, for patterns that need it.
+    """
 
     rules: tuple[Rule, ...]
     readers: Mapping[g.GVar, int] = field(default_factory=dict)
@@ -172,7 +173,8 @@ def root_kinds(p: Pattern) -> tuple[type, ...] | None:
 class RewriteToFixpoint:
     """A pass that applies rules until none matches.
 
-    Results stay computed. Rules do not look into a value that must be computed before its operand is overwritten."""
+    Results stay computed. Rules do not match through a value that must be computed before its operand is overwritten.
+    """
 
     rules: tuple[Rule, ...]
 

@@ -73,7 +73,7 @@ class Scope:
     def over(cls, bindings: Sequence[AnyBinding], ret: Value, module: IRModule, env: Env) -> Scope:
         readers: dict[GVar, int] = {}
         for v in used_vars(ret):
-            readers[v] = readers.get(v, 0) + 2  # what is returned is read by who knows how many
+            readers[v] = readers.get(v, 0) + 2  # a returned value may have any number of readers
         for b in bindings:
             for v in used_vars(b.value):
                 readers[v] = readers.get(v, 0) + 1

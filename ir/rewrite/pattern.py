@@ -1,6 +1,6 @@
 """Patterns over the dataflow of graph functions, with captures and conditions.
 
-A pattern is a frozen value that describes a value and what it was computed from. Patterns are put together with functions
+A pattern is a frozen value that describes a value and what it was computed from. Patterns are composed with functions
 and Python's operators:
 
     x, w = "x", "w"                                       # a text is a capture: any value, known by that name
@@ -12,8 +12,9 @@ and Python's operators:
     small = product.once().of("n", 64, dtype=f32)         # read by one other value; dims by name, number or expression
     even = small.where(lambda m: eq(m.dim("n") % 8, 0))   # proved, never guessed
 
-Dims and conditions are decided with yes, no or unknown. An unknown one is noted in `Match.unknown` (`relax_tune.ir.rewrite.match`); a
-rewrite (`relax_tune.ir.rewrite.rules`) then leaves the place alone, or puts an `if` around what it writes.
+Dims and conditions are decided with yes, no or unknown. An unknown one is noted in `Match.unknown`
+(`relax_tune.ir.rewrite.match`); a rewrite (`relax_tune.ir.rewrite.rules`) then does not change the place, or puts an
+`if` around the new value.
 """
 
 from __future__ import annotations

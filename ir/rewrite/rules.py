@@ -41,7 +41,7 @@ MAX_ROUNDS = 100
 
 
 class Unfit(Exception):
-    """A rule's new value cannot stand here."""
+    """The new value of a rule does not fit at the place."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Rule:
     """Put another computation in place of every value that `pattern` matches.
 
     put: builds the new value with the methods of `Site`; None leaves the place as it is.
-    guarded: where a condition is unknown until run time, put an `if` on it, with the old computation on its other side. Without
-        this, such a place is left alone. A place whose own run-time checks would be lost is always left alone.
+    guarded: if a condition is unknown until run time, put an `if` on it, with the old computation on its other side.
+        Otherwise such a place is not changed. A place whose own run-time checks would be lost is never changed.
     level: the point of the pipeline where `tune` and `build` apply the rule: "import" (the imported program, to a fixpoint),
         "operators", "functions" (the tensor functions that operators become) or "fused".
     equation: the old side and the new one, as a text for people.
@@ -177,7 +177,7 @@ class Site:
 
 @dataclass
 class Parts:
-    """Functions, weights and bounds of a module in the making."""
+    """Functions, weights and bounds of a module under construction."""
 
     table: FunctionTable
     constants: dict[str, NDArray[Any]]
@@ -218,14 +218,15 @@ class _Chosen:
 
 @dataclass(frozen=True, repr=False)
 class RewriteByPattern:
-    """Every place where a rule's pattern matches gets what the rule puts.
+    """Replace every value that a rule's pattern matches by the rule's value.
 
-    Deterministic: values are looked at from the last to the first, so the outermost match wins, and of several rules the
-    first. What only replaced values read is gone and matches nothing; what others read as well stays, and may match
-    itself. A match stays within one region (a function, or a side of an `if`) and sees through no match_cast. What is put
-    is not looked at again, unless `to_fixpoint` asks for rounds until nothing matches.
+    Deterministic: values are visited from the last to the first, so the outermost match wins, and of several rules the
+    first. A value that only replaced values read is dropped and matches nothing. One that others read too stays, and
+    may match itself. A match stays within one region (a function, or a side of an `if`) and does not pass a match_cast.
+    New values are not matched again, unless `to_fixpoint` repeats until nothing matches.
 
-    Raises: VerifyError when what a rule puts does not fit, showing the place."""
+    Raises: VerifyError when a rule's value does not fit, showing the place.
+    """
 
     rules: tuple[Rule, ...]
     to_fixpoint: bool = False
@@ -283,7 +284,7 @@ def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
 
 
 class _Rewriter:
-    """One graph function."""
+    """Rewriter of one graph function."""
 
     def __init__(self, rules: Sequence[Rule], module: IRModule, parts: Parts, f: g.Function) -> None:
         self.rules, self.module, self.parts, self.f = rules, module, parts, f
@@ -319,7 +320,7 @@ class _Rewriter:
             chosen[b.var] = found
             claimed.update(found.match.inside)
             live.reads(*(x.value for x in found.bindings), found.value)
-            if found.unknown:  # the other side of the `if` computes what it looked into
+            if found.unknown:  # the other side of the `if` computes the matched values
                 inside = set(found.match.inside)
                 live.read.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
         mark, changed = len(self.out.bindings), bool(chosen)
@@ -369,7 +370,7 @@ class _Rewriter:
 
     def fill(self, rule: Rule, match: Match, b: g.Binding) -> _Chosen | None:
         ctx, old = Deduction(self.env), Deduction(self.env)
-        if not match.inside:  # a pattern of any value or of a weight, which nothing computes
+        if not match.inside:  # a pattern of any value or of a weight, which has no computation to replace
             return None
         try:
             put = rule.put(Site(match, b.var.info, rule.level, self.parts))
@@ -392,7 +393,7 @@ class _Rewriter:
             ) from None
         asked, before = (dict.fromkeys(c.cond for c in checks) for checks in (ctx.checks, old.checks))
         if not asked.keys() >= before.keys():
-            return None  # a check of what would go would be lost
+            return None  # a run-time check of the replaced value would be lost
         more = [c for c in asked if c not in before]
         return _Chosen(match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 

@@ -1,4 +1,4 @@
-"""The `Device` contract: what a machine that runs kernels promises. One contract suite tests every implementation."""
+"""The `Device` contract of machines that run kernels. One contract suite tests every implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OwnKernel: TypeAlias = Any
 
 
 class DeviceBuffer(Protocol):
-    """Device memory that somebody else than the device holds: opaque but for the `nbytes` it was allocated with."""
+    """Device memory outside the device object: opaque but for `nbytes`, its allocated size."""
 
     @property
     def nbytes(self) -> int: ...
@@ -48,7 +48,7 @@ class Device(Protocol):
     """Owns its memory and compiled kernels until `close`. Not thread-safe: one thread uses a device.
 
     Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the
-    device is lost or a request exceeds its limits (asked, allowed).
+    device is lost or a request exceeds its limits (the message has request and limit).
 
     Buffers are opaque but for `nbytes`, the size they were allocated with.
     """

@@ -37,8 +37,11 @@ def hashed(parts: Sequence[str]) -> str:
 
 
 class Binaries:
-    """Machine code under the hash of what made it, with what its compiler said of it. What is damaged or was cut short is not found,
-    and what cannot be written is not kept: nothing depends on it. Several processes may use one folder."""
+    """A cache of machine code by a hash of its sources, with facts from its compiler.
+
+    A damaged or truncated entry counts as missing, and an entry that cannot be written is dropped. Several processes
+    may use one folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -56,8 +56,13 @@ void relax_tune_probe(float* x, int64_t n) {
 
 
 class CBuffer:
-    """Host memory of a C device: `array` is a byte view, 64-byte aligned; `address` its first byte. Launches pass `pointer`, which
-    `CDevice.place` may turn elsewhere; seen: host code was bound to the memory itself."""
+    """Host memory of a C device.
+
+    array: byte view, 64-byte aligned
+    address: its first byte
+    pointer: argument of launches, which `CDevice.place` may redirect
+    seen: host code was bound to the memory itself
+    """
 
     __slots__ = ("address", "array", "nbytes", "pointer", "seen")
 

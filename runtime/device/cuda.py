@@ -1,10 +1,11 @@
 """The CUDA device, through pycuda (extra `cuda`) and NVRTC.
 
-The device's primary context is used, which torch and others of the process use too; it is current only while a method runs. One
-stream, in order. A launch is packed when it is bound, and allocates nothing. Host arrays travel through two pinned buffers.
+The device's primary context is used, which torch and other users in the process share; it is current only while a
+method runs. One stream, in order. A launch is packed when it is bound, and allocates nothing. Host arrays travel
+through two pinned buffers.
 
-An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call fail, so
-that whoever measures replaces the process.
+An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call
+fail, so that the supervisor replaces the process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from relax_tune.runtime.program.program import KernelSource
 
 T = TypeVar("T")
 
-# What a driver says (cuGetErrorString) when nothing more can be done with a context.
+# Messages of the driver (cuGetErrorString) after which a context is unusable.
 STICKY = re.compile(
     r"illegal|misaligned|unspecified launch failure|timed out|assert|hardware stack|invalid program counter|address space|"
     r"ECC|NVLink|context is destroyed|invalid device context|shutting down|MPS|tensor memory|unknown (internal )?error",
@@ -42,8 +43,8 @@ STICKY = re.compile(
 )
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
-RECORDED = 3  # launches that are worth a recording
-MODULES = 256  # that are kept for kernels compiled again
+RECORDED = 3  # fewest launches that are recorded
+MODULES = 256  # modules that are kept for kernels compiled again
 
 # name of a limit: the driver's attribute
 LIMITS = {
@@ -108,8 +109,13 @@ class CUDABuffer:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A loaded kernel. pointers, scalars: what it takes; shared_bytes: what a launch has to ask for. module: kept while it lives;
-    wide: what is compiled for numbers of more than 32 bits."""
+    """A loaded kernel.
+
+    pointers, scalars: numbers of its parameters
+    shared_bytes: dynamic shared memory that a launch requests
+    module: kept alive with it
+    wide: the kernel compiled for 64-bit integers
+    """
 
     name: str
     function: Any
@@ -126,7 +132,7 @@ class CUDADevice:
     """The `Device` contract over one NVIDIA GPU and one stream.
 
     driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture;
-    recorder: makes what records launches, or None. Tests give others, which need no GPU.
+    recorder: makes a recorder of launches, or None. Tests pass others, which need no GPU.
     """
 
     def __init__(
@@ -192,7 +198,7 @@ class CUDADevice:
 
     def _loaded(self, key: tuple[object, ...], binary: CompiledModule) -> Any:
         def load() -> Any:
-            while len(self._modules) >= MODULES:  # here, where the context is current that they are taken from
+            while len(self._modules) >= MODULES:  # modules are unloaded here, where their context is current
                 del self._modules[next(iter(self._modules))]
             self._modules[key] = self._driver.module_from_buffer(binary.code), binary
 
@@ -397,7 +403,7 @@ class CUDADevice:
             failure = self._failure(what, error)
             raise (failure if self._lost else kind(str(failure))) from None
         finally:
-            with suppress(self._driver.Error):  # of a context that is lost
+            with suppress(self._driver.Error):  # the context may be lost
                 self._driver.Context.pop()
 
     def _enter(self) -> None:

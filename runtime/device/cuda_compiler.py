@@ -58,9 +58,10 @@ def load_nvrtc() -> Any:
 
 
 class CUDACompiler:
-    """NVRTC for one architecture (`sm_80`, `sm_90a`). What it made is kept (`binaries.Binaries`) by text, options and version.
+    """NVRTC for one architecture (`sm_80`, `sm_90a`). Binaries are cached (`binaries.Binaries`) by text, options and
+    version.
 
-    version: the compiler's name and version; unit: of several kernels each is compiled by itself, at the same time as others.
+    version: the compiler's name and version; unit: 1, so that several kernels are compiled separately and in parallel.
     Raises: UserError when it is not installed.
     """
 

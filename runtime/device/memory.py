@@ -34,8 +34,11 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Slabs:
-    """Memory that lives long, in large pages where the system gives them to who asks: arrays smaller than such a page lie in one
-    behind each other, so that reading many of them in turn crosses few pages. A slab is given back with the last of its arrays."""
+    """Long-lived memory, in large pages if the system provides them.
+
+    Arrays smaller than such a page are placed contiguously in one, so that reading many of them crosses few pages. A
+    slab is freed with the last of its arrays.
+    """
 
     def __init__(self) -> None:
         self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -44,7 +47,7 @@ class Slabs:
         """Return a byte array as `aligned_bytes` does; small ones share slabs."""
         rounded = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         if nbytes < 0 or rounded > SLAB_BYTES:
-            return aligned_bytes(nbytes)  # NumPy asks for large pages itself
+            return aligned_bytes(nbytes)  # NumPy requests large pages itself
         if rounded > self._free.size:
             self._free = _slab(nbytes)
         found, rest = self._free[:rounded], self._free[rounded:]

@@ -112,8 +112,11 @@ class OpenCLBuffer:
 
 
 class _Handle:
-    """A compiled kernel: its program (to make one kernel object per binding) and what the compiler says it needs. wide: what is
-    compiled for numbers of more than 32 bits, and made: what it was."""
+    """A compiled kernel: its program (for one kernel object per binding), and the resources that the compiler reports.
+
+    wide: source for 64-bit integers
+    made: its compiled form
+    """
 
     __slots__ = ("group_size", "made", "name", "program", "wide")
 
@@ -134,8 +137,8 @@ class OpenCLDevice:
         except self._cl.Error as error:
             raise MeasureError(f"OpenCL: {label} is there but cannot be opened: {error}") from None
         self._is_cpu = bool(self._device.type & self._cl.device_type.CPU)
-        # PoCL's processor driver runs kernels on the host memory itself and its map only hands the pointer out, at 20 us a
-        # buffer: there, waiting for the queue is all that host code needs.
+        # PoCL's processor driver runs kernels on the host memory itself, and mapping a buffer only returns the pointer,
+        # in 20 us. There, host code only needs to wait for the queue.
         self._in_place = self._is_cpu and self._device.platform.name == PREFERRED_PLATFORM
         self.info = _describe(self._device, self._is_cpu, repair_target(self._device), self._cl.Error)
         limits = dict(self.info.limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# How many work-items run together: cl_nv_device_attribute_query, cl_amd_device_attribute_query.
+# Work-items in lockstep: cl_nv_device_attribute_query, cl_amd_device_attribute_query.
 WARPS = ("warp_size_nv", "wavefront_width_amd")
 REGISTERS = "registers_per_block_nv"
 

@@ -17,11 +17,16 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """One thing seen of a device.
+    """A fact observed about a device.
 
-    kind: the device kind; where: (field of the fingerprint, regular expression) that must all be found. changes: what is done
-    because of it; seen: how it showed. caps: limits that are at most this; facts: limits that nothing tells.
-    refused: the compiler cannot be used; options: compiler options that are refused.
+    kind: device kind
+    where: (field of the fingerprint, regular expression), which must all match
+    changes: effect of the entry
+    seen: symptom
+    caps: largest values of limits
+    facts: limits that the device does not report
+    refused: the compiler cannot be used
+    options: refused compiler options
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Opening devices by name, and listing those there are."""
+"""Opening and listing devices by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Putting several kernels into one translation unit.
 
-Each `KernelSource.source` can be compiled on its own. Text its printer repeats in every kernel (types, polynomial
-functions) stands between the lines `/*prelude*/` and `/*end prelude*/`; here each distinct prelude is kept once.
+Each `KernelSource.source` can be compiled on its own. Text that the printer repeats in every kernel (types, polynomial
+functions) is between the lines `/*prelude*/` and `/*end prelude*/`. Each distinct prelude is kept once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PRELUDE = re.compile(
 )
 
 
-# Integers of 32 bits hold what a launch computes with where its last scalar, which such texts name, is at most the second.
+# Name of the last scalar of kernels with 32-bit integers, and its largest value for which 32 bits suffice.
 NARROW, INT_MOST = "rt_most", (1 << 31) - 1
-# what has texts compute with 64 bits
+# compiles kernels with 64-bit integers
 WIDE_FLAG = "-DRT_WIDE"
 
 _SHARED = re.compile(r"/\*shared (\d{1,9})\*/")

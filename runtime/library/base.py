@@ -1,4 +1,4 @@
-"""The `Library` contract: tuned routines somebody else wrote, called on device buffers."""
+"""The `Library` contract: tuned routines of other authors, called on device buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Library(Protocol):
     """Routines over a device's buffers, in launch order with its kernels. Not thread-safe: one thread uses a library.
 
     `name` is the part of a routine before the dot; `routines` maps each routine to the names of its int64 scalars, in
-    order. Buffers are those of the step, outputs last. A package of one's own brings a library as a class that opens
+    order. Buffers are those of the step, outputs last. A separate package provides a library as a class that opens
     without arguments, by an entry point of the group `relax_tune.libraries`.
     """
 

@@ -22,9 +22,10 @@ _FILES = ("libclblast.so.1", "libclblast.so", "libclblast.dylib", "clblast.dll")
 _FUNCTIONS = ("CLBlastSgemm", "CLBlastSgemv", "CLBlastSgemmStridedBatched")
 _ROW_MAJOR, _AS_STORED, _TRANSPOSED = 101, 111, 112
 _FLOAT = 4
-_TILE = 128  # of its large kernels: operands are copied to multiples of at most this
+_TILE = 128  # largest tile: operands are padded to multiples of at most this
 
-# gemv reads what it overwrites, with a factor of 0 that leaves a NaN there a NaN; and an empty sum is not for it to compute.
+# Zeroes C before gemv, which multiplies the old values by 0, so that a NaN would stay; also computes empty sums, which
+# CLBlast refuses.
 _CLEAR, _GROUP = "relax_tune_clear", 64
 _CLEAR_SOURCE = f"""kernel void {_CLEAR}(global float* restrict c, long rows, long columns, long lead, long stride) {{
   long i = get_global_id(0);
@@ -73,7 +74,7 @@ def _file(dll: Any) -> Path | None:
 
 @dataclass(eq=False)
 class _Known:
-    """Of one device: the functions that have compiled their kernels, and the kernel that clears."""
+    """State of one device: the functions with compiled kernels, and the kernel that clears."""
 
     compiled: set[str] = field(default_factory=set)
     clear: Any = None
@@ -82,15 +83,15 @@ class _Known:
 class ClBlast:
     """`sgemm` and `sgemm_batched` on OpenCL devices, with the scalars and buffers of `runtime/library/product`.
 
-    What it launches goes on the device's own in-order queue, over the same buffers: nothing is copied to the host and nothing waits.
-    A plain product with one row or column is done by its matrix-vector function.
+    Its launches go to the device's own in-order queue, over the same buffers, without copies or waiting. A plain
+    product with one row or column uses its matrix-vector function.
 
-    CLBlast compiles its kernels when a function is first called in a process, which takes seconds, and tens of them with PoCL.
-    `bind` has that done by a product of one element, so that the first launch need not; the driver may still compile what it needs
-    for a new form (PoCL: a second or two).
+    CLBlast compiles its kernels when a function is first called in a process, which takes seconds, and tens of them
+    with PoCL. `bind` triggers that by a product of one element, so that the first launch is fast. The driver may still
+    compile for a new form (PoCL: a second or two).
 
-    Its kernels count elements in 32 bits, so matrices of 2**31 and more are refused. Its products of 16-bit floats are not used:
-    they sum in 16 bits, where ours sum in 32.
+    Its kernels count elements in 32 bits, so matrices of 2**31 and more are refused. Its products of 16-bit floats are
+    not used, since they sum in 16 bits.
     """
 
     name = "clblast"
@@ -113,7 +114,7 @@ class ClBlast:
             data = b""
         if file is None or not data:
             return (("file", "unknown"),)
-        # the tuning results it was built with, which many build it for, are in the file and in no version
+        # many users build it with tuning results of their own, which no version number shows
         return (("build", hashlib.blake2b(data, digest_size=8).hexdigest()), ("file", file.name))
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:

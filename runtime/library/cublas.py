@@ -25,7 +25,7 @@ WORKSPACE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """On one device. workspace: of the handle."""
+    """State of one device. workspace: of the handle."""
 
     handle: ctypes.c_void_p
     workspace: Any

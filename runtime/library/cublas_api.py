@@ -1,4 +1,5 @@
-"""cuBLAS's and cuBLASLt's C interfaces as far as `cublas` and `cublaslt` use them: where the libraries are, prototypes, numbers.
+"""The parts of the C interfaces of cuBLAS and cuBLASLt that `cublas` and `cublaslt` use: search paths, prototypes,
+constants.
 
 Prototypes and numbers are those of cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13, which agree in them.
 """
@@ -119,9 +120,10 @@ ELEMENTS: Mapping[str, Elements] = {
 
 
 class Functions:
-    """A library with its prototypes declared. name: as NVIDIA's packages call it, `cublas` or `cublasLt`.
+    """A library with declared prototypes. name: of NVIDIA's package, `cublas` or `cublasLt`.
 
-    Raises BuildError where it is not installed, or lacks a function."""
+    Raises BuildError where it is not installed, or lacks a function.
+    """
 
     def __init__(self, name: str, prototypes: Mapping[str, Sequence[Any]], dll: Any = None) -> None:
         self._dll = _load(name) if dll is None else dll

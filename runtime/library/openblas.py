@@ -24,8 +24,8 @@ _FLOAT = 4
 
 Views = list[NDArray[Any]]
 
-# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another:
-# `team` says how many a region really gets.
+# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another;
+# `team` returns the number of threads that a region gets.
 _TEAM_SOURCE = """#include <stddef.h>
 #include <stdint.h>
 #include <omp.h>
@@ -67,10 +67,10 @@ class OpenBlas:
     Buffers A, B, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row lengths in memory, in floats; in the
     batched form `stride_*` is the distance between matrices, in floats.
 
-    Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
-    kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
-    through its threads callback, and its own pool stays asleep. On an OpenCL device its jobs run on threads that sleep
-    while idle (`team.SleepingTeam`). The choice is the process's; each launch makes it its own device's.
+    Threads: two pools that spin while idle slow each other down (100 times for a product followed by an OpenMP kernel
+    on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads, through its threads callback,
+    and its own pool sleeps. On an OpenCL device its jobs run on threads that sleep while idle
+    (`thread_pool.SleepingTeam`). The callback is global to the process, so each launch sets it for its device.
     """
 
     name = "openblas"

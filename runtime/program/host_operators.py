@@ -1,4 +1,4 @@
-"""Operators whose results' sizes depend on data, or that take and give shapes: computed here, in NumPy, between parts."""
+"""Operators with data-dependent sizes or shape operands, computed in NumPy between subgraphs."""
 
 from __future__ import annotations
 

@@ -40,9 +40,11 @@ Want = Literal["tensor", "shape", "scalar", "tuple", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything that the instructions of a host program may name.
+    """The names that the instructions of a host program may use.
 
-    parts: programs by name. arity: number of parameters of each host program. blocks: number of blocks of this one.
+    parts: programs by name
+    arity: number of parameters of each host program
+    blocks: number of blocks of this one
     """
 
     parts: Mapping[str, Program]
@@ -218,7 +220,8 @@ class CheckValue(_Instruction):
     """Check the kind, element type and rank of a value; the cast of `match_cast`.
 
     want: the kind; dtype: the element type; count: the number of dims or fields (None: any). functions: the names that a
-    function may have. into: registers of the dims, or of a whole scalar itself (empty: none)."""
+    function may have. into: registers of the dims, or of a scalar itself (empty: none).
+    """
 
     value: int
     want: Want

@@ -1,4 +1,4 @@
-"""Plans: which variant a symbol binding dispatches.
+"""Plans: the variant that a symbol binding dispatches.
 
 A plan is an ordered, total list of (guard, variant). A guard is a scalar slot that is non-zero where the entry applies;
 the first that applies wins, and the last entry is unconditional. `choice_slot` folds a plan into one slot, so one

@@ -1,8 +1,8 @@
 """All plans of a program as one C function without branches.
 
-Only what the choices depend on is computed, in the order of the scalar list. Selections and comparisons are masks, so the time does
-not depend on the shape. Where an operation divides by zero or leaves int64 the evaluator raises; here every operation stays defined,
-the function returns 1 and every choice is 0, a variant that every call has.
+Only the slots that the choices depend on are computed, in the order of the scalar list. Selections and comparisons are
+masks, so the time does not depend on the shape. The evaluator raises for a division by zero or a result outside int64.
+Here the function returns 1 in that case, and every choice is 0, a variant that every call has.
 """
 
 from __future__ import annotations

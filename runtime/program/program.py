@@ -4,8 +4,8 @@ A built model and a candidate under measurement are the same thing here: a `Prog
 several variants and a scalar slot that says which variant this symbol binding dispatches; a candidate has one call with
 one variant. So measuring and serving run through the same code.
 
-Everything that depends on shapes is a *slot*: the index of an instruction in `Program.scalars`
-(see `relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. No live IR object is held.
+Everything that depends on shapes is a *slot*: the index of an instruction in `Program.scalars` (see
+`relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. No live IR object is held.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class BufferSpec:
 class KernelSource:
     """One entry point. Its arguments are the step's buffers (pointers, in order), then the step's scalars (int64).
 
-    language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP).
-    language `opencl`: `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid.
-    language `cuda`: `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
-    says what a launch has to ask for.
+    language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP). language `opencl`:
+    `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid. language `cuda`:
+    `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
+    declares the shared memory that a launch must request.
     """
 
     name: str
@@ -123,7 +123,7 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallVariant:
-    """One way to compute a call: steps in order. label: `tuned`, `library` or `generic`; key: of the record."""
+    """One way to compute a call: steps in order. label: `tuned`, `library` or `generic`; key: key of its record."""
 
     label: str
     steps: tuple[LaunchStep, ...]

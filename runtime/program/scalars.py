@@ -193,8 +193,10 @@ def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:
 
 
 class ScalarBuilder:
-    """Puts a list together; the same instruction gives the same slot (operands of commutative opcodes are sorted), and
-    an instruction over constants becomes the constant unless it would be an error at run time."""
+    """A builder of an instruction list. Equal instructions share a slot (operands of commutative opcodes are sorted).
+
+    An instruction over constants becomes a constant, unless it would be an error at run time.
+    """
 
     def __init__(self) -> None:
         self._code: list[int] = []
@@ -273,5 +275,5 @@ class ScalarBuilder:
         code = (int(Opcode.SYMBOL), 0, 0, 0, int(Opcode.SYMBOL), len(used) - 1, 0, 0, int(op), 0, len(used) - 1, 0)
         try:
             return self.const(_cached(code, len(used))([constants[slot] for slot in used])[-1])
-        except UserError:  # a division by zero or an overflow stays an instruction: it is an error only if evaluated
+        except UserError:  # a division by zero or an overflow stays an instruction, which raises only if evaluated
             return None

@@ -134,7 +134,7 @@ def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int
     for where, path, _ in found:
         e, moving = where[d], {p.var for p in path[depth:] if p.kind == "serial"}
         if e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
-            return size  # a ring, all of which is used in turn
+            return size  # a circular buffer, all slots of which are used in turn
     for where, path, _ in found:
         inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
         reach = _index_range(where[d], inner)

@@ -1,7 +1,7 @@
-"""The command line: `relax-tune COMMAND`. The table of commands, what every command shares, and nothing heavy.
+"""The command line, `relax-tune COMMAND`: the table of commands and their common parts, without heavy imports.
 
-Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted (`tuner/cli/start.py`);
-1 when whoever read the output has gone (`relax-tune db top | head -1`), which is nobody's mistake and said to nobody.
+Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted
+(`tuner/cli/start.py`); 1 when the reader of the output has gone (`relax-tune db top | head -1`), without a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ USER_ERROR, NOTHING_MEASURED = 2, 3
 
 
 class CommandEntry(NamedTuple):
-    """A command: where it is (`attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`), its line
-    of help, and command lines that show it."""
+    """A command.
+
+    module, attribute: `attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`
+    summary: its line of help
+    examples: command lines that show it
+    """
 
     module: str
     attribute: str
@@ -127,8 +131,11 @@ def examples(*lines: str) -> str:
 
 
 class LazyCommands(TyperGroup):
-    """A group that imports a command's module when that command runs: `--help`, `--version` and the completion of a
-    command's name stay quick, and a command's heavy imports can stand at the top of its module."""
+    """A group that imports a command's module when the command runs.
+
+    So `--help`, `--version` and the completion of a command's name stay quick, and a command's module may import heavy
+    packages.
+    """
 
     _listing = False
 
@@ -218,7 +225,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
             raise
-        # a full disk behind `> file`: what is left in the buffer has nowhere to go either
+        # a full disk behind `> file`: the rest of the buffer cannot be written either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(f"error: the output could not be written: {error.strerror}; send it elsewhere", file=sys.stderr)
         sys.exit(USER_ERROR)

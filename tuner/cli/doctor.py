@@ -78,7 +78,7 @@ _NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `advice` says what to do, and is empty when there is nothing to."""
+    """One checked thing. `advice` says what to do; empty if nothing."""
 
     area: str
     name: str

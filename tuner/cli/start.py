@@ -1,4 +1,4 @@
-"""The `relax-tune` program: from its first import to its last line, an interruption is one sentence and an exit code."""
+"""The `relax-tune` program: at any point of its run, an interruption gives one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 from relax_tune.tuner.measure.interrupts import STOPPING
 
-# After a first Ctrl-C, others are taken for impatience while the first one's clean-up runs.
+# After a first Ctrl-C, further ones are ignored this long while the first one's clean-up runs.
 GRACE_SECS = 5.0
 SENTENCE = "interrupted; everything measured so far is kept, and the same command again goes on from there"
 
 
 class Interruptions:
-    """Turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt, wherever the program is."""
+    """A handler that turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt, anywhere in the
+    program.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None

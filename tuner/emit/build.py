@@ -1,6 +1,7 @@
 """The build: records to plans, plans and a lowered module to one `Program`.
 
-A pure function of the module, the set of records, the policy and the target: no clock, no randomness, nothing measured.
+It is a pure function of the module, the set of records, the policy and the target: no clock, no randomness, no
+measurement.
 """
 
 from __future__ import annotations
@@ -38,8 +39,14 @@ MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The program of every straight function, the plan of every task, and for each task what it lacked. packings: what the steps of
-    each program's `prepare` do. host_programs: one for each function with branches or calls."""
+    """The result of a build: programs, plans and notes.
+
+    programs: one for every straight-line function
+    plans: one for every task
+    notes: for each task, what it lacked
+    packings: the packing steps of each program's `prepare`
+    host_programs: one for each function with branches or calls
+    """
 
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]

@@ -1,4 +1,4 @@
-"""A straight graph function and the plans of its tasks to one `Program`: arrays, memory, calls and checks."""
+"""Emit one `Program` of a straight-line graph function and the plans of its tasks: arrays, memory, calls and checks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _calls(main: Function) -> Iterator[tuple[GVar, CallTIR]]:
 
 
 class GraphEmitter:
-    """Walks one graph function once and declares arrays, calls and checks."""
+    """An emitter that walks one graph function once, and declares arrays, calls and checks."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class GraphEmitter:
         own = {v for x in (*main.params, *(y.var for y in main.bindings)) for v in info_symbols(x.info)}
         for bound in self.lowered.module.bounds:
             if bound.var not in own:
-                continue  # of another function
+                continue  # a symbol of another function
             self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
         inputs = []
         ranges = self._index_ranges()

@@ -71,7 +71,9 @@ _WANTED: Mapping[type[StructInfo], Want] = {
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """Something an annotation says in symbols, and the register of what was found: `axis` of a tensor or shape, or a scalar."""
+    """A dim or scalar that an annotation states over symbols, and the register of its value: `axis` of a tensor or
+    shape, or a scalar.
+    """
 
     where: str
     info: StructInfo
@@ -284,11 +286,11 @@ class _Emitter:
             return
         ctx = Deduction(self.ctx.env)
         found = infer_value(value, ctx)
-        if isinstance(value, g.CallFunction):  # a callee asks for itself
+        if isinstance(value, g.CallFunction):  # a callee checks its own arguments
             if (name := _direct(value)) in self.cut.subgraphs:
                 self.part(b, name, value)
                 return
-            found = found if name else ObjectInfo()  # it fits its annotation as far as signatures tell
+            found = found if name else ObjectInfo()  # the signature guarantees the annotation
         else:
             for check in ctx.checks:
                 self.require(check.cond, check.message, check.values, self.symbols, b)
@@ -368,7 +370,7 @@ class _Emitter:
 _Matching = Callable[[_Emitter, int, Any, str, object], list[_Dim]]
 _Computing = Callable[[_Emitter, Any, Any], int]
 
-# what each class of annotation asks for
+# the checks of each class of annotation
 _MATCHED: Mapping[type[StructInfo], _Matching] = {
     ObjectInfo: lambda emitter, register, info, where, node: [],
     TupleInfo: _Emitter.match_tuple,

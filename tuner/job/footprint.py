@@ -14,7 +14,7 @@ from relax_tune.ir.core.expr import as_int, const, substitute
 from relax_tune.ir.core.function import Bound
 from relax_tune.tuner.task.task import Task
 
-# Arrays exist in the process that measures, beside their reference in double precision.
+# An array, and its reference in double precision, which is twice as large.
 COPIES = 3
 
 

@@ -1,4 +1,4 @@
-"""A job from end to end: model, device and store; tuned, built, opened. The commands are thin over this."""
+"""A job from end to end: model, device and store; tuned, built, opened. The commands are thin wrappers of it."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
 
 @dataclass(eq=False)
 class Job:
-    """A lowered model for one device, with everything that can be tried for each of its tasks.
+    """A lowered model for one device, with the possible variants of each of its tasks.
 
-    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules: a user's
-    own rewriting, each at its level of the lowering. verify: check the module around every pass.
+    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules:
+        rewriting rules of the user, each applied at its level. verify: check the module around every pass.
     """
 
     module: IRModule
@@ -130,7 +130,7 @@ class Job:
 
     @cached_property
     def profile(self) -> ShapeProfile | None:
-        """Served shapes, where the settings ask for them: from their file or from the database.
+        """Served shapes, if the settings name a profile: from its file or from the database.
 
         Raises UserError for a file of another model, another kind of file, and when there is no profile.
         """
@@ -146,7 +146,7 @@ class Job:
 
     @cached_property
     def libraries(self) -> Mapping[str, str]:
-        """Name and fingerprint of each library beside the device: what was told with it, or what this process finds."""
+        """Name and fingerprint of each library on the device, as given to the job or as found by this process."""
         told = self.device.libraries
         return dict(library_facts(open_libraries()) if told is None else told)
 
@@ -160,7 +160,7 @@ class Job:
 
     @cached_property
     def choices(self) -> dict[str, Choices]:
-        """By the name of the tensor function in the lowered module."""
+        """The choices of each task, by the name of its tensor function in the lowered module."""
         alternatives = alternatives_here(self.hardware.language, self.libraries)
         return {t.name: Choices(t, self.hardware, self.code_target, alternatives) for t in self.tasks}
 
@@ -220,7 +220,7 @@ class Job:
         constants = {n: a for n, a in constants.items() if n in names}
         driven = {w.name for d in built.host_programs for w in d.weights}
         constants |= {n: self.lowered.module.constants[n] for n in driven}
-        solver = installed_solver()  # it can decide more: other checks, other reuse of memory
+        solver = installed_solver()  # with it more is decided: checks and reuse of memory differ
         extra = {
             "fingerprint": dict(self.target.fingerprint),
             "model": self.key,

@@ -1,8 +1,8 @@
-"""Names of running jobs, and whether the process a name was given to is still there.
+"""Names of running jobs, from which other processes see whether the job's process is alive.
 
-A name is `RANDOM@HOST:PID:START:MACHINE`. MACHINE stands for one boot of one kernel and the namespaces its process ids and
-times are counted in, START for when the process began: on that machine the name says for sure whether its process lives,
-whatever got the same process id since. Elsewhere it says nothing, and only a clock helps.
+A name is `RANDOM@HOST:PID:START:MACHINE`. MACHINE identifies one boot of one kernel, and the namespaces of its process
+ids and times. START is when the process began. On that machine the name decides whether its process is alive, even if
+another process has the same id by now. On other machines only a time limit helps.
 """
 
 from __future__ import annotations

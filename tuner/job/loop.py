@@ -42,10 +42,10 @@ FORMAT_VERSION = 1
 LEASE_SECS = 60.0
 # How long to wait before asking again for tasks that other jobs hold, when nothing else is left to do.
 LEASE_POLL_SECS = 0.5
-# Contenders get this many times the time a trial gets.
+# Factor on a trial's time budget for contenders.
 FINAL_BUDGETS = 3
-# Samples of a shape in a trial, at least and at most; and of a contender, more than twice as many: of the samples of both, the
-# median is then one of the second timing's, and luck in the first, which is what made a contender, does not decide.
+# Fewest and most samples of a shape in a trial. Contenders get more than twice as many, so that the median of all
+# samples is one of the second timing's: luck in the first timing, which selects contenders, does not decide.
 ROUNDS = (3, 20)
 FINAL_ROUNDS = (7, 60)
 # The longest a single step of a measurement may take before its process is killed.
@@ -58,10 +58,10 @@ LIBRARY_DEADLINE_SECS = 180.0
 class Tuner:
     """Tunes the tasks of one model on one device into one store.
 
-    libraries: name and fingerprint of each that the device process has; every record names them.
+    libraries: name and fingerprint of each library in the device process; every record names them.
 
-    `report` is called after every batch, `beat` every now and then while the job is alive. `job` names this run among all
-    that write to the store; it must be unique (`relax_tune.tuner.job.job_names` makes such names, and tells which have died).
+    `report` is called after every batch, `beat` regularly while the job is alive. `job` is the name of this run, unique
+    among all writers to the store (see `relax_tune.tuner.job.job_names`).
 
     Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
     candidate or task is recorded and never stops the others.
@@ -229,7 +229,7 @@ class Tuner:
 
     @property
     def _left(self) -> int:
-        """Candidates the budget still has, less what tasks held by other jobs will take for their first batch."""
+        """Candidates left in the budget, less the first batches of tasks held by other jobs."""
         spent = sum(len(s.tuned) if s.exhausted or s.given_up else max(len(s.tuned), self._first) for s in self.states)
         return self.settings.candidates * len(self.states) - spent
 
@@ -367,7 +367,7 @@ class Tuner:
             self.result.trials += len(candidates)
         state.attempted.update(v.key for v in variants)
         state.learn(records, self.job)
-        state.tuned.update(candidates)  # spent, even on answers that say nothing
+        state.tuned.update(candidates)  # counted as spent, even without a usable result
         self._tell_progress(state)
 
     def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:

@@ -1,11 +1,12 @@
 """The choice of the task that gets the next trials: the one whose next batch is expected to save most time of the model.
 
-The idea of a gradient per task is Ansor's (Zheng et al., OSDI 2020). The expected gain of a batch is read off the set of
-candidates tried so far. The distance from the best to the next best ones tells the room below it. Times near
-their lower end thin out about exponentially. With a spread s between neighbours there, b more candidates after n lower the
-best log time by s log((n + b) / n). Where another variant is dispatched, such as the library, only a gain on that one counts.
+The idea of a gradient per task is Ansor's (Zheng et al., OSDI 2020). The expected gain of a batch follows from the
+candidates tried so far. The distance from the best to the next best ones estimates how much lower times can get, since
+the density of times falls about exponentially near their lower end. With a spread s between neighbours there, b more
+candidates after n lower the best log time by s log((n + b) / n). Where another variant is dispatched, such as the
+library, only a gain on that one counts.
 
-Nothing here looks at the time of a record, so an interrupted job goes on where an undisturbed one would have.
+The time of a record has no influence, so an interrupted job continues like an undisturbed one.
 """
 
 from __future__ import annotations

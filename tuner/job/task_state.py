@@ -29,9 +29,9 @@ class TaskState:
     times: seconds per variant key and anchor, medians of all samples, for variants without a failure
     failed: variants with a failure
     tuned: candidates of this version's space that need no more measuring
-    attempted, retimed: variants that this job has asked for, and asked for once more
+    attempted, retimed: variants that this job has measured, and measured once more
     visits: records per variant and anchor
-    counts: a test for records that say something here; the others are passed over
+    counts: a test for records that are valid here; others are ignored
     finals, validations: numbers of batches of contenders
     lacking: number of records, and the shapes that contenders lacked then
     rng: generator that the strategy draws from

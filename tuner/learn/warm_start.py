@@ -1,8 +1,8 @@
 """Training rows from the database for a task's cost model, before its first trial.
 
-Rows come from the task at other shapes, from the same task on other devices of the kind, and from other tasks of the device.
-Features have the same names for every sketch of every function, so a record is of use wherever its trace applies. The trace
-is replayed once with its tunables free, and evaluated at the record's numbers and shape.
+Rows come from the task at other shapes, from the same task on other devices of the kind, and from other tasks of the
+device. Features have the same names for every sketch of every function, so a record is useful wherever its trace
+applies. The trace is replayed once with free tunables, and evaluated at the record's numbers and shape.
 
 A history depends on the set of records, not on their order. Its cost is bounded by a number of workloads and of rows of each,
 chosen by their ids, which are hashes. Tasks of the model under tuning are left out: their new records would make candidates
@@ -55,9 +55,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
 
 @dataclass(eq=False)
 class RecordedHistory:
-    """Reads histories for the tasks of one model on one device.
+    """A reader of histories for the tasks of one model on one device. Replayed sketches are kept, since tasks share
+    them.
 
-    `own`: keys of the model's workloads. What was replayed is kept, since tasks share it."""
+    own: keys of the model's workloads
+    """
 
     store: Store
     target_key: str
@@ -83,7 +85,7 @@ class RecordedHistory:
         rows = np.concatenate([p.features for p in found])
         several = (
             len(choices.space.sketches) > 1
-        )  # the last column is the sketch then, whose number means nothing elsewhere
+        )  # the last column is then the sketch, whose number has no meaning in other spaces
         features = np.full((len(rows), rows.shape[1] + several), np.nan, np.float32)
         features[:, : rows.shape[1]] = rows
         firsts = np.cumsum([0, *(int(p.groups.max()) + 1 for p in found)])
@@ -160,7 +162,7 @@ class RecordedHistory:
                 made = replay(Trace.from_json(trace), func)
                 sketch = Sketch("recorded", made.func, made.trace, ())
                 self._functions[key] = FeatureFunction(sketch, hardware)
-            except Exception:  # rows may come from anybody and from any version: what does not apply teaches nothing
+            except Exception:  # rows may come from any version and user: rows that do not apply are skipped
                 self._functions[key] = None
         return self._functions[key]
 
@@ -177,7 +179,7 @@ def _rows(
         if all(r.variant.values.get(n) in domain for n, domain in domains.items())
         and (r.status == "failed" or (sorted(r.symbols) == sorted(names) and min(r.symbols.values(), default=0) >= 0))
     ]
-    # a failure has no shape, since most come before there is one: it counts at the one in the middle
+    # a failure usually precedes any shape: it counts at the middle shape
     groups = np.asarray([shapes.index(_point(r)) if r.status == "ok" else len(shapes) // 2 for r in kept], np.int64)
     values = [r.variant.values for r in kept]
     tunables = {n: np.asarray([v[n] for v in values], np.int64) for n in domains}

@@ -1,7 +1,7 @@
-"""Requests and results as JSON text, and what a device process says of itself, schema-checked when read.
+"""Requests, results and device descriptions as JSON text, schema-checked when read.
 
-A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once: as base64, or
-in a file beside it where both sides share a folder, in which batches that follow find it again.
+A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once: as
+base64, or, if both sides share a folder, as a file in it that later batches find again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ FILED_BYTES = 1 << 14
 
 
 class _ArrayTable:
-    """Distinct arrays of one batch; equal contents share an entry. folder: where large ones go, if anywhere."""
+    """The distinct arrays of one batch; equal contents share an entry. folder: holds large ones; None: none are stored
+    in files
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.entries: list[dict[str, Any]] = []

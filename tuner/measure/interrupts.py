@@ -1,4 +1,4 @@
-"""Blocks that interruptions wait for, because they must end as a whole."""
+"""Blocks that defer interruptions, because they must not end half-way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# What asks a program to stop; the constants of the second and third are missing on some systems.
+# Signals that stop a program; the second and third are missing on some systems.
 STOPPING: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )

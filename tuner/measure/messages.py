@@ -139,7 +139,7 @@ class MeasureResult:
 
     @property
     def ok(self) -> bool:
-        """Say whether it was measured. Its record may win only then, and only when `checked`."""
+        """True if it was measured. Its record may win only then, and only when `checked`."""
         return self.status == "ok"
 
 

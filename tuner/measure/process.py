@@ -38,9 +38,9 @@ class DeviceProcess:
     Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
 
-    folder: private to the job; holds the progress file, the log of everything printed, and compiler caches, which
-    survive a respawn. environment: variables added to the inherited ones. wanted: called now and then while the device
-    is being opened; what it raises ends the attempt.
+    folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a
+        respawn. environment: variables added to the inherited ones. wanted: called regularly while the device is being
+        opened; an exception ends the attempt.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class DeviceProcess:
 
     @property
     def ended(self) -> bool:
-        """Say whether nothing more will come from it."""
+        """True if no more messages will come from it."""
         return self._reader.ended
 
     def send(self, message: Mapping[str, Any], within_secs: float) -> None:

@@ -1,8 +1,8 @@
 """The protocol of a supervisor and its device process: framed JSON over two pipes, and a mapped file of progress.
 
-Frames are an 8-byte length and UTF-8 text, on file descriptors of their own: compilers may print what they like on
-stdout and stderr. ProgressFile is memory both sides map: telling must cost nothing between two timed launches, and must
-outlive the process that wrote it.
+Frames are an 8-byte length and UTF-8 text, on file descriptors of their own, since compilers print on stdout and
+stderr. ProgressFile is memory that both sides map: writing is cheap between two timed launches, and outlives the
+writer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_frame(descriptor: int, text: str, within_secs: float | None = None) ->
 
 
 class FrameReader:
-    """Frames from one descriptor, without ever waiting longer than asked."""
+    """A reader of frames from one descriptor, which never waits longer than its time limit."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

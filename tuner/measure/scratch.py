@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their owner for long, even one that was killed."""
+"""Temporary folders that are removed after their owner ends, even if it was killed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ except ImportError:  # no such locks here: folders of killed owners stay until t
 
 _PREFIX = "relax-tune-measure-"
 _OWNER = "owner"
-# A folder without an owner's lock in it is being made right now, or was left by somebody long gone.
+# A folder without a locked owner file is being made now, or was left behind by a dead process.
 _MAKING_SECS = 600.0
 
 
 class ScratchFolder:
-    """A folder for one runner. Making one also removes those whose owner died: a lock says which, and it ends with the
-    process that holds it, however that ends. `path` is the folder. Raises OSError when none can be made."""
+    """A temporary folder of one runner, at `path`. Raises OSError when none can be made.
+
+    Making one also removes the folders of dead owners. Each owner holds a lock, which ends with its process.
+    """
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))

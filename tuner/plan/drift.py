@@ -1,8 +1,8 @@
-"""The predicted loss of a plan at the served shapes, from the times on record alone.
+"""The predicted loss of a plan at the served shapes, from recorded times only.
 
-Between the shapes at which a variant was timed, its time is taken for a straight line on log-log paper. With several symbols
-it is the mean of the nearest times, weighted by closeness. Outside of them nothing is predicted. A plan loses where another
-variant is predicted faster by more than selection would have cared for.
+Between the shapes at which a variant was timed, its log time is interpolated linearly in the log of the shape. With
+several symbols it is the mean of the nearest times, weighted by closeness. There is no prediction outside of these
+shapes. A plan loses where another variant is predicted faster by more than selection would tolerate.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ NEIGHBOURS = 4
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A task under the shapes that are served. secs, lost: seconds of a call, weighted, with the fastest variants on record and what
-    the plan takes beyond that; unmeasured: the share of calls at shapes between which the plan's variant was never timed."""
+    """The loss of a task's plan at the served shapes.
+
+    secs: weighted seconds of a call with the fastest recorded variants
+    lost: seconds that the plan takes beyond that
+    unmeasured: share of calls at shapes outside the timed range of the plan's variant
+    """
 
     secs: float
     lost: float

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-# Up to so many points every tree is tried.
+# Largest number of points for which every tree is tried.
 EXACT = 8
-# So many of the most promising splits of a larger node are looked at one level deeper.
+# Number of the most promising splits of a larger node that are tried one level deeper.
 LOOKED_AT = 6
-# How much a remainder costs beside the leaf it makes: it says less of shapes that nobody timed.
+# Cost of a remainder test besides its leaf, since it predicts untimed shapes less well.
 REMAINDER_COST = 0.01
-# A remainder is believed where at least so many points have it, and as many have not.
+# A remainder is tested only if at least this many points have it, and as many have not.
 SUPPORT = 3
 # Differences below this are rounding.
 TINY = 1e-13
@@ -45,7 +45,7 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """Points that one variant, a row of the costs, is dispatched at."""
+    """Points at which one variant, a row of the costs, is dispatched."""
 
     members: Places
     variant: int
@@ -77,7 +77,9 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 @dataclass(eq=False)
 class GuardTree:
-    """costs: (variants, points). leaf_cost: of each leaf but the first. ordered, remainders: what may be compared."""
+    """The search for guards. costs: (variants, points); leaf_cost: of each leaf but the first; ordered, remainders:
+    testable quantities.
+    """
 
     costs: FloatArray
     points: Sequence[Sequence[int]]

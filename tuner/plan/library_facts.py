@@ -1,7 +1,7 @@
 """The validity of recorded library times on this machine, and notes of a build on invalid ones.
 
-A time of a library belongs to its version and settings, so it counts only where the library has the recorded fingerprint.
-Kernels of ours depend on the device and its compiler alone, which is the target's fingerprint.
+A time of a library belongs to its version and settings, so it counts only where the library has the recorded
+fingerprint. Our kernels depend only on the device and its compiler, which the target's fingerprint covers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relax_tune.tuner.plan.plans import TaskPlan, times_of
 from relax_tune.tuner.task.task import Choices
 from relax_tune.tuner.task.unfused_variants import routines_of
 
-# What a library that is missing must gain, as a fraction of the time, to be worth a sentence.
+# Gain of a missing library, as a fraction of the time, from which a note mentions it.
 WORTH_SAYING = 0.01
 
 
@@ -28,7 +28,7 @@ def libraries_of(variant: VariantRecord) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class LibraryFacts:
-    """Records against the libraries there are.
+    """The validity of records for the present libraries.
 
     here: name and fingerprint of each, as `library_facts` writes them.
     """

@@ -19,7 +19,7 @@ Shape = tuple[tuple[str, int], ...]
 Samples = dict[str, dict[Shape, list[float]]]
 """Seconds by variant and shape."""
 
-# How many sizes of the fastest variants remainders are asked by, and up to which.
+# Number and largest of the tile sizes whose remainders guards may test.
 STEPS = 6
 LARGEST_STEP = 256
 
@@ -28,8 +28,8 @@ LARGEST_STEP = 256
 class TaskPlan:
     """The dispatch of a task: a plan over variant keys, the variants, and the times it was chosen from.
 
-    lost: by variant that would have been dispatched, the reason why it can no longer be made
-    added: shapes beside the anchors at which a plan for the anchors alone was found to lose, and which therefore count
+    lost: for each variant that would have been dispatched, the reason why it can no longer be made
+    added: shapes besides the anchors that count, since a plan for the anchors was found slower there
     """
 
     plan: DispatchPlan
@@ -78,7 +78,7 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
         if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
         if r.median_secs <= 0:
-            continue  # below the clock's resolution: nothing can be concluded
+            continue  # below the clock's resolution
         variants[r.variant.key] = r.variant
         shape = tuple(sorted(r.symbols.items()))
         samples.setdefault(r.variant.key, {}).setdefault(shape, []).extend(r.samples_secs)

@@ -1,6 +1,7 @@
 """The choice of a plan from a matrix of measured times: few variants, total guards, least weighted log-regret.
 
-The choice is by measurement alone. A difference counts by its expectation, given its standard error. Guards compare a task
+The choice is by measurement only. A difference counts by its expectation, given its standard error. Guards compare a
+task
 symbol, or the product of all of them, with a threshold. Others test a remainder: of the symbol by a tile size, or of its number
 of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.) They form a tree
 (`tuner/plan/guard_tree`) that is flattened to an ordered list whose last entry is unconditional. So every shape has a variant.
@@ -20,16 +21,17 @@ from relax_tune.errors import UserError
 from relax_tune.tuner.plan.guard_tree import FloatArray, GuardSplit, GuardTree, Leaf, Quantity, Tree, leaves
 from relax_tune.tuner.task.domain import Domain, Point
 
-# What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
+# Gain that justifies another leaf, as a fraction of weighted log-time, and least gain of a kernel over a library.
 LEAF_COST = 0.005
 NOISE = 0.03
-# Two times differ when they are so many of their joint standard errors apart.
+# Number of joint standard errors from which two times count as different.
 BEYOND = 2.0
-# What counts as the spread of a shape that was timed once.
+# Assumed spread of a shape that was timed once.
 UNKNOWN_SPREAD = 0.03
-# The cost of a point at which a variant has no time: more than any ratio of times, and finite, so that fewer are still better.
+# Cost of a point without a time of the variant: above any ratio of times, but finite, so that fewer such points are
+# better.
 MISSING = 1e3
-# By how much, in log time, variants that are worth comparing differ before anything is measured: the standard deviation.
+# Prior standard deviation of the difference of two variants in log time.
 APART = 0.1
 
 BoolArray = NDArray[np.bool_]
@@ -61,7 +63,7 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class DispatchPlan:
-    """Ordered entries, the last one unconditional; and what was predicted for it."""
+    """Ordered entries, the last one unconditional, and their predicted cost."""
 
     entries: tuple[PlanEntry, ...]
     regret: float
@@ -203,7 +205,10 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
     above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
     at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
     at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
-    lead, lag = float(np.mean(at_low)), float(np.mean(at_high))  # of the lower side at its end, of the upper at its own
+    lead, lag = (
+        float(np.mean(at_low)),
+        float(np.mean(at_high)),
+    )  # lead of the lower side at its end, and of the upper side at its end
     if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
         return max(low, min(high - 1, math.isqrt(low * high)))
     share = lead / (lead + lag)

@@ -24,7 +24,10 @@ KeptPlan = tuple[DispatchPlan, Mapping[str, VariantRecord]]
 
 @dataclass(frozen=True)
 class PlanSet:
-    """All plans of a model that were stored together, by workload; with the version each had when the set was last stored."""
+    """All plans of a model that were stored in one set, by workload.
+
+    Each has the version it had when the set was last stored.
+    """
 
     name: str
     records: Mapping[str, PlanRecord]

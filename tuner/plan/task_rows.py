@@ -1,6 +1,6 @@
 """A summary of each task of a model: calls, costs, trials, and the dispatched variants.
 
-Everything comes from records and plans; nothing is measured, so a report can be made from a database alone.
+Everything comes from records and plans; nothing is measured, so a report needs only a database.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ KINDS = ("tuned", "library", "generic")
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes:
-    """Best median seconds of each kind of variant at one shape, None where it was not measured; and what is dispatched
-    there. `shape`: the task's symbols in the model's terms, by name."""
+    """Best median seconds of each kind of variant at one shape (None: not measured), and the dispatched variant.
+
+    shape: the task's symbols in the model's terms, by name
+    """
 
     shape: dict[str, int]
     tuned: float | None

@@ -1,10 +1,11 @@
 """Validation of plans at shapes between the anchors: the choice of shapes and variants, and the results.
 
-The contenders are the variants of a finished plan, and the fastest other variant of each kind that comes near. They are checked
-and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records. A variant that
-is wrong there is out. A shape at which the plan is slower than another variant beyond noise counts from then on when plans are
-chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so this is asked again until nothing is lacking. A
-task is validated at VALIDATIONS x SHAPES shapes at most, whatever the number of jobs on it.
+The contenders are the variants of a finished plan, and the fastest other variant of each kind that comes near. They are
+checked and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records.
+A variant that is wrong there is excluded. A shape at which the plan is slower than another variant beyond noise joins
+the shapes by which plans are chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so
+validation repeats until no time is missing. A task is validated at VALIDATIONS x SHAPES shapes at most, whatever the
+number of jobs on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights packed when building: what a program would pack on the device each time it is loaded is a weight of the artifact."""
+"""Packing of weights at build time, instead of on the device each time a program is loaded."""
 
 from __future__ import annotations
 

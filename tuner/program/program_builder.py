@@ -1,6 +1,6 @@
 """Scheduled functions as parts of the runtime's `Program`: the one place where live IR becomes numbers and text.
 
-A candidate under measurement and a whole built model are put together by the same `ProgramBuilder`.
+The same `ProgramBuilder` builds a candidate under measurement and a whole model.
 """
 
 from __future__ import annotations
@@ -68,8 +68,13 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
 
 @dataclass(frozen=True, eq=False)
 class KernelStage:
-    """A scheduled function among a variant's stages. `arguments` names, for its parameters, the task's buffers or temporaries
-    shared with other stages, and `meaning` its symbols over the task's; what is left out stands for itself."""
+    """A scheduled function among a variant's stages.
+
+    arguments: for its parameters, the task's buffers or temporaries shared with other stages
+    meaning: its symbols over the task's
+
+    Absent parameters and symbols stand for themselves.
+    """
 
     func: PrimFunc
     arguments: Mapping[Buffer, Buffer] = field(default_factory=dict)
@@ -78,8 +83,10 @@ class KernelStage:
 
 @dataclass(frozen=True, eq=False)
 class LibraryStage:
-    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols. once: it runs when the
-    program is loaded, and packs constants into its last buffer."""
+    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols.
+
+    once: it runs when the program is loaded, and packs constants into its last buffer
+    """
 
     routine: str
     buffers: tuple[Buffer, ...]
@@ -92,7 +99,7 @@ Stage = KernelStage | LibraryStage
 
 @dataclass
 class ProgramBuilder:
-    """Collects the parts of one `Program`. Kernels and scalar expressions that are equal are kept once."""
+    """A collector of the parts of one `Program`. Equal kernels and equal scalar expressions are kept once."""
 
     name: str
     target: CodeTarget
@@ -282,7 +289,7 @@ class ProgramBuilder:
         """Return the kernel of a function, generated once. Its name hashes its text, so that equal kernels are one."""
         made = self._generated.get(func)
         if made is None:
-            # under a name nothing else in the text contains
+            # a name that occurs nowhere else in the text
             made = generate(replace(func, name="named_by_its_text"), self.target)
             digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
             made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))

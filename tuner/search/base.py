@@ -66,8 +66,8 @@ class SearchProblem:
     weights: (S,) importance of the anchors, positive, summing to 1
     roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), by which
         times of different shapes become comparable
-    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default).
-        It may be a function that answers them whenever candidates are asked for. Candidates are worth their gain on it.
+    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default). It
+        may be a function that returns them, called for each batch. The worth of a candidate is its gain on it.
     history: training rows from elsewhere; a strategy that can use them calls it once, when it first needs them
 
     Raises:
@@ -118,12 +118,12 @@ class SearchProblem:
 
 @runtime_checkable
 class SearchStrategy(Protocol):
-    """Proposes candidates and learns from what measuring them said.
+    """A strategy that proposes candidates and learns from their measurements.
 
     Promises of every strategy:
 
     * `ask(n)` returns at most `n` candidates that satisfy the constraints, none of them ever asked or told before;
-      fewer only when the space has no more to offer, and then an empty list for ever after.
+      fewer only when the space is exhausted, and then an empty list ever after.
     * The candidates depend on the problem, the generator's state at construction, the sizes of the asks so far and the
       *set* of results told between them: not on the order or the chunks in which results arrived, nor on threads or
       clocks.
@@ -169,7 +169,7 @@ class Observations:
 
 
 class SearchHistory:
-    """The results told to a strategy and the candidates it asked for. Sorts before it answers: the order of arrival leaves no mark."""
+    """The results told to a strategy and the candidates it asked for. Their order does not depend on their arrival."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem

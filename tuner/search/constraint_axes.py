@@ -1,6 +1,8 @@
-"""Axes that constraints suggest. Parameters that a constraint ties together mean something together: a tile and the threads that
-share it by their ratio, the two sides of a work-group by their product. Which pairs are tied is read off the legal points,
-whatever the constraints are written in: among them the two are not independent.
+"""Axes that constraints suggest, for a model of distances.
+
+A constraint may tie parameters together: a tile and the threads that share it by their ratio, the two sides of a
+work-group by their product. Tied pairs are found among the legal points, where the two are dependent, whatever form the
+constraints have.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class SearchSpace:
 
 
 class Search:
-    """One search over a space, driven from outside: ask for configurations, measure them, tell what they cost.
+    """One search over a space, driven from outside: ask for configurations, measure them, tell their costs.
 
     Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and what was told, not
     on the order of the answers. Not thread-safe.

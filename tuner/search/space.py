@@ -74,7 +74,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
-    """Named parameters, what combinations of them are legal, and what a cost model should see of them.
+    """Named parameters, their legal combinations, and their features for a cost model.
 
     `valid(rows (R, P) int64) -> (R,) bool` keeps the legal rows of parameter values; None keeps all. `features(rows
     (R, P) int64, shapes (S, D) int64) -> (R, S, F) float32` describes each row at each shape; None stands for

@@ -15,11 +15,12 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 
 Point = tuple[int, ...]
 
-# Combinations of symbol values looked at to choose anchors; with many symbols each gets fewer levels.
+# Combinations of symbol values tried to choose anchors; with many symbols each gets fewer levels.
 COMBINATIONS = 4096
 # The same for recorded values, at each call site.
 SERVED_COMBINATIONS = 256
-# How much recorded shapes count where there are any; the rest is log-uniform, so that no part of the range is given up.
+# Share of the weights that recorded shapes get, if there are any; the rest is log-uniform, so that the whole range
+# counts.
 SERVED_SHARE = 0.8
 
 Served = Sequence[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]

@@ -62,7 +62,7 @@ def extract_tasks(
     ranges = ranges_of(lowered.module)
     counted = {} if profile is None else _counted(lowered, profile)
     for bound in lowered.module.bounds:
-        if bound.upper is None:  # what was served says how far it goes
+        if bound.upper is None:  # recorded shapes extend the range
             seen = [x for symbols in counted.values() for x in symbols.get(bound.var, ())]
             ranges[bound.var] = Range(bound.lower, max(DEFAULT_UPPER, *seen, bound.lower))
     for name, narrower in (overrides or {}).items():

@@ -64,7 +64,7 @@ class _Solver:
             return None
         if e.op == "cast" and e.args[0].dtype.is_int:
             return self.solve(e.args[0], low, high)
-        if e.op in ("min", "max"):  # what keeps loops inside: an index it would change is one too many
+        if e.op in ("min", "max"):  # clamps of loops: an index that one would change is out of range
             inner = [a for a in e.args if a.value is None]
             return self.solve(inner[0], low, high) if len(inner) == 1 else None
         if e.op == "add":

@@ -39,9 +39,9 @@ from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_pa
 
 # Sketches that the epilogue of a library call is tried with.
 EPILOGUES = ("injective.parallel", "injective.serial")
-# Rows of a sketch looked at to seed a search.
+# Rows of a sketch that are scored to seed a search.
 SEED_ROWS = 4096
-# Combinations of values near the middle that a guess looks at.
+# Combinations of values near the middle that are tried as a guess.
 GUESSES = 4096
 
 
@@ -271,14 +271,15 @@ class Choices:
             return self._stages_in_parts(parts_of(record))
         if record.kind == "library":
             return self._library_stages(record)
-        # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
+        # a build replays its few winners; a tuning job has the sketches already, which is faster and gives the same
+        # function
         if record.kind == "tuned" and "sketches" in self.__dict__:
             found = self._of_sketch(record)
             if found is not None:
                 return (KernelStage(found),)
         try:
             return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
-        except ScheduleError:  # what was proved of every tunable may not be seen of its value alone
+        except ScheduleError:  # a fact proved over tunables may not be provable for numbers
             found = self._of_sketch(record) if record.kind == "tuned" else None
             if found is None:
                 raise

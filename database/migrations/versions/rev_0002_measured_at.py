@@ -1,4 +1,4 @@
-"""Schema 2: when a measurement was made, so that old ones can be pruned; 0 where nobody knows."""
+"""Schema 2: the time of a measurement, by which old ones can be pruned; 0 if unknown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Schema 3: sketches and schedule primitives have the field's names, and variants the keys that follow.
 
-A variant's key hashes its words. Each renamed variant becomes a new row, its measurements are pointed at it, and the old row
-goes; two variants that become equal share one row. The tables stay as they are. Rows are read a chunk at a time.
+A variant's key hashes its text. Each renamed variant becomes a new row, its measurements are pointed at it, and the old
+row goes; two variants that become equal share one row. The tables stay as they are. Rows are read a chunk at a time.
 """
 
 from __future__ import annotations

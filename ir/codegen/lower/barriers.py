@@ -1,9 +1,10 @@
 """Insert barriers between the work-items of a group where one may depend on another.
 
-Work-items depend on each other through shared memory, unless its indices tell them apart. They depend on each other through global
-memory if one loop over items writes it and another one touches it. Inside one loop over items each has elements of its own:
-binding the loop checked that. A barrier stands before the outermost statement that needs it. A condition that only some items meet
-sinks into the statements between the barriers, so that all items reach every barrier.
+Work-items depend on each other through shared memory, unless its indices identify the work-item. They depend on each
+other through global memory if one loop over items writes it and another one touches it. Inside one loop over items each
+has elements of its own: binding the loop checked that. A barrier stands before the outermost statement that needs it. A
+condition that only some items meet sinks into the statements between the barriers, so that all items reach every
+barrier.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`. left = bound - x is the remaining width of an
 iteration. An iteration with left >= T runs without the conditions. Another one runs a copy of the body with narrower tile loops,
-and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may have nothing
-left: a loop around it may reach behind the bound. Results are as with every condition.
+and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may
+have nothing left, since a loop around it may pass the bound. Results are unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Run full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow_tails` has `narrow`).
 
-A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold in its first
-F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them (`peel`). If one tile loop of extent T
-remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits of the remainder. `exact` runs one tile of the
-remaining height, among bodies for all heights. Results are as with every condition.
+A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold
+in its first F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them
+(`peel`). If one tile loop of extent T remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits
+of the remainder. `exact` runs one tile of the remaining height, among bodies for all heights. Results are unchanged.
 """
 
 from __future__ import annotations

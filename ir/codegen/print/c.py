@@ -19,7 +19,7 @@ from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import For, Stmt, accesses
 
-# Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
+# max and min of f32 vectors, by lanes: suffix of the builtins, macro that declares them, type of masks, last argument.
 EXTREMES = {
     16: ("512", "__AVX512F__", "unsigned short", ", 4"),
     8: ("256", "__AVX512VL__", "unsigned char", ""),
@@ -241,7 +241,7 @@ class CPrinter(CFamilyPrinter):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
     streamed = False
-    # gcc takes what it makes of an undefined register, and a mask, for undefined as a whole
+    # gcc treats a masked result over an undefined register as wholly undefined
     unset = " = {0}"
 
     def space(self, buffer: Buffer) -> str:

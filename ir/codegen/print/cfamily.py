@@ -36,7 +36,8 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
-# What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
+# Names without a meaning in any language of the family or its headers: one letter, or a word, an underscore and a
+# number.
 FREE = re.compile(r"[A-Za-z](_\d+)?|\w*[a-z]\w*_\d+")
 
 
@@ -61,7 +62,7 @@ def numbered(base: str, number: int) -> str:
 
 
 class CFamilyPrinter(CopyPrinter):
-    """Prints one kernel. A language says how loops over threads, declarations and barriers look.
+    """Printer of one kernel. A language defines loops over threads, declarations and barriers.
 
     unset: initial text of registers before their first store.
     most: upper bound of the kernel's integers where these have 32 bits.
@@ -121,7 +122,7 @@ class CFamilyPrinter(CopyPrinter):
         value = self.algebra.poly(n.value)
         small = all(len(m) <= 1 and isinstance(a, Var) for m in value for a in m) and len(value) <= 1
         if small:
-            # a constant or a plain variable: put in, so that what depends on it folds
+            # a constant or a plain variable is substituted, so that expressions over it fold
             with self.known(n.var, value):
                 self.statement(n.body)
             return

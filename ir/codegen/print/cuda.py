@@ -35,8 +35,8 @@ STATIC_BYTES = 48 << 10
 # Blocks along the second and third axis of a launch.
 AXIS_LIMIT = 65535
 
-# A loop of more iterations than the first, which the compiler would write out when it knows how many, is written out the second many
-# times: all of it takes registers and time to compile.
+# A loop of more than LONG_LOOP iterations is unrolled WRITTEN_OUT times. Unrolled fully, it takes registers and time to
+# compile.
 LONG_LOOP, WRITTEN_OUT = 32, 8
 
 VECTOR = f"""template <int B> struct rt_mask;
@@ -69,7 +69,7 @@ template <class T, int W> struct alignas(sizeof(T) * W < {ACCESS_BYTES} ? sizeof
 template <class R, class T, int W> static RT_INLINE R rt_convert(const rt_vec<T, W> &a) {{
   R r; RT_LANES r.v[k] = (typename R::type)a.v[k]; return r; }}"""
 
-# A vector in pieces of N elements that lie where a multiple of N from the start of the memory does.
+# Load or store a vector in pieces of N elements, aligned to N elements.
 MEMORY = """template <class V, int N> static RT_INLINE V rt_load(const typename V::type *p) {
   typedef rt_vec<typename V::type, N> piece; V r;
   _Pragma("unroll") for (int k = 0; k < V::width; k += N) {
@@ -219,7 +219,9 @@ def _since(architecture: int, fast: str, portable: str) -> str:
 
 
 class CUDAPrinter(AsyncCopyPrinter):
-    """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
+    """Printer of one CUDA kernel. Blocks are numbered along one axis of the launch if the other axes might have too
+    many.
+    """
 
     def space(self, buffer: Buffer) -> str:
         return ""
@@ -235,7 +237,7 @@ class CUDAPrinter(AsyncCopyPrinter):
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
-            head = head or "#pragma unroll 1"  # what is written out ahead of a barrier only takes registers
+            head = head or "#pragma unroll 1"  # unrolling across a barrier only takes registers
         elif size is not None and size > LONG_LOOP:
             head = head or f"#pragma unroll {WRITTEN_OUT}"
         super().serial_loop(f, extent, head)

@@ -15,12 +15,12 @@ from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, as_int, const, maximum
 from relax_tune.ir.core.stmt import AXES, For, Stmt, loops
 
-# Of a launch.
+# Last axis of a launch.
 LAST = AXES["group"] - 1
 
 
 class GridPrinter(CFamilyPrinter):
-    """One kernel. A language says how indices, barriers, shared arrays, parameters and the kernel's head look."""
+    """Printer of one kernel. A language defines indices, barriers, shared arrays, parameters and the kernel's head."""
 
     def index(self, kind: str, axis: int) -> str:
         """Return the number of this group, or of this item in it, along an axis."""

@@ -15,7 +15,7 @@ from relax_tune.ir.core.stmt import BufferStore
 
 
 class MemoryPrinter(ValuePrinter):
-    """The memory accesses of a kernel. A language says how one access looks."""
+    """Printer of a kernel's memory accesses. A language defines single accesses."""
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)

@@ -15,13 +15,13 @@ from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
-# integer type of the same width, the type of a comparison's result on vectors
+# type of a comparison of vectors, by bytes of an element: the integer type of the same width
 MASKS = {1: i8, 4: i32, 8: i64}
 
-# what memory holds of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
+# storage of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
 HALF = DType("uint16", "u16")
 
-# integers that 32 bits hold unless the text is compiled for wide ones
+# index type: 32 bits unless the text is compiled for 64
 INDEX = DType("int64", "idx")
 
 # functions of one number, each a helper
@@ -44,7 +44,7 @@ def stored(dtype: DType) -> DType:
 
 
 class Prelude:
-    """Collects pieces in dependency order. Subclasses say how a language writes types and the basic helpers."""
+    """Collection of pieces in dependency order. Subclasses define vector types and the basic helpers of a language."""
 
     inline = ""
     language = ""
@@ -214,7 +214,7 @@ class Prelude:
             return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
         if (
             name == "odd"
-        ):  # an f64 as f32, the last bit set where that is not exact: the next rounding sees which side it was on
+        ):  # an f64 as f32, rounded to odd: the last bit is set if it is inexact, so that the next rounding is right
             bits, unbits = self.helper("bits", f32, 1), self.helper("unbits", f32, 1)
             return (), (
                 f"STATIC float $N($V a) {{ float f = (float)a; int b = {bits}(f);\n"

@@ -1,8 +1,8 @@
 """Expressions to text, for one lane or for a vector of lanes.
 
-Integer expressions go through `Algebra`; what depends on the lane of the surrounding vectorised loop is *moving* and
-printed as a vector, everything else stays scalar and is broadcast where the two meet. What no vector form exists for
-is printed lane by lane.
+Integer expressions go through `Algebra`. A value that depends on the lane of the surrounding vectorised loop is
+*moving* and printed as a vector. Other values stay scalar, and are broadcast where they meet vectors. Operations
+without a vector form are printed lane by lane.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class ValuePrinter(AddressPrinter):
         if name == "select":
             a, b = (self.splat(*x, e.dtype) for x in args[1:])
             if not args[0][1]:
-                # both of one type: what is read from memory may differ from it in alignment
+                # cast both to one type: a value from memory may have a type of other alignment
                 kind = self.prelude.vector(e.dtype, w)
                 return f"({args[0][0]} ? ({kind}){a} : ({kind}){b})", True
             mask = self.widened(args[0][0], e.dtype)

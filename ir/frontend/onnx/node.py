@@ -29,7 +29,7 @@ class OnnxNode:
     near: similar operator names, for messages
     domain: domain of the operator
     version: version of the operator's definition
-    beside: neighbours, for messages
+    beside: neighbouring nodes, for messages
     """
 
     op: str

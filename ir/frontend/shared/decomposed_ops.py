@@ -1,4 +1,4 @@
-"""Rules that recompose operators which exporters decompose: each puts the operator that the smaller ones spell.
+"""Rules that recompose operators which exporters decompose into smaller ones.
 
 Importers apply them while they write a graph (`Writer.emit`). The root of a pattern is the last operation of the decomposition;
 the others are left to dead-code elimination.

@@ -1,6 +1,7 @@
-"""Rules that recognise RMS norms and rotary positions: only one operator becomes one loop nest.
+"""Rules that recognise RMS norms and rotary positions, since one operator becomes one loop nest.
 
-They run on the finished program, since the tables of a rotation are weights whose values are compared."""
+They run on the finished program, since the tables of a rotation are weights whose values are compared.
+"""
 
 from __future__ import annotations
 

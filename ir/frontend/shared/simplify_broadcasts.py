@@ -1,4 +1,5 @@
-"""Rules for broadcasts and counters that exporters write out: work moves before a broadcast, a counted gather becomes a slice.
+"""Rules for explicit broadcasts and counters: work moves before a broadcast, a gather at counted indices becomes a
+slice.
 
 A counter is a tensor of 0, 1, 2 ... along one axis.
 """
@@ -168,7 +169,7 @@ def _first_rows(site: Site) -> Value | None:
     if any(as_int(d) != 1 for p, d in enumerate(where) if p != axis) or ctx.proves(le(size, table[0])) is not Proof.YES:
         return None
     rows = site["table"] if ctx.same(size, table[0]) else site.call(Slice(0, const(0), size), "table")
-    # views of the row axis alone: dims of 1 before and behind it
+    # only dims of 1 are before and after the row axis
     return rows if len(where) == 1 else site.call(Reshape((*where, *table[1:])), rows)
 
 

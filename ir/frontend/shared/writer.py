@@ -35,10 +35,14 @@ SCALAR_LIMIT = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportedValue:
-    """A value of the model: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
-    values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
+    """A value of the model, in one of three forms.
 
-    natural: integers that are never negative; uniform: the value that every element has, where that is known."""
+    value: a tensor of the graph
+    array: an array that is the same at every run
+    scalars: integers and truth values known as expressions over the shape symbols (an array of `Expr`)
+    natural: integers that are never negative
+    uniform: the value of every element, if known
+    """
 
     name: str
     info: TensorInfo
@@ -78,9 +82,10 @@ def identifier(name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """Writes operators; handlers of a format's operators call it.
+    """A writer of operators, which handlers of a format's operators call.
 
-    definitions: the call that computes each variable written so far."""
+    definitions: the call that computes each variable written so far.
+    """
 
     g: GraphBuilder
     definitions: dict[GVar, Value] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class TorchNode:
     args, kwargs: imported values, expressions of dims, numbers, texts, element types, None, and lists
     results: annotation that torch states of each result
     source: line of the model
-    beside: neighbours, for messages
+    beside: neighbouring nodes, for messages
     near: similar names, for messages
     plain_weights: weights that only linear layers read
     """

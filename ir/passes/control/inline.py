@@ -43,7 +43,7 @@ class Inline:
                         functions[name] = new = walk.root(f, params)
                     except DivergentBranch:
                         break
-                    again = _sharpened(new)  # by casts in what it calls
+                    again = _sharpened(new)  # by casts in inlined callees
                     if same_objects(again, new.params) or not same_objects(new.params, params):
                         break
                     params = again

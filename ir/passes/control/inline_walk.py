@@ -66,7 +66,7 @@ class Frame:
 
 
 class DivergentBranch(DeduceError):
-    """A side of a branch can never fit: the program is right as long as that side is not taken."""
+    """A side of a branch can never fit: the program is correct only while that side is not taken."""
 
 
 class Walk:
@@ -80,8 +80,8 @@ class Walk:
         self.tuples: dict[g.GVar, g.TupleValue] = {}
         self.stack: list[str] = []
         self.taken: set[str] = set()
-        self.origins: dict[Var, str] = {}  # of symbols that no annotation of the program mentions
-        self.certain = True  # outside every branch: a check here is one for every run
+        self.origins: dict[Var, str] = {}  # origins of symbols that no annotation mentions
+        self.certain = True  # outside every branch, where a check applies to every run
 
     def root(self, f: g.Function, sharper: tuple[g.GVar, ...]) -> g.Function:
         frame = Frame(f, "")
@@ -233,7 +233,7 @@ class Walk:
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
         if asked.checks and self.certain and is_known(found) and is_known(declared):
             made = g.GVar(self.fresh(b.var.name), found)
-            cast = g.GVar(self.name(b), declared)  # checked, it is known to every pass
+            cast = g.GVar(self.name(b), declared)  # the checked annotation is known to every pass
             self.out += [g.Binding(made, value), g.MatchCast(cast, made, declared)]
             frame.values[b.var] = cast
             return

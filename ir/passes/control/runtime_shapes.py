@@ -1,7 +1,7 @@
 """Inlining for programs with control flow: every decision of a run stays at its place.
 
-A program that branches cannot check everything when it is called. A side of a branch or a callee is checked when it is reached,
-and dims that depend on data become symbols there.
+A program that branches cannot check everything when it is called. A side of a branch, or a callee, is checked when it
+runs, and data-dependent dims become symbols there.
 """
 
 from __future__ import annotations

@@ -70,13 +70,14 @@ class Canonicalise:
 
     * `y = x` and a match_cast that says nothing new: `x`;
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
-    * reshape, flatten, expand_dims, broadcast_to or slice to the dims there are, cast to the dtype there is, permute by the
-      identity, concat of one: the argument;
-    * an `if` that gives the same on both sides and does nothing else: that;
+    * reshape, flatten, expand_dims, broadcast_to or slice to the present dims, cast to the present dtype, permute by
+    the identity, concat of one: the argument;
+    * an `if` with the same result on both sides and no side effects: the result;
     * permute of permute: one permute.
 
     Results keep their names and stay computed into memory of their own. So does a copy of a value that a `call_tir_inplace`
-    overwrites. Equations over operators and tuples are `RULES`."""
+    overwrites. Equations over operators and tuples are `RULES`.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)

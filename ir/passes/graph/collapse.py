@@ -24,7 +24,11 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """A function over merged dims; which dims of each parameter merged; what its symbols mean in the old ones."""
+    """A function over merged dims.
+
+    lifted: function, with the meaning of its symbols in the old ones
+    groups: merged dims of each parameter
+    """
 
     lifted: LiftedFunction
     groups: tuple[Groups, ...]

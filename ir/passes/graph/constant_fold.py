@@ -29,17 +29,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """Compute values that depend on weights alone, and make them weights.
+    """Compute values that depend only on weights, and make them weights.
 
     A value larger than the weights it comes from stays: unpacking 4-bit weights costs less memory and time inside the matmul
     that reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
 
     limit: elements of the largest value computed on the way.
-    small: bytes up to which a value may grow all the same, where operators alone compute it: tables, masks, shape arithmetic.
-        Tensor functions over weights are there to unpack them, and so are operators that say so.
+    small: bytes up to which a value may be larger than its weights, if only operators compute it: tables, masks, shape
+        arithmetic. Tensor functions over weights, and operators with `unpacks`, serve to unpack weights and are
+        excluded.
 
-    Raises DeduceError, showing the binding, for what can never be computed, such as an index outside a table; on a side of a
-    branch that is left to run time."""
+    Raises DeduceError, showing the binding, for a value that can never be computed, such as an index outside a table.
+    On a side of a branch that error is left to run time.
+    """
 
     limit: int = 64 * 1024 * 1024
     small: int = 1 << 20
@@ -121,7 +123,7 @@ def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Consta
 
 @dataclass(slots=True)
 class _Held:
-    """Values that depend on weights alone, computed when asked for."""
+    """Values that depend only on weights, computed on demand."""
 
     constants: Mapping[str, Array]
     table: FunctionTable

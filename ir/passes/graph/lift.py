@@ -1,4 +1,6 @@
-"""Parameters that are weights: what depends on them alone is computed by a function of its own, once, instead of at every call."""
+"""Lifting of computations on weights that are parameters: a function of its own computes them once, instead of at every
+call.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 @dataclass(frozen=True, slots=True)
 class LiftParameters:
-    """`main(x, w)` becomes `main_prepare(w) -> lifted` and `main(x, lifted)`, `weights` naming the parameters that hold the same
-    values at every call (as of a model exported with its weights as inputs; Relax's LiftTransformParams).
+    """Split `main(x, w)` into `main_prepare(w) -> lifted` and `main(x, lifted)` (Relax's LiftTransformParams).
 
-    What depends on weights alone, by operators and tensor functions outside branches, is lifted unless it is larger than the
-    weights it comes from: unpacking stays where the product is that reads it (as in `FoldConstants`). Weights that nothing else
-    reads are no parameters of `main` any more; the others keep their place, and what is lifted follows them, in order. The result
-    of `main_prepare` is a tuple of what is lifted.
+    weights: parameters that hold the same values at every call, as of a model exported with its weights as inputs
 
-    Raises UserError for a name that is no parameter, and where `main` is called by another function, whose calls would not fit."""
+    A value is lifted if operators and tensor functions outside branches compute it from weights only, unless it is
+    larger than these weights: unpacking stays with the product that reads it (as in `FoldConstants`). Parameters of
+    `main` that are no longer read disappear; the others keep their place, and lifted values follow them, in order. The
+    result of `main_prepare` is a tuple of the lifted values.
+
+    Raises UserError for a name that is no parameter, and if another function calls `main`, since its calls would not
+    fit.
+    """
 
     weights: tuple[str, ...]
     function: str = "main"

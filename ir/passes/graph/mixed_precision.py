@@ -63,11 +63,11 @@ class ComputeWide:
 class MixedPrecision:
     """Store float32 values and weights as `dtype`, a 16-bit float, where matmuls read them.
 
-    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32; operators say which
-    they do (`OperatorSpec.halves`). Each reader casts it up for itself: fused, that is a conversion while loading, so sums run
-    in float32, and so do exponentials, norms and whatever else is computed. Weights that products or gathers read are
-    converted now, once; those with numbers beyond the range of `dtype` stay. Parameters and results keep their types, and what is
-    not stored as `dtype` is read as it is. A cast that undoes another is not made."""
+    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32
+    (`OperatorSpec.halves`). Each reader casts it up separately. Fused, the cast is a conversion while loading, so all
+    computation is in float32. Weights that products or gathers read are converted now, once; those with numbers beyond
+    the range of `dtype` stay. Parameters and results keep their types. A cast that undoes another is not made.
+    """
 
     dtype: DType
 
@@ -81,7 +81,7 @@ class MixedPrecision:
 
 @dataclass(slots=True)
 class _Weights:
-    """The module's weights, and their roundings made so far: None for one that cannot be rounded."""
+    """Weights of the module, and their rounded forms so far: None for one that cannot be rounded."""
 
     dtype: DType
     arrays: dict[str, Array]
@@ -111,7 +111,8 @@ class _ReaderNeeds:
 
     wants: a reader wants 16 bits.
     needs: a reader needs float32.
-    named: a reader can only take the variable itself."""
+    named: a reader needs the variable itself.
+    """
 
     wants: bool = False
     needs: bool = False
@@ -119,16 +120,16 @@ class _ReaderNeeds:
 
 
 class _PrecisionRewriter:
-    """One graph function."""
+    """Rewriter of one graph function."""
 
     def __init__(self, func: Function, dtype: DType, weights: _Weights) -> None:
         self.func, self.dtype, self.weights = func, dtype, weights
         self.results = returned(func)
         self.uses: dict[GVar, _ReaderNeeds] = {}
         self.chosen: set[GVar] = set()
-        self.static: set[Value] = set()  # made of weights alone, such as unpacked ones, which are not stored at all
-        self.halves: dict[Value, Value] = {}  # of values stored as `dtype`: what is stored
-        self.sources: dict[Value, Value] = {}  # of casts that the program makes itself: what they cast up
+        self.static: set[Value] = set()  # computed from weights only, such as unpacked ones; never stored
+        self.halves: dict[Value, Value] = {}  # value -> its form stored as `dtype`
+        self.sources: dict[Value, Value] = {}  # result of a cast in the program -> its argument of type `dtype`
 
     def run(self) -> Function:
         bindings = list(all_bindings(self.func))
@@ -141,7 +142,7 @@ class _PrecisionRewriter:
             self._read(binding)
         return rewrite_function(self.func, self._visit)
 
-    # what readers say, last reader first
+    # needs of readers, last reader first
 
     def _use(self, v: GVar) -> _ReaderNeeds:
         return self.uses.setdefault(v, _ReaderNeeds())
@@ -211,7 +212,7 @@ class _PrecisionRewriter:
         )
         out.names.setdefault(binding.var.name, 1)
         out.bindings.append(kept)
-        # what only moves joins the product that reads it
+        # a value that is only moved joins the product that reads it
         if binding.var in self.chosen and value.op.halves not in MOVING:
             self.halves[binding.var] = self._round(out, binding.var)
 

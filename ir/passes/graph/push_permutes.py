@@ -1,4 +1,4 @@
-"""Removal of permutes that the operators around them can do without."""
+"""Removal of permutes that the surrounding operators can absorb."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 @dataclass(frozen=True, slots=True)
 class OutputGroup:
-    """A function of some outputs of another one: which of its inputs it reads, and which of its outputs it writes."""
+    """A function of some outputs of another one: the inputs that it reads, and the outputs that it writes."""
 
     lifted: LiftedFunction
     inputs: tuple[int, ...]
@@ -31,8 +31,10 @@ class OutputGroup:
 
 @dataclass(frozen=True, slots=True)
 class SeparateOutputs:
-    """A call whose outputs have no computed value in common becomes one call for each group that has (the pieces of a split
-    become slices, which fuse into what reads them). What shares a value stays one call of several outputs."""
+    """Split a call whose outputs share no computed value into one call for each group of outputs that do.
+
+    The pieces of a split become slices, which fuse into their readers. Outputs that share a value stay in one call.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -48,7 +50,7 @@ class SeparateOutputs:
                 if isinstance(value, TupleItem) and isinstance(value.value, GVar) and value.value in fields:
                     whole = fields[value.value][value.index]
                     if whole is binding.var:
-                        return  # made where the call was
+                        return  # emitted at the place of the call
                     if isinstance(binding, Binding):
                         out.mapping[binding.var] = whole
                         return

@@ -234,8 +234,8 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     copy_name = fresh(func, f"{name}_copy", (name,))
     steps: dict[Var, IterVar] = {}
     iters: list[IterVar] = []
-    read: list[Expr] = []  # by the block, in the copy
-    where: list[Expr] = []  # by the copy, in the source
+    read: list[Expr] = []  # the block's indices in the copy
+    where: list[Expr] = []  # the copy's indices in the source
     for d, (index, dim) in enumerate(zip(access.indices, source.shape)):
         if d not in dims:
             iters.append(IterVar(Var(f"v{LETTERS[len(iters)]}"), dim))

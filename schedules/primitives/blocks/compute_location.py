@@ -62,7 +62,7 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
     for e, dim in zip(indices, buffer.shape):
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, tuple(relaxed), env)
-        if parts is None and not loads(e):  # digits of sums: what the loops inside leave alone
+        if parts is None and not loads(e):  # digits of sums: drop the terms that inner loops do not change
             e = simplify(e, loop_env(path, env))
             relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
             parts = linear(e, tuple(relaxed), env)

@@ -1,8 +1,8 @@
 """Matrix-vector products (GEMV) and matmuls with few rows, which the bytes of the matrix bound.
 
 `columns`: vector lanes are columns of the output. Constant weights lie in panels one vector wide, so one layout serves
-every tile,
-and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the kernel.
+every tile, and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the
+kernel.
 `dots`: vector lanes are steps of the reduction, which runs along memory in both operands; nothing is packed.
 """
 
@@ -237,8 +237,8 @@ def _row_tiles(
 def _pack_panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
     """Pack constant operands with columns into panels one vector wide.
 
-    Other operands must have columns last. Raises ScheduleError without a constant operand: then the matmul rule does as
-        well.
+    Other operands must have columns last. Raises ScheduleError without a constant operand, since the matmul rule then
+    does as well.
     """
     packed = 0
     for access in block_loads(find_block(s.func, main)):

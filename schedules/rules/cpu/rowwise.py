@@ -1,8 +1,7 @@
 """Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
 
 A thread or work-group takes a chunk of rows. Every stage runs on a row while it is in cache, in vector loops with one
-accumulator
-per lane. Stages with the same steps along a row share one loop.
+accumulator per lane. Stages with the same steps along a row share one loop.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @dataclass(frozen=True, slots=True)
 class SettingFlags:
-    """The settings that stand on a command line, by name; None for a flag that was not given."""
+    """The settings given on a command line, by name; None for a flag that was not given."""
 
     given: Mapping[str, Any]
 

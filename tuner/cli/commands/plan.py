@@ -1,4 +1,4 @@
-"""`relax-tune plan`: what is dispatched where, of an artifact or of the plans stored for a model; whether it still fits."""
+"""`relax-tune plan`: the dispatched variants of an artifact or of a model's stored plans, and whether they still fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text in and out of a model: sentences to embeddings, and text that a decoder goes on with."""
+"""Text in and out of a model: sentences to embeddings, and text that a decoder continues."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-# As wide as any table gets: what reads a pipe or a file wants whole lines, and breaks them itself where it must.
+# Wider than any table: readers of a pipe or a file need whole lines.
 PLAIN_WIDTH = 10_000
 
 

@@ -1,4 +1,4 @@
-"""A model as `relax-tune show` has it: its program after any pass of the pipeline, and its tasks."""
+"""The view of a model in `relax-tune show`: its program after any pass of the pipeline, and its tasks."""
 
 from __future__ import annotations
 

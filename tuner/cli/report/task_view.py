@@ -1,4 +1,6 @@
-"""One task as `relax-tune show` has it, section by section, as plain values made from records; nothing is measured."""
+"""The view of one task in `relax-tune show`, section by section, as plain values made from records; nothing is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class TaskView:
-    """A task, everything that can be tried for it, and what is on record for one target.
+    """A task with its possible variants and its records for one target.
 
     of: the variant whose loops, trace and source are shown: `best`, `generic`, `library`, a sketch's name or the start of a
     variant's key; None for the best there is.
@@ -100,7 +102,7 @@ class TaskView:
 
     @cached_property
     def variant(self) -> tuple[VariantRecord, str]:
-        """The variant `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
+        """The variant that `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
         tuned = self._fastest(lambda v: v.kind == "tuned")
         if self.of is None:
             return (

@@ -1,4 +1,4 @@
-"""The far runner: Dask Distributed moves batches to workers that own devices (extra `cluster`)."""
+"""The remote runner: Dask Distributed sends batches to workers that own devices (extra `cluster`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Task:
-    """Requests of a job under way to a worker, and the number of workers lost under them."""
+    """Requests of a job that a worker is running, and the number of workers lost while running them."""
 
     job: _Job
     requests: list[MeasureRequest]
@@ -100,7 +100,7 @@ class DaskRunner:
         if tls is not None:
             check_files(tls)
         check_scheduler(scheduler_address, tls, min(open_secs, ANSWER_SECS))
-        # What Dask says at length, our errors say in a sentence.
+        # Our errors replace Dask's long log messages.
         self._hushed, self._hush = logging.getLogger("distributed.client"), _hush()
         self._hushed.addFilter(self._hush)
         try:
@@ -205,7 +205,7 @@ class DaskRunner:
         )
 
     def _describe(self, give_up: float) -> DeviceInfo:
-        # The worker gets the whole limit, the answer two seconds more: the worker's refusal says more than our silence.
+        # The answer gets two seconds more than the worker, whose refusal says more than our timeout.
         future = self._submit(self._tasks.describe_device, self._spec, self._open_secs)
         try:
             text = future.result(timeout=max(give_up - time.monotonic(), 0.0) + 2.0)
@@ -216,7 +216,7 @@ class DaskRunner:
             ) from error
         except MeasureError:
             raise
-        except Exception as error:  # whatever went wrong over there arrives here under its own type
+        except Exception as error:  # an error of the worker arrives under its own type
             raise MeasureError(
                 f"wanted the device {self._spec!r} of a worker with the label {self._label!r}, found that asking "
                 f"for it failed: {type(error).__name__}: {error}"

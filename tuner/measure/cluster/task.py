@@ -20,7 +20,7 @@ PLUGIN_NAME = "relax-tune-devices"
 
 
 class DevicePlugin(distributed.WorkerPlugin):
-    """The worker's runners: opened on first use, closed with the worker."""
+    """The runners of a worker: opened on first use, closed with the worker."""
 
     name = PLUGIN_NAME
     # A second job that registers it too must not replace it: that would close the runners the first one measures on.

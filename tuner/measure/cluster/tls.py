@@ -1,7 +1,7 @@
-"""Checks before Dask is asked: that certificate files can serve, and that somebody answers at an address.
+"""Checks before Dask connects: that certificate files are usable, and that a scheduler answers at an address.
 
-Dask retries what cannot succeed, and a scheduler that refuses a certificate only ever closes the connection. So the files
-are tried here against themselves, and one connection is made whose end is known to the caller.
+Dask retries hopeless connections, and a scheduler that refuses a certificate only closes the connection. So the files
+are tested here in a handshake in memory, and one connection is made whose failure is reported.
 """
 
 from __future__ import annotations

@@ -54,8 +54,11 @@ class _Candidate:
 
 
 class BatchMeasurement:
-    """Measures batches on one device. `answer` is given results as soon as they are final; `probe` raises MeasureError
-    when the device is beyond use. Used from one thread."""
+    """The measurement of batches on one device, from one thread.
+
+    answer: receives results as soon as they are final
+    probe: raises MeasureError when the device is unusable
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class BatchMeasurement:
         wrong = self._wrong(candidate, bound, case)
         if wrong is None:
             return
-        # An earlier neighbour may have written over what all share: only a second failure is this candidate's own.
+        # An earlier candidate may have overwritten shared buffers: only a second failure counts.
         self._progress.tell(candidate.index, 1, "check")
         self._shared.refresh()
         wrong = self._wrong(candidate, bound, case)

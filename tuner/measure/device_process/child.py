@@ -1,7 +1,7 @@
 """The device process: `python -m relax_tune.tuner.measure.device_process.child SPEC READ_FD WRITE_FD PROGRESS_FILE`.
 
 It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
-no compiler, no search, no database, so it starts fast and has nothing to lose when a candidate takes it down.
+no compiler, no search, no database, so it starts fast and loses nothing when a candidate kills it.
 
 Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile alone). Messages
 out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
@@ -102,8 +102,8 @@ def main(arguments: list[str]) -> int:
             measurement.run(requests, alone=frozenset(message["alone"]))
         except DeviceLostError:
             tell(kind="lost")
-            os._exit(3)  # what a driver gives back at the end of a process fails, or hangs, on a device that is lost
-        except (MeasureError, OSError) as error:  # this machine's trouble (a full disk), and no candidate's
+            os._exit(3)  # a driver's clean-up at exit fails, or hangs, on a lost device
+        except (MeasureError, OSError) as error:  # an error of this machine (a full disk), not of a candidate
             tell(kind="unable", message=str(error))
             return 3
         progress.tell(0, 0, "idle")

@@ -1,4 +1,4 @@
-"""Compiling candidates together: several share a translation unit, and one bad kernel does not fail its neighbours."""
+"""Compilation of several candidates in one translation unit, such that a bad kernel does not fail the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program.program import KernelSource, Program
 
-# Candidates of a translation unit: what a compiler does once a unit (PoCL: link its library of builtins) costs as much as two.
+# Candidates per translation unit: the fixed cost of a unit (PoCL: linking its builtins) equals about two candidates.
 _UNIT_CANDIDATES = 4
-# Devices that several threads may have compile at once: the compiler is a process of its own, or lets others run meanwhile.
+# Devices on which several threads may compile at once: the compiler is a process, or releases the interpreter lock.
 _TOGETHER = ("c", "cuda")
-# A compiler that fails with less than this left on the disk may have failed for that.
+# With less free disk space than this, a failed compiler may have run out of space.
 _ROOM_BYTES = 2**20
 
 Handles = dict[str, Any]
@@ -26,7 +26,7 @@ Compiled = tuple[Handles, float] | BuildError
 
 
 class CompiledKernels:
-    """A device whose `compile` gives handles that were made before; everything else is the device's own."""
+    """A device whose `compile` returns handles made earlier; other methods are the device's own."""
 
     def __init__(self, device: Device, handles: Handles) -> None:
         self._device, self._handles = device, handles
@@ -97,7 +97,7 @@ def compile_programs(
     units = plan_units(programs, alone, width)
     with ThreadPoolExecutor(max_workers=width) as pool:
         while units:
-            # whoever is to be alone is so in time, too: what hangs then has one name
+            # a unit of `alone` is not compiled in parallel with others, so that a hang names one candidate
             apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
             together, units = units[: (count := min(max(apart, 1), width))], units[count:]
             tell(range(together[0].start, together[-1].stop))

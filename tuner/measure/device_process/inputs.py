@@ -1,8 +1,8 @@
 """Random inputs and constants of a program, equal in both processes and for every variant of a task.
 
 Each buffer has a random stream of its own, keyed by (seed, buffer name) and nothing else. So all candidates of a task
-see the same data whatever order, roles or extra buffers they have. The tuner computes its reference from the very
-data that the device process will use.
+see the same data whatever order, roles or extra buffers they have. The tuner computes its reference from the same data
+that the device process will use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Timing candidates against each other: rounds over all of them, a few samples a visit, raw samples kept.
+"""Interleaved timing of candidates: rounds over all of them, a few samples per visit, all samples kept.
 
-Interleaving lets a busy neighbour on the machine hit all candidates alike. Each visit of a short kernel begins with an
-untimed launch (regime `warm`), because the other candidates' packed weights have just evicted this one's; or every sample does
-by filling the caches with other data (regime `flushed`).
+Interleaving spreads the load of other processes over all candidates. In the regime `warm`, each visit of a short kernel
+begins with an untimed launch, because the other candidates' packed weights have evicted its own. In the regime
+`flushed`, every sample begins by filling the caches with other data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _REWARM_BELOW_SECS = 0.02  # a longer launch warms its caches itself
 _QUEUED_BELOW_SECS = 100e-6  # on devices with a queue, shorter launches are timed several at a time
 _QUEUED_SECS = 500e-6
 _QUEUED_LAUNCHES = 64
-_AWAKE_SECS = 0.03  # a GPU that had nothing to do raises its clocks over some milliseconds of work
+_AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
 
 
 @dataclass(slots=True)
 class Contestant:
-    """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs), `flush` before each sample, which is
-    then one launch; neither is timed."""
+    """One candidate at one shape.
+
+    enter: runs before each visit (records progress, loads inputs), untimed
+    flush: runs before each sample, which is then one launch, untimed
+    """
 
     bound: BoundProgram
     policy: TimingPolicy
@@ -48,7 +51,7 @@ class Contestant:
 
     @property
     def done(self) -> bool:
-        """Say whether it needs no further visit."""
+        """True if it needs no further visit."""
         return self.error is not None or self.lost or len(self.samples) >= self.wanted
 
     def timing(self) -> ShapeTiming:
@@ -126,12 +129,12 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
         contestant.wanted, contestant.rewarm = 2, False
         return
     if _is_gpu(device):
-        _timed(device, contestant.bound, 1)  # the second time it is recorded
+        _timed(device, contestant.bound, 1)  # the second launch records
     began = time.perf_counter()
     if contestant.flush is not None:
         contestant.flush()
     single = _timed(device, contestant.bound, 1)
-    if contestant.flush is not None:  # which takes its part of the budget
+    if contestant.flush is not None:  # flushing counts in the budget
         single = time.perf_counter() - began
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
         contestant.launches = min(_QUEUED_LAUNCHES, math.ceil(_QUEUED_SECS / max(single, 1e-6)))
@@ -147,7 +150,7 @@ def _sample(device: Device, contestant: Contestant) -> None:
     if contestant.rewarm:
         _timed(device, bound, 1)
     contestant.visits += 1
-    # one visit may have met a busy neighbour from end to end: it alone convicts only of twice as much
+    # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):

@@ -26,17 +26,17 @@ CHUNK = 4096
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Learns from measured rows and scores others.
+    """A model that learns from measured rows and scores others.
 
-    Promises: training is a function of the *arguments* alone (single-threaded, seeded, no clock), so that any number
-    of workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first
-    `fit` with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are
-    neither kept nor changed. Predicting from several threads at once is safe; fitting is not.
+    Promises: training is a function of the *arguments* only (single-threaded, seeded, no clock), so that any number of
+    workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first `fit`
+    with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are neither
+    kept nor changed. Predicting from several threads at once is safe; fitting is not.
     """
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         ...
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -84,7 +84,7 @@ class GradientBoostedModel:
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         return bool(self._heads)
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -179,7 +179,7 @@ class GradientBoostedModel:
 
 
 class RidgeModel:
-    """A line through standardised features with a penalty on its slopes; every fit is exact and takes no iterations."""
+    """A line through standardised features with a penalty on its slopes; a fit is exact and needs no iterations."""
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
@@ -192,7 +192,7 @@ class RidgeModel:
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         return self._mean is not None
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:

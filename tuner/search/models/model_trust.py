@@ -16,7 +16,7 @@ ENOUGH = 16
 
 
 class Forecasts:
-    """Predictions of two models when candidates were asked for, to be compared with later measurements."""
+    """Predictions of two models at the time of each batch, for comparison with later measurements."""
 
     def __init__(self) -> None:
         self._said: list[tuple[Candidate, FloatArray, FloatArray]] = []

@@ -1,8 +1,8 @@
 """A Gaussian process over parameter space: what a search knows about its own space after a few dozen measurements.
 
-The boosted trees of `tuner.cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to
-become sharp. This model interpolates: nearby points have similar times, how near is near is learnt for each axis
-(automatic relevance determination), and where nothing was measured it says so. One kernel serves all shapes; each
+The boosted trees of `cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to become
+accurate. This model interpolates: nearby points have similar times. The length scale of each axis is learnt (automatic
+relevance determination), and far from measurements the predicted deviation is large. One kernel serves all shapes; each
 shape has its own mean, amplitude and set of measured rows.
 """
 
@@ -19,7 +19,7 @@ MAX_ROWS = 320
 """Rows kept for the (cubic) fit: the fastest half and an even spread of the rest."""
 LENGTH_BOUNDS = (0.15, 10.0)
 NOISE_BOUNDS = (1e-6, 0.3)
-LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and the strength with which it pulls
+LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and strength of the prior
 FEASIBILITY_NOISE = 0.05
 FEASIBILITY_FLOOR = 0.02
 
@@ -52,7 +52,7 @@ class _Group:
 
 
 class Surrogate:
-    """Fit once on observations, then ask for beliefs. Deterministic: coordinate search on the marginal likelihood from
+    """A Gaussian process, fitted once on observations. Deterministic: coordinate search on the marginal likelihood from
     a fixed start.
     """
 

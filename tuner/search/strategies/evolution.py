@@ -38,8 +38,8 @@ class EvolutionSettings:
 
     `design` points spread over the space come first. Of each batch, `trees` is the share chosen by the cost model,
     `explore` by the optimistic bound and `epsilon` at random (the rest by the process). A space of up to `exhaustive`
-    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random
-    ones were scored by the cost model alone.
+    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random ones
+    were scored by the cost model only.
     """
 
     design: int = 16
@@ -233,7 +233,7 @@ class EvolutionarySearch:
 
 
 class _Judge:
-    """The two models of a round and what can be dispatched by now."""
+    """The two models of a round, and the best dispatchable times."""
 
     def __init__(
         self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, finalists: int

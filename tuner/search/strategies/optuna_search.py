@@ -89,7 +89,7 @@ class OptunaSearch:
         if self._sampler == "tpe":
             return [None] * count
         number = len(self._problem.space.sketches)
-        best = np.full(number, -np.inf)  # one never tried comes first
+        best = np.full(number, -np.inf)  # an untried sketch comes first
         for sketch in range(number):
             values = [t.value for s, t in trials if s == sketch and t.value is not None]
             if any(s == sketch for s, _ in trials):
