@@ -1,5 +1,6 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
-# make test-fast: tests without devices and processes. make docs: the site, into build/site.
+# make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
+# make docs: the site, into build/site.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ JOBS ?= 2
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test test-fast docs lint clean
+.PHONY: demo test test-fast test-heavy docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -26,6 +27,9 @@ test: $(VENV)/test.done lint docs
 
 test-fast: $(VENV)/test.done
 	PYTHONPATH=. $(BIN)/pytest --fast -q -n $(JOBS) --dist loadfile --durations=10
+
+test-heavy: $(VENV)/test.done
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
 
 docs: $(VENV)/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
