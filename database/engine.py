@@ -36,13 +36,13 @@ from relax_tune.database import sqlite_file
 from relax_tune.errors import DatabaseError, system_reason
 
 BUSY_SECS = 60
-"""How long a writer waits for another's write transaction."""
+"""Time limit of a writer that waits for another write transaction."""
 CONNECT_SECS = 10
-"""How long a PostgreSQL server may take to answer a new connection."""
+"""Time limit of a PostgreSQL server to answer a new connection."""
 SILENT_SECS = 30
-"""How long a PostgreSQL server may leave what it was sent unacknowledged."""
+"""Time limit of a PostgreSQL server to acknowledge sent data."""
 AWAY_SECS = 30
-"""How long an open store waits for a PostgreSQL server that went away to come back."""
+"""Time limit of an open store that waits for a lost PostgreSQL server."""
 _AWAY = ("57P01", "57P02", "57P03")  # shut down by its administrator, crashed, starting up
 
 P = ParamSpec("P")

@@ -42,7 +42,8 @@ MAX_DEPTH = 1000
 """The deepest nesting of calls. A tail call does not count."""
 
 Host = Callable[..., Any]
-"""A routine of the host program: arrays (not writable), shapes and scalars in; what the model declares of it out."""
+"""A routine of the host program: it takes arrays (not writable), shapes and scalars, and returns the declared results.
+"""
 
 Place = tuple[int, int]
 """A block, and an instruction in it."""

@@ -30,7 +30,7 @@ LINE_LIMIT = 256 * 2**20
 
 _BATCH = 1000
 _JSON_FIELDS = {"fingerprint", "facts", "symbols", "samples"}
-"""Columns that hold JSON text, written into a line as what they say. Texts that are hashed as they are stay text."""
+"""Columns of JSON text that are written into a line as JSON values. Texts that keys hash stay text."""
 
 
 @dataclass(frozen=True, slots=True)

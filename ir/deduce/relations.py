@@ -32,7 +32,7 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.op.base import Deduction
 
 Meaning = Mapping[Var, Expr | None]
-"""What symbols stand for; None for a symbol whose value is not known."""
+"""The values of symbols; None for an unknown value."""
 
 
 def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:

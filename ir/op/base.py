@@ -137,7 +137,7 @@ class OperatorSpec(Operator):
     name: ClassVar[str]
     arity: ClassVar[int] = 1
     unpacks: ClassVar[bool] = False
-    """Whether it is there so that weights can be small: it is not computed when building where that makes them larger."""
+    """True if the operator unpacks small weights: a build does not compute it if that makes them larger."""
     halves: ClassVar[Halves] = "never"
 
     @abstractmethod

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from relax_tune.ir.rewrite.match import Match
 
 Operand = Union["Pattern", str, int, float]
-"""Where a pattern is wanted: one, the name of a capture, or a number that a constant holds everywhere."""
+"""A pattern, or its short form: the name of a capture, or a number that all elements of a constant equal."""
 
 Dim = Union[Expr, int, str, None, EllipsisType]
 """A dim: an expression or number it must equal, a name for it, None for any; `...` first for any number of leading dims."""

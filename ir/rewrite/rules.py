@@ -30,14 +30,14 @@ from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
 from relax_tune.ir.text.printer import excerpt
 
 Given = Union[g.Value, str]
-"""An argument of what is put: a value, or the name of a capture."""
+"""An argument of a rule's value: a value, or the name of a capture."""
 
 T = TypeVar("T")
 Op = TypeVar("Op", bound=Operator)
 LevelName = Literal["import", "operators", "functions", "fused"]
 LEVELS: tuple[LevelName, ...] = ("import", "operators", "functions", "fused")
 MAX_ROUNDS = 100
-"""Rounds of rewriting after which rules that are run to a fixpoint are taken to have none."""
+"""Rounds of rewriting after which rules count as having no fixpoint."""
 
 
 class Unfit(Exception):

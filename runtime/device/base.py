@@ -14,9 +14,9 @@ from relax_tune.runtime.program.program import KernelSource
 Launch = Callable[[], None]
 
 OwnBuffer: TypeAlias = Any
-"""A buffer that the device allocated, in the device's own class."""
+"""A buffer of the device's own class."""
 OwnKernel: TypeAlias = Any
-"""A kernel that the device compiled, in the device's own class."""
+"""A compiled kernel of the device's own class."""
 
 
 class DeviceBuffer(Protocol):

@@ -20,7 +20,7 @@ from relax_tune.runtime.library import cublas_api as api
 from relax_tune.runtime.library.product import BATCHED, PLAIN, product_bytes, product_sizes
 
 WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA names for Hopper, the most of any; for one stream."""
+"""NVIDIA's recommendation for Hopper, the largest of all GPUs; for one stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

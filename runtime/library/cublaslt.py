@@ -20,7 +20,7 @@ from relax_tune.runtime.library.cublas import WORKSPACE_BYTES, check_buffers, el
 from relax_tune.runtime.library.product import BATCHED, PLAIN, named_sizes
 
 FOLLOWS = ("bias", "residual", "relu", "gelu_tanh")
-"""What can follow a product; the scalar `follows` is the sum of (place here, from 1) * 16**position."""
+"""Epilogue operations; the scalar `follows` is the sum of (index here, from 1) * 16**position."""
 WITH_ARRAY = ("bias", "residual")
 _AFTER = ("follows", *(f"{what}_d{i}" for i in range(len(WITH_ARRAY)) for what in ("stride", "row", "column")))
 _EPILOGUES = {"relu": api.EPILOGUE_RELU, "gelu_tanh": api.EPILOGUE_GELU, "": 0}

@@ -15,7 +15,7 @@ from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.onednn_primitives import FLOAT, TWO_SIDED, Engine, MatmulPrimitive, Place, WeightPacking
 
 FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
-"""What can follow a product; the scalar `follows` is the sum of (place here, from 1) * 16**position."""
+"""Epilogue operations; the scalar `follows` is the sum of (index here, from 1) * 16**position."""
 OPERANDS = 2
 
 Views = list[NDArray[Any]]

@@ -23,7 +23,7 @@ OURS: Mapping[type[Library], str] = {
     OneDnn: "pip install 'relax-tune[onednn]'",
     OpenBlas: "pip install 'relax-tune[openblas]'",
 }
-"""Each with what installs it."""
+"""Our libraries, each with the way to install it."""
 
 
 def open_libraries() -> dict[str, Library]:

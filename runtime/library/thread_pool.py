@@ -27,7 +27,7 @@ class SleepingTeam:
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._size = 0
         self.callback = RunJobs(self._run)
-        """Give this to the library; the team must live as long as the library may call it."""
+        """The callback for the library; the team must live as long as the library may call it."""
 
     def _run(self, _sync: int, job: int, count: int, step: int, data: int, argument: int) -> None:
         while self._size < count - 1:

@@ -34,7 +34,7 @@ MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
     "inplace": (PlanMemory(), True),
     "constant-inplace": (PlanMemory(constant=True), True),
 }
-"""How storages are planned, and whether outputs are put in place of arguments."""
+"""The plan of storages, and whether outputs may take the memory of arguments."""
 
 
 @dataclass(frozen=True)

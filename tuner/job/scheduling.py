@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 
 NEAREST = 8
-"""How many of the best candidates say what the spread is."""
+"""Number of the best candidates that determine the spread."""
 FIRST_SPREAD = 0.3
-"""The spread where fewer than three candidates have a time; elsewhere it weighs in as one candidate among all tried."""
+"""The spread if fewer than three candidates have a time; otherwise it counts as one candidate among all tried."""
 WORTHWHILE = 2e-5
 """A batch that is expected to save less than this share of the model's time is not measured."""
 

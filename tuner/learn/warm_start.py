@@ -43,11 +43,11 @@ OTHER_ROWS = 64
 OTHER_DEVICES = 2
 OTHER_WORKLOADS = 4
 LOOKED_AT = 512
-"""Workloads compared by their words before the likest are chosen."""
+"""Workloads whose words are compared to choose the most similar ones."""
 SKETCHES = 4
 """Traces of a workload that are replayed: those with the most rows."""
 ROWS_A_READ = 4
-"""Records read for each row wanted: those at the anchors are told to the search itself, and some do not apply."""
+"""Records read per wanted row, since records at the anchors go to the search itself, and some do not apply."""
 FAULTS = ("constraint", "compile", "launch", "runtime", "wrong-result", "timeout", "crash")
 FLOPS_COLUMN, BYTES_COLUMN = 0, 1
 _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")

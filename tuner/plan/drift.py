@@ -24,7 +24,7 @@ from relax_tune.tuner.task.task import Choices
 ALLOWED = 0.03
 """The regret from which a model is worth tuning again."""
 SHAPES = 48
-"""How many shapes, at most, stand for those that are served."""
+"""Largest number of shapes that represent the served ones."""
 NEIGHBOURS = 4
 
 

@@ -25,11 +25,11 @@ from relax_tune.tuner.task.domain import Point, distance
 from relax_tune.tuner.task.task import Choices, Task
 
 SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
-"""How many shapes a plan is looked at, half of them at its thresholds."""
+"""Number of shapes at which a plan is validated, half of them at its thresholds."""
 VALIDATIONS = 3
-"""How many times SHAPES a task gets in all: a plan that was chosen again may have other thresholds, or dispatch others there."""
+"""Validations of a task in total: a plan that was chosen again may have other thresholds or variants."""
 NEAR = 2.0
-"""What is everywhere so many times slower than the best, or more, is left out."""
+"""Factor on the best time: a variant that is slower by it at every anchor is left out."""
 CHECKED_WORK = 1 << 28
 """Loop iterations of the reference up to which outputs are compared; larger shapes are timed only."""
 

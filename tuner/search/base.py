@@ -33,7 +33,7 @@ class Failure:
 
 
 Outcome = float | Failure
-"""Seconds, or why there are none."""
+"""Seconds, or the failure."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, scaled
 
 SAMPLE = 4096
-"""Legal points of a sketch that are looked at; of more, a random choice."""
+"""Legal points of a sketch that are examined; of more, a random sample."""
 DEPENDENT = 0.006
 """Mutual information (nats) from which two parameters count as tied: several times what a sample of independent ones shows."""
 MOST = 12

@@ -61,14 +61,15 @@ class BertConfig:
     inner: int
     vocabulary: int
     rows: int
-    """Of the table of positions."""
+    """Rows of the table of positions."""
     token_types: int
-    """0: there are none."""
+    """Number of token types, possibly 0."""
     eps: float
     activation: str
     names: LayerNames
     padding: int | None
-    """The token that has no position where the others count from behind it; None: positions are those in the text."""
+    """Token without a position, behind whose row the positions of others start; None: positions are those in the text.
+    """
 
     @property
     def positions(self) -> int:

@@ -44,7 +44,7 @@ from relax_tune.ir.text.printer import Excerpts
 T = TypeVar("T")
 
 MAX_LINE = 240
-"""Characters of a line of the program that a run-time check shows: it travels with the built program."""
+"""Characters of a program line in a run-time check, which is stored in the built program."""
 
 
 @dataclass(slots=True)

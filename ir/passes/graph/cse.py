@@ -24,7 +24,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Elements of a weight that are looked at before all of them are."""
+"""Elements of a weight that are compared before all others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite
 Array = NDArray[Any]
 MOVING = ("moved", "gathered")
 EXACT = (*MOVING, "allowed")
-"""Of `OperatorSpec.halves`: nothing is lost where 16-bit floats come in and go out, but in the result's own rounding."""
+"""Values of `OperatorSpec.halves` under which 16-bit arguments and results lose only by the rounding of the result."""
 ONE_BY_ONE = (Unary, Binary, ShapeOperator)
 
 

@@ -27,7 +27,7 @@ from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.task.extract import extract_tasks
 
 UNMEASURED = 0.1
-"""The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
+"""Share of calls at shapes far from timed ones, from which a task is worth tuning again."""
 
 
 SubjectArgument = Annotated[

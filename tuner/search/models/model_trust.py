@@ -12,7 +12,7 @@ from relax_tune.tuner.search.space import Candidate, FloatArray, ParameterSpace
 WINDOW = 64
 """Forecasts that count: the latest ones."""
 ENOUGH = 16
-"""Forecasts with an answer before anything is concluded."""
+"""Measured forecasts that are needed for a comparison."""
 
 
 class Forecasts:

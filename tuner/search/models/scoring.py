@@ -11,7 +11,7 @@ from relax_tune.tuner.search.models.cost_model import CostModel, FeatureArray
 from relax_tune.tuner.search.space import CodeArray, FloatArray, IntArray, ParameterSpace
 
 PIECE = 1 << 15
-"""(candidate, shape) rows featurised and scored at once: with fewer, what a piece costs in Python is more than caches give back."""
+"""(candidate, shape) rows scored at once: with fewer, the overhead in Python exceeds the gain from caches."""
 
 
 def score(

@@ -27,9 +27,9 @@ from relax_tune.tuner.search.strategies.genetic import crossover, mutate
 REFIT_GROWTH = 1.1
 TREES_MOST = 0.6
 ENOUGH = 32
-"""Timed rows from which a history is worth listening to."""
+"""Timed rows from which a history is used."""
 ALIKE = 6
-"""Of so many times the points wanted, all of which the history likes, those most unlike one another are taken."""
+"""Factor on the wanted points: of the best by the history, the most dissimilar ones are taken."""
 
 
 @dataclass(frozen=True, slots=True)

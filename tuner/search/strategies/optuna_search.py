@@ -15,8 +15,8 @@ from relax_tune.tuner.search.strategies.baselines import fresh_sample
 Sampler = Literal["tpe", "gp", "cmaes"]
 
 REJECTIONS = {"tpe": 24, "gp": 2, "cmaes": 24}
-"""Suggestions that may break a constraint or repeat, for each candidate asked, before a random legal one takes the
-place. A suggestion of the Gaussian process costs too much to throw many away.
+"""Suggestions per wanted candidate that may be rejected before a random legal one replaces them. A suggestion of the
+Gaussian process costs too much to reject many.
 """
 
 MODEL_TRIALS = 10
