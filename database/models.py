@@ -1,7 +1,7 @@
 """The tables, as typed SQLAlchemy models, and the queries over them.
 
-Everything is text and numbers (JSON as text), readable without this code. `relax_tune.database.migrations` owns how a
-database comes to have these tables; a test compares the two.
+Everything is text and numbers (JSON as text), readable without this code. `relax_tune.database.migrations` creates
+these tables; a test compares the two.
 """
 
 from __future__ import annotations

@@ -199,7 +199,8 @@ def address(path: Path, *, read_only: bool, strictly: bool) -> str:
     """Return the URI that opens an existing file; it never creates one.
 
     strictly: not even SQLite's own bookkeeping may be written. Otherwise a reader that may write opens the file like a
-    writer (who must then refuse to write), because only such a connection clears the side files away when it closes.
+        writer (the caller must then refuse to write), because only such a connection removes the side files when it
+        closes.
     """
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) and not is_full(path)
     if not read_only or (may_write and not strictly):

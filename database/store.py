@@ -42,7 +42,7 @@ class Store(Protocol):
 
     Append-only: a measurement is never changed; adding an id again changes nothing. Only `prune` removes.
 
-    Targets: every question about measurements names one target key and never sees another target's.
+    Targets: every query of measurements names one target key and never returns another target's.
 
     Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it
     on every method that writes. An unknown key gives None or an empty list in queries, and an error in records to add.
@@ -112,7 +112,8 @@ class Store(Protocol):
         """List the measurements of a target, by id. Each further argument narrows the selection. limit: the number of
         first ids to return.
 
-        Tuning jobs make ids by hashing, so the first few are a fair sample, and the same one in whatever order records came.
+        Tuning jobs make ids by hashing, so the first few are a fair sample, which does not depend on the order of
+        arrival.
         """
         ...
 
@@ -129,9 +130,7 @@ class Store(Protocol):
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
     ) -> Measurement | None:
-        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content (`top` of
-        1).
-        """
+        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content."""
         ...
 
     def top(
@@ -145,8 +144,7 @@ class Store(Protocol):
         ...
 
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
-        """Store the plans of several workloads (workload -> JSON text) in one transaction; return the newest plan of
-        each, by workload.
+        """Store the plans of several workloads (workload -> JSON text) at once; return the newest plans, by workload.
 
         Each becomes the next version, unless the newest has the same text. No reader sees some of the old and some of
         the new.
@@ -242,7 +240,8 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
 
     create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
     read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
-    read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` says the same.
+    read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
+        the same.
 
     Raises:
         DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that

@@ -83,8 +83,7 @@ def tool_version() -> str:
 
 
 def device_kind(programs: Sequence[Program], without: str = "c") -> str:
-    """Return the kind of device that runs the programs: the language of their kernels, or `without` if they have no
-    kernels.
+    """Return the kind of device that runs the programs: the language of their kernels, or `without` if there are none.
 
     Raises: ArtifactError when kernels of several languages are mixed.
     """

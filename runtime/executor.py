@@ -96,10 +96,10 @@ class BoundProgram:
         return self._launches
 
     def series(self, times: int) -> Launch | None:
-        """Record `times` repetitions of all steps as one launch, which times the kernels without launch overhead. None
-        if the device cannot record.
+        """Record `times` repetitions of all steps as one launch. None if the device cannot record.
 
-        The recording has been launched once; it is valid until the next `prepare`.
+        Its time is that of the kernels, without the overhead of single launches. The recording has been launched once;
+        it is valid until the next `prepare`.
         """
         if times not in self._series:
             self._series[times] = self._executor.device.record(self._launches * times)
@@ -107,8 +107,7 @@ class BoundProgram:
 
 
 class Executor:
-    """An executor of one program on one device. Not thread-safe. The device stays its caller's; `close` gives the
-    memory back.
+    """An executor of one program on one device. Not thread-safe. The caller owns the device; `close` frees the memory.
 
     constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
     stay their caller's.
@@ -327,7 +326,7 @@ class Executor:
         return True
 
     def close(self) -> None:
-        """Free all memory of this executor, which cannot run afterwards. May be called once."""
+        """Free all memory of this executor, which cannot run afterwards. May be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -161,8 +161,9 @@ class Model:
         """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays. Where a function has them,
         shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
-        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by name, for
-        this call; they take arrays that must not be written. One that is named here stands before one given at `Artifact.open`.
+        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by
+        name, for this call; they take arrays that must not be written. A routine given here takes precedence over one
+        given at `Artifact.open`.
 
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found.
         """

@@ -55,7 +55,7 @@ class Histogram:
 
     @property
     def values(self) -> dict[int, int]:
-        """Value -> count, ascending. A bin stands for its middle, the outermost ones for the ends that were seen."""
+        """Value -> count, ascending. A bin counts at its middle, the outermost ones at the seen ends."""
         found: dict[int, int] = {}
         for lower, upper, count in self.bins:
             middle = self.low if lower <= self.low else self.high if upper >= self.high else (lower + upper) // 2

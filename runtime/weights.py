@@ -45,7 +45,7 @@ class DeviceWeights:
         return self._packed[key], fresh
 
     def close(self) -> None:
-        """Free all memory. May be called once."""
+        """Free all memory. May be called twice."""
         for buffer in (*self._constants.values(), *self._packed.values()):
             self.device.free(buffer)
         self._constants.clear()

@@ -193,7 +193,7 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
 def simplify_func(func: PrimFunc) -> PrimFunc:
     """Simplify extents, bindings and predicates under the loops' bounds, and remove loops of one iteration.
 
-    Loops of asynchronous copies stay, since they say how their one iteration copies.
+    Loops of asynchronous copies stay, since they mark how their one iteration copies.
     """
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}

@@ -134,13 +134,14 @@ def build(
     pack: bool = False,
     **overrides: Any,
 ) -> Artifact:
-    """Build the artifact of a model from what is on record; measure nothing. `Artifact.notes` names what tasks lack.
+    """Build the artifact of a model from records, without measuring. `Artifact.notes` names what tasks lack.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
     library has one, `generic` untuned kernels only.
-    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise they are
-    packed, and held twice, whenever the artifact is opened. The file is larger where kernels of several layouts take turns.
+    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
+        they are packed whenever the artifact is opened, and then take memory twice. The file is larger where kernels of
+        several layouts take turns.
 
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """

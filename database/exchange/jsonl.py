@@ -174,7 +174,7 @@ def _numbered(file: BinaryIO) -> Iterator[bytes]:
 
 
 def import_lines(store: Store, lines: Iterable[str | bytes]) -> ImportReport:
-    """Import lines in the form of `export_lines`. Idempotent; what is already there stays as it is.
+    """Import lines in the form of `export_lines`. Idempotent; existing records do not change.
 
     Raises:
         DatabaseError: the store cannot be written. What is wrong with a line is in the report instead.

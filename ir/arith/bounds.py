@@ -42,8 +42,8 @@ class Solver(Protocol):
         """Package and version."""
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """Return the one of `goals` (YES, NO) that is the answer under every assignment the env allows; UNKNOWN without
-        a proof.
+        """Return the one of `goals` (YES, NO) that is the answer under every allowed assignment; UNKNOWN without a
+        proof.
         """
 
 

@@ -175,7 +175,7 @@ class _Reader:
     # digits and guarded numbers
 
     def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
-        """Replace the outermost varying quotients, remainders and `others` below `e` by stand-ins."""
+        """Replace the outermost varying quotients, remainders and `others` in `e` by fresh variables."""
 
         def number(x: Expr) -> Expr | None:
             wanted = x.op and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
@@ -191,7 +191,7 @@ class _Reader:
         return found
 
     def _size(self, v: Var) -> Expr | None:
-        """Return the extent of a variable or stand-in, None if unknown."""
+        """Return the extent of a variable, fresh ones included; None if unknown."""
         if self.sizes[v] is None and v in self.stands_for:
             self.sizes[v] = self._limit(self.stands_for[v])
         return self.sizes[v]

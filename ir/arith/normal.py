@@ -304,9 +304,7 @@ def _contains(m: Mono, d: Mono) -> bool:
 
 
 def algebraic(n: Expr) -> bool:
-    """Return whether the normal form understands an operation: 32- or 64-bit integers, which do not overflow by
-    contract.
-    """
+    """Return whether the normal form understands an operation: integers of 32 or 64 bits, which do not overflow."""
     return n.op in ALGEBRA and n.dtype.short in ("i64", "i32") and all(a.dtype is n.dtype for a in n.args)
 
 

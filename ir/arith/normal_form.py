@@ -45,7 +45,7 @@ class NormalForm(Generic[A]):
         return P.bounds(p, self.atom_interval)
 
     def nonneg(self, p: PolyOver[A]) -> bool:
-        """Prove p >= 0, here by constant intervals alone."""
+        """Prove p >= 0 from constant intervals."""
         lo = self.interval(p)[0]
         return lo is not None and lo >= 0
 

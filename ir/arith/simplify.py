@@ -16,9 +16,9 @@ from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Var, postorder, re
 def simplify(e: Expr, env: Env | None = None) -> Expr:
     """Return the cheapest form found of `e` under `env`.
 
-    Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the expression as it
-    stands is no more work. Conditions that `prove` decides become literals, and choices they decide disappear. Floating-point
-    operations keep their order; only what is inside them is simplified. Depends on `e` and `env` alone.
+    Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the given
+    expression costs no more. Conditions that `prove` decides become literals, and choices they decide disappear.
+    Floating-point operations keep their order; only what is inside them is simplified. Depends only on `e` and `env`.
     """
     env = env or EMPTY
     if isinstance(e, Const):

@@ -319,7 +319,7 @@ class If(ComputationBase):
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """The condition and what the sides read from outside."""
+        """The condition, and the values that the sides read from outside."""
         return (self.cond, *captured(self))
 
     def _made_of(self, new: tuple[Value, ...]) -> If:

@@ -38,7 +38,7 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
 
 
 def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
-    """Yield every binding in `f`, each after all that it reads: the sides of an `if` come before the `if`."""
+    """Yield every binding in `f`, each after the bindings that it reads. The sides of an `if` come before the `if`."""
     for b in f.bindings:
         for side in b.value.bodies:
             yield from all_bindings(side)
@@ -48,7 +48,7 @@ def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
 def all_uses(f: Function) -> Iterator[Value]:
     """Yield everything that reads variables: the values of bindings and the result of `f`.
 
-    An `if` gives its condition and the results of its sides.
+    For an `if` they include its condition and the results of its sides.
     """
     for b in all_bindings(f):
         yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)

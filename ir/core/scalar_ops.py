@@ -32,10 +32,10 @@ class ScalarOp:
 
     name: key in expressions and in text.
     arity: number of operands.
-    kind: what it takes and gives; comparisons and logic give bool, every other kind the type of its operands.
+    kind: operand types; comparisons and logic return bool, every other kind the type of its operands.
     evaluate: value for Python numbers, NumPy scalars or arrays (None: it needs the target type).
     infix, precedence: Python's operator and how tightly it binds; without one, `name(operands)`.
-    exact: `evaluate` rounds in the operands' type; else it is meant for float64, rounded once.
+    exact: `evaluate` rounds in the operands' type; otherwise it computes in float64, rounded once.
     interval: interval of an integer result from those of the operands.
     c: operator or `math.h` function in C, CUDA and OpenCL, where it is not `infix` or `name`.
     columns: NumPy text on float64 arrays of whole numbers, where it is not the infix operator; None: not in closed forms.

@@ -404,7 +404,7 @@ def substitute_stmt(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
 
 
 def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tuple[Expr, ...]] | None]) -> S:
-    """Redirect loads and stores: `access(buffer, indices)` gives the new place, None keeps the old one."""
+    """Redirect loads and stores: `access(buffer, indices)` returns the new place, None for the old one."""
 
     def leaf(e: Expr) -> Expr | None:
         new = access(e.buffer, e.indices) if isinstance(e, Load) else None

@@ -35,9 +35,7 @@ def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
 
 
 def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
-    """Return stores of initial values for the blocks whose reduction begins with the loop `top`, guarded by its being
-    empty.
-    """
+    """Return stores of initial values for blocks whose reduction begins with the loop `top`, for an empty `top`."""
     if not isinstance(s, Block):
         inner = (*inner, s) if isinstance(s, For) else inner
         return [x for c in s.children for x in _initial_values(top, c, inner, around)]

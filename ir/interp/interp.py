@@ -58,7 +58,7 @@ def run_prim(
 ) -> None:
     """Run `func` on `args` (its buffers in call order, outputs last, which are overwritten) and its scalar parameters.
 
-    Shape symbols are read off the arguments. `tunables` gives values to what a sketch leaves open. `vectorise=False` runs
+    Shape symbols are read off the arguments. `tunables` has the values of a sketch's tunables. `vectorise=False` runs
     every point by itself.
 
     Raises:

@@ -71,7 +71,7 @@ def run_function(
     Raises:
         UserError: an argument, a declared bound, a match_cast or a run-time check that does not hold; names the function, the
             value, the dim, the wanted and the found.
-        VerifyError: a value that is not what its annotation says, or a tensor function that misbehaves.
+        VerifyError: a value that contradicts its annotation, or an invalid tensor function.
     """
     return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {})).run(args)
 

@@ -61,7 +61,9 @@ def evaluate_prim(
 
     outs: the outputs' shapes, for symbols that no input has.
 
-    Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads what was not written."""
+    Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads unwritten
+    elements.
+    """
     blocks = plain_blocks(func)
     if blocks is None:
         raise VerifyError(f"{func.name}: wanted an unscheduled function of plain loops, found a scheduled one")

@@ -134,7 +134,7 @@ class LoweredModule:
 
 @dataclass(slots=True)
 class PassManager:
-    """Runs passes in order and keeps what they did.
+    """A runner of passes in order, which records their results.
 
     verify: whether the module is verified before the first pass and after every pass that changes it.
     after: the last pass to run, as `pass_names` calls it; None runs all.
@@ -266,8 +266,7 @@ def _graph(module: IRModule, name: str) -> Function:
 def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """Return the straight-line `entries` and the subgraphs of `roots`, with their checks and the names of the host
-    functions.
+    """Return the straight-line `entries` and subgraphs of `roots`, their checks, and the names of the host functions.
 
     Calls are inlined.
     """

@@ -130,7 +130,7 @@ def rewrite_function(
     """Rebuild a function with `visit`, which emits something for every binding. Returns the same object when nothing
     changes.
 
-    The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` adds what the condition says.
+    The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` has the condition as a fact.
     env: facts about the symbols.
     mapping: replacements from the start.
     """

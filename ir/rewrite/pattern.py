@@ -260,8 +260,9 @@ def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
 
 
 def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
-    """Match the operator that holds the number as an attribute, as importers write it; nothing if the operand is no
-    number.
+    """Match an operator that holds the number as an attribute, as importers write it.
+
+    It matches nothing if the operand is no number.
     """
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())

@@ -82,8 +82,9 @@ class Rule:
 class Site:
     """A match with methods that build the new value from its captures.
 
-    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated like
-    the matched value, unless `out` says otherwise."""
+    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated
+    like the matched value, unless `out` is given.
+    """
 
     match: Match
     info: StructInfo

@@ -407,7 +407,7 @@ class CUDADevice:
                 self._driver.Context.pop()
 
     def _enter(self) -> None:
-        """Make the context current, unless the device is lost."""
+        """Make the context current. Raises MeasureError if the device is lost."""
         if self._lost:
             raise MeasureError(self._lost)
         try:

@@ -46,7 +46,7 @@ class CompiledModule:
 
 
 def load_nvrtc() -> Any:
-    """Return the module cuda.bindings.nvrtc with a library behind it. Raises UserError naming the extra to install."""
+    """Return the module cuda.bindings.nvrtc with a loaded library. Raises UserError naming the extra to install."""
     try:
         from cuda.bindings import nvrtc
 

@@ -40,8 +40,7 @@ def wide_form(kernel: KernelSource) -> KernelSource | None:
 
 
 def join_sources(kernels: Iterable[KernelSource]) -> str:
-    """Join kernels to one translation unit: each distinct prelude once, in order of first use, then the kernels' own
-    text.
+    """Join kernels to one translation unit: distinct preludes once, in order of first use, then the kernels' own text.
 
     A `#line` directive makes compiler messages name the kernel.
     """

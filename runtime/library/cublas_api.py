@@ -159,9 +159,7 @@ def check(function: str, status: int) -> None:
 
 
 def _load(name: str) -> Any:
-    """Load a library by NVIDIA's own finder if it is installed (wheels, conda, CUDA_HOME), else by the system's search
-    path.
-    """
+    """Load a library by NVIDIA's finder if installed (wheels, conda, CUDA_HOME), else by the system's search path."""
     reasons = []
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib

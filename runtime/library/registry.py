@@ -51,9 +51,7 @@ def open_libraries() -> dict[str, Library]:
 
 
 def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:
-    """Return sorted (name, fingerprint as one text, parts separated by `; `), which times with these libraries depend
-    on.
-    """
+    """Return sorted (name, fingerprint as one text, parts separated by `; `), on which library times depend."""
     return tuple(
         sorted((n, "; ".join(f"{key} {value}" for key, value in x.fingerprint())) for n, x in libraries.items())
     )

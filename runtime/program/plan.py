@@ -55,7 +55,7 @@ def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
 
 
 def formula(program: Program, slot: int) -> str:
-    """Return the expression a slot stands for, with the program's symbol names; cut where it grows long."""
+    """Return the expression of a slot, with the program's symbol names; cut where it grows long."""
     code = program.scalars
     texts: list[str] = []
     for at in range(slot + 1):

@@ -1,6 +1,6 @@
 """The executable form of a model or candidate: a `Program` of plain numbers and text.
 
-A built model and a candidate under measurement are the same thing here: a `Program`. A model has many calls, each with
+A built model and a candidate under measurement have the same form, a `Program`. A model has many calls, each with
 several variants and a scalar slot that says which variant this symbol binding dispatches; a candidate has one call with
 one variant. So measuring and serving run through the same code.
 
@@ -186,7 +186,7 @@ def format_message(message: str, values: Sequence[int]) -> str:
 
 
 def program_from_json(text: str) -> Program:
-    """Read what `Program.to_json` wrote; hostile text is refused, never repaired.
+    """Read the text of `Program.to_json`; hostile text is refused, never repaired.
 
     Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
     """
@@ -194,7 +194,7 @@ def program_from_json(text: str) -> Program:
 
 
 def programs_from_json(text: str) -> tuple[Program, ...]:
-    """Read a list of what `Program.to_json` wrote, with distinct names. Raises as `program_from_json`."""
+    """Read a list of `Program.to_json` texts, with distinct names. Raises as `program_from_json`."""
     data = parse_json(text, "programs")
     check_list(data, "programs", "a list of programs")
     found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))

@@ -78,7 +78,7 @@ _NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One checked thing. `advice` says what to do; empty if nothing."""
+    """One checked thing. `advice` names a remedy; empty if none is needed."""
 
     area: str
     name: str

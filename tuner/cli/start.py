@@ -16,9 +16,7 @@ SENTENCE = "interrupted; everything measured so far is kept, and the same comman
 
 
 class Interruptions:
-    """A handler that turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt, anywhere in the
-    program.
-    """
+    """A handler that turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -192,8 +192,9 @@ class GraphEmitter:
         return self.builder.view(name, wanted, held, self.symbols)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
-        """Return the allocated tensor, parameter or weight whose memory `v` is, through casts, tuples, views and
-        in-place calls.
+        """Return the allocated tensor, parameter or weight whose memory `v` is.
+
+        It follows casts, tuples, views and in-place calls.
         """
         fields: list[int] = []
         while True:

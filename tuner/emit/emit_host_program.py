@@ -71,8 +71,9 @@ _WANTED: Mapping[type[StructInfo], Want] = {
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """A dim or scalar that an annotation states over symbols, and the register of its value: `axis` of a tensor or
-    shape, or a scalar.
+    """A dim or scalar that an annotation states over symbols, and the register of its value.
+
+    axis: number of the dim; 0 for a scalar
     """
 
     where: str

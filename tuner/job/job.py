@@ -207,8 +207,7 @@ class Job:
         self.store.put_plans(self.target.key, texts)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
-        """Return a build of this model as an artifact, with its weights and the device it was measured on;
-        `Artifact.save` writes it.
+        """Return a build of this model as an artifact, with its weights and its device; `Artifact.save` writes it.
 
         pack: store weights in the layouts of the chosen kernels, instead of packing them whenever the artifact is
             opened

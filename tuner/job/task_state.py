@@ -123,8 +123,7 @@ class TaskState:
         return [self.variants[key] for _, key in sorted(found)]
 
     def finalists(self) -> list[VariantRecord]:
-        """Return the contenders to time once more, in one interleaved batch, since early times come from different
-        moments.
+        """Return the contenders to time once more, in one interleaved batch.
 
         Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing.
         """

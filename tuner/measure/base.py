@@ -17,7 +17,7 @@ class Runner(Protocol):
 
     * The future of `submit` resolves to one result per distinct request id, in the order the ids first appear. A
       request that hangs, crashes, is wrong or does not build becomes a failed result with its stage; the other requests
-      of its batch are measured all the same. A future raises MeasureError only when no measurement is possible any
+      of its batch are still measured. A future raises MeasureError only when no measurement is possible any
       more: the device or the cluster is gone, or the runner was closed.
     * An id given twice in a batch is measured once. An id may be submitted again later: measuring has no lasting
       effect.
@@ -26,8 +26,8 @@ class Runner(Protocol):
     * No deadline is needed by the caller: every step is bounded by `MeasureRequest.deadline_secs`, so futures resolve.
     * Requests and results are copied on the way: the runner keeps no reference to the caller's arrays once the future
       is done.
-    * Methods may be called from any thread. `close` may be called twice; it kills what is under way, and pending
-      futures then raise MeasureError.
+    * Methods may be called from any thread. `close` may be called twice; it kills running measurements, and pending
+    futures then raise MeasureError.
     """
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:

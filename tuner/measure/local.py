@@ -45,10 +45,10 @@ def _no_room(error: OSError) -> MeasureError:
 
 
 class LocalRunner:
-    """Measures on a device of this machine (see `Runner` for the promises).
+    """A `Runner` on a device of this machine.
 
     The device lives in a spawned child in its own process group. A step over its deadline or a death costs the guilty
-    request a failed result; the rest of its batch goes on in a fresh child. When a child dies during the step of one
+    request a failed result; the rest of its batch continues in a fresh child. When a child dies during the step of one
     request among several, that request is tried once more by itself, because an earlier candidate may have damaged the
     process; only a second death is its failure.
 

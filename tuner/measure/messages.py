@@ -123,8 +123,8 @@ class ShapeTiming:
 class MeasureResult:
     """The answer to the request of the same id.
 
-    status `ok`: outputs were right wherever `checks` asked, `timings` answers every asked shape in order.
-    status `failed`: `stage` and `message` say where and why; timings are empty. checked: every check was run and
+    status `ok`: outputs were right at all `checks`, `timings` has every requested shape in order. status `failed`:
+    `stage` and `message` say where and why; timings are empty. checked: every check was run and
     passed, and there was at least one. build_secs, run_secs: wall seconds spent building, and checking plus timing.
     """
 

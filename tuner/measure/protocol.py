@@ -52,8 +52,13 @@ class FrameReader:
         self.ended = False
 
     def next(self, within_secs: float | None) -> str | None:
-        """Return the next frame; None when none arrived in time (None waits forever) or `ended` became true: the writer closed
-        or died, perhaps in the middle of a frame. Raises MeasureError when the stream cannot be frames."""
+        """Return the next frame; None when none arrived in time, or when `ended` became true.
+
+        within_secs: None waits forever
+
+        The stream ends when the writer closed or died, perhaps in the middle of a frame. Raises MeasureError when the
+        stream cannot be frames.
+        """
         while True:
             frame = self._take()
             if frame is not None or self.ended:

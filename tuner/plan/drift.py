@@ -48,7 +48,7 @@ class Drift:
 
 
 def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, domain: Domain) -> Drift:
-    """Predict the loss of a stored plan over a domain whose points stand for the served calls."""
+    """Predict the loss of a stored plan over a domain whose points represent the served calls."""
     samples, variants = pooled(records)
     known = {k: _Times.of(own) for k, own in samples.items() if usable(choices, variants[k])}
     secs = lost = unmeasured = 0.0

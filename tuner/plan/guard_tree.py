@@ -116,7 +116,7 @@ class GuardTree:
     def _intervals(self, quantity: Quantity, members: Places) -> Solved:
         """Return the best intervals along a quantity, by dynamic programming over its values.
 
-        At each value, a variant continues, or replaces the cheapest one so far.
+        At each value, a variant continues, or takes over from the cheapest one so far.
         """
         values, group = np.unique(self._values[quantity][members], return_inverse=True)
         cost = np.zeros((len(self.costs), len(values)))

@@ -173,8 +173,9 @@ class ProgramBuilder:
         return len(self.storages) - 1
 
     def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
-        """Return the bytes of every array that a variant's stages share beyond the task's parameters, over the task's
-        symbols.
+        """Return the bytes of every array that a variant's stages share, over the task's symbols.
+
+        The task's parameters are left out.
         """
         shared, sizes = set(params), list[Expr]()
 

@@ -24,9 +24,7 @@ from relax_tune.tuner.search.space import (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a candidate has no time at a shape: the stage that failed (compile, launch, wrong-result, timeout ...) and
-    its message.
-    """
+    """The failure of a candidate at a shape: its stage (compile, launch, wrong-result, timeout ...) and message."""
 
     stage: str
     message: str = ""
@@ -60,14 +58,14 @@ class TrainingRows:
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """A space to be searched, and the worth of its candidates.
+    """A space to be searched, and the objective.
 
     shapes: (S, D) int64, the anchors
     weights: (S,) importance of the anchors, positive, summing to 1
     roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), by which
         times of different shapes become comparable
     baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default). It
-        may be a function that returns them, called for each batch. The worth of a candidate is its gain on it.
+        may be a function that returns them, called for each batch. A candidate counts by its gain on it.
     history: training rows from elsewhere; a strategy that can use them calls it once, when it first needs them
 
     Raises:

@@ -1,7 +1,7 @@
 """Constraints written as text: the arithmetic and comparisons of Python expressions, evaluated for whole columns at once.
 
-`"64 <= block_x * block_y <= 1024"` over a column a parameter says for every row what Python's own evaluation of that row
-would; a row on which Python would divide by zero breaks the constraint. The text is parsed, never executed.
+`"64 <= block_x * block_y <= 1024"` over one column per parameter gives for every row the value of Python's own
+evaluation; a row on which Python would divide by zero breaks the constraint. The text is parsed, never executed.
 """
 
 from __future__ import annotations

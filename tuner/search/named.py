@@ -78,7 +78,7 @@ class SearchSpace:
         return holds
 
     def candidate(self, configuration: Mapping[str, Value]) -> Candidate:
-        """Return the point a configuration stands for.
+        """Return the point of a configuration.
 
         Raises:
             UserError: a parameter that is missing or unknown, or a value that is not among its own.
@@ -108,8 +108,8 @@ class SearchSpace:
 class Search:
     """One search over a space, driven from outside: ask for configurations, measure them, tell their costs.
 
-    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and what was told, not
-    on the order of the answers. Not thread-safe.
+    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and the told
+    costs, not on their order. Not thread-safe.
 
     Raises:
         UserError: an unknown strategy, or one whose package is missing.

@@ -40,7 +40,7 @@ def check_strategy(name: str) -> str:
     """Return the name, when such a strategy can be made here.
 
     Raises:
-        UserError: there is none of that name, or a package it wants is missing.
+        UserError: there is none of that name, or a package that it needs is missing.
     """
     if name not in STRATEGIES:
         raise UserError(f"--strategy wants one of {', '.join(STRATEGIES)}; found {name!r}")

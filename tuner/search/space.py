@@ -53,8 +53,8 @@ class Candidate:
 class Parameter:
     """A named integer with a finite domain.
 
-    `ordered` says that the order of the domain means something (sizes, counts), so that its neighbours are similar and
-    a scale exists; otherwise the values are mere labels.
+    `ordered`: the order of the domain has a meaning (sizes, counts), so that neighbours are similar and a scale exists;
+    otherwise the values are labels.
 
     Raises:
         UserError: the domain is empty or repeats a value.

@@ -216,9 +216,7 @@ def _ends(points: Sequence[Point]) -> list[Point]:
 
 
 def _spread(points: Sequence[Point], count: int, start: Sequence[Point] = ()) -> list[Point]:
-    """Choose points farthest from each other on log coordinates, starting from the given points or the smallest and the
-    largest.
-    """
+    """Choose points far from each other on log coordinates, from given points or the two ends on."""
     chosen = list(start) or _ends(points)
     while len(chosen) < min(count, len(points)):
         rest = [p for p in points if p not in chosen]

@@ -31,8 +31,7 @@ def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]
 
 
 def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Array]) -> list[tuple[float, float]]:
-    """Return (rtol, atol) per output, which grow with the longest reduction and the outputs' magnitude (f32 epsilon
-    1.2e-7).
+    """Return (rtol, atol) per output, which grow with the longest reduction and the outputs' magnitude.
 
     Where a value is rounded to 16 bits, kernel and reference may round a near tie differently, by one epsilon of the
     type.

@@ -49,8 +49,8 @@ GUESSES = 4096
 class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
-    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: what is in the caches when it is
-    timed; records of another say nothing of it.
+    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: state of the
+    caches when it is timed; records of another regime do not count.
     """
 
     key: str
@@ -158,7 +158,7 @@ class Choices:
         return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(values))
 
     def candidate_of(self, record: VariantRecord) -> search_space.Candidate | None:
-        """Return the point of the space a tuned record stands for; None when this version has no such sketch or value."""
+        """Return the point of the space that a tuned record describes; None without such a sketch or value."""
         for number, sketch in enumerate(self.sketches):
             if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
                 values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
@@ -202,14 +202,13 @@ class Choices:
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
-        """Return the variants with a library call: of the whole task, or unfused ones where no routine can take the
-        whole.
-        """
+        """Return the variants with a library call: of the whole task, or unfused ones if no routine takes the whole."""
         return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
 
     def variants_in_parts(self) -> tuple[VariantRecord, ...]:
-        """Return the unfused variants: the task cut around its matmuls, each part by a library's routine or as the
-        rules guess.
+        """Return the unfused variants: the task cut around its matmuls.
+
+        Each part is computed by a library's routine or as the rules guess.
         """
         return self._in_parts
 

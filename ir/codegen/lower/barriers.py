@@ -230,8 +230,9 @@ class _BarrierPlacement:
         before: SharedAccesses,
         bound: ThreadContext,
     ) -> tuple[Stmt, SharedAccesses]:
-        """Place barriers in a pipelined loop: items meet at the start of each iteration, also for accesses before the
-        loop.
+        """Place barriers in a pipelined loop.
+
+        Items meet at the start of each iteration, also for accesses before the loop.
         """
         self.circular |= circular
         body, after = self.place(n.body, NO_ACCESSES, replace(bound, circular=bound.circular | circular.keys()))

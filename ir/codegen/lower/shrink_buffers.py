@@ -36,7 +36,7 @@ def shrink_buffers(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     threads: the loop kinds that give each iteration storage of its own.
 
     Raises:
-        BuildError: when a buffer's extents do not come out constant.
+        BuildError: when a buffer's extents are not constant.
     """
     uses: dict[Buffer, _BufferAccesses] = {}
     _collect(n, (), uses)

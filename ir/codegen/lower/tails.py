@@ -271,8 +271,9 @@ class _Splitter:
 
 
 def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
-    """Return whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper
-    clamp.
+    """Return whether the loop's extent is at least ceil(rest / tile), or certainly reaches F.
+
+    F then needs no upper clamp.
     """
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.interval(target)

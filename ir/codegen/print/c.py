@@ -301,8 +301,9 @@ class CPrinter(CFamilyPrinter):
         self.in_threads = False
 
     def thread_body(self, body: Stmt) -> None:
-        """Print the body with pointers of its own: the compiler forgets `restrict` when it moves the loop into a
-        function.
+        """Print the body with pointers of its own.
+
+        The compiler forgets `restrict` when it moves the loop into a function.
         """
         outer = dict(self.buffers)
         for b in dict.fromkeys(b for b, _i, _w in accesses(body)):

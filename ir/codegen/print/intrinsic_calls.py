@@ -76,8 +76,9 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
 
 
 def _fits_warp(call: IntrinsicCall) -> bool:
-    """Return whether a warp can fetch the operands: from shared memory, in aligned rows, with the swizzle of eight
-    elements or none.
+    """Return whether a warp can fetch the operands.
+
+    They must be in shared memory, in aligned rows, with the swizzle of eight elements or none.
     """
     for (buffer, start), b in zip(call.operands, call.intrinsic.semantics.buffers, strict=True):
         if b in call.intrinsic.semantics.output_buffers:

@@ -44,9 +44,7 @@ class OnnxNode:
     beside: str = ""
 
     def refuse(self, why: str) -> ParseError:
-        """Make the error for an unsupported node: it names the node, its arguments, its neighbours and similar
-        operators.
-        """
+        """Make the error for an unsupported node, with its arguments, its neighbours and similar operators."""
         takes = ", ".join("nothing" if i is None else f"{i.name}: {i.info!r}" for i in self.inputs) or "nothing"
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         version = "" if self.version is None else f", version {self.version}"

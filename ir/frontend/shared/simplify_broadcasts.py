@@ -48,7 +48,10 @@ def _before_view(site: Site) -> Value | None:
 
 
 def _before_broadcast(site: Site) -> Value | None:
-    """Drop broadcasts of operands whose dims the other arguments have too."""
+    """Apply an operator before the broadcasts of its operands.
+
+    The result is broadcast, unless the other arguments give it the dims.
+    """
     (operator, args), scope, ctx = _parts(site.root), site.match.scope, site.deduction
     sources = [_broadcast_source(a, scope, ctx) for a in args]
     if not isinstance(operator, Unary):

@@ -44,9 +44,7 @@ class TorchNode:
     plain_weights: frozenset[str] = frozenset()
 
     def refuse(self, why: str) -> ParseError:
-        """Make the error for an unsupported node: it names the node, its arguments, its line in the model and similar
-        names.
-        """
+        """Make the error for an unsupported node, with its arguments, its line in the model and similar names."""
         takes = ", ".join(_shown(a) for a in (*self.args, *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())))
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         source = f"; from {self.source}" if self.source else ""

@@ -23,8 +23,9 @@ from relax_tune.ir.passes.control.inline_walk import DivergentBranch, Walk
 class Inline:
     """Inline calls of graph functions and take decided branches.
 
-    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts that say nothing new
-    disappear, and so do functions that were only called. Raises DeduceError."""
+    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts without new facts
+    disappear, and so do functions that were only called. Raises DeduceError.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module)[0]
@@ -58,8 +59,7 @@ class Inline:
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """Return the parameters with the dims and dtypes that a match_cast in the function asserts, where they were
-    unknown.
+    """Return the parameters, with unknown dims and dtypes as a match_cast in the function asserts them.
 
     A symbol of such a cast gets a name that no other symbol of the parameters has, since it may be another function's.
     """

@@ -100,9 +100,9 @@ class Walk:
         return replace(f, params=params, blocks=graph_walk.into_blocks(self.out), ret=ret, ret_info=info)
 
     def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
-        """Return the parameters such that every symbol is a dim by itself.
+        """Return the parameters, such that every symbol is a dim by itself.
 
-        A dim such as `2 * n` becomes a new symbol, for which `n` is solved.
+        A dim such as `2 * n` becomes a new symbol, over which `n` is then expressed.
         """
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
@@ -185,7 +185,7 @@ class Walk:
     # bindings
 
     def guarded(self, ask: Callable[[], T], ctx: Deduction, frame: Frame, node: object) -> T:
-        """Call `ask`, and give its errors, and the checks of `ctx`, an excerpt of the place."""
+        """Call `ask`. Its errors, and the checks of `ctx`, get an excerpt of the place."""
         try:
             found = ask()
         except DeduceError as e:
@@ -273,7 +273,7 @@ class Walk:
             self.tuples[var] = value
 
     def sharper(self, declared: StructInfo, found: StructInfo) -> StructInfo:
-        """Return the annotation that says more: the declared one (checked if uncertain) or the deduced one."""
+        """Return the more precise annotation: the declared one (checked if uncertain) or the deduced one."""
         if any(True for _ in differences(declared, found, self.env)):
             return declared
         return found if any(True for _ in differences(found, declared, self.env)) else declared
@@ -337,7 +337,7 @@ class Walk:
         return f.name in self.stack
 
     def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:
-        """Return the bindings of `f` called with `args`, and its result."""
+        """Emit the bindings of `f` called with `args`; return its result."""
         seen, infos = signature(f), [a.info for a in args]
         solved = solve(seen, infos, self.env)
         inner = Frame(f, f"{frame.where}{f.name}: ")
@@ -401,7 +401,7 @@ class Walk:
         self.emit(b, new, b.var.info if same else found, frame)
 
     def atom(self, value: g.Value, b: g.Binding) -> g.Value:
-        """Return a value that may stand in place of a variable."""
+        """Return a value that may replace a variable."""
         if value.is_atom:
             return value
         var = g.GVar(self.fresh(b.var.name), value.info)

@@ -51,8 +51,9 @@ class OutlinedModule:
 class OutlineSubgraphs:
     """Turn `roots`, and the functions they call without inlining, into host functions with outlined subgraphs.
 
-    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only a run knows; DeduceError
-    for shapes that can never fit."""
+    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type is known only at run
+    time; DeduceError for shapes that can never fit.
+    """
 
     roots: tuple[str, ...] = ("main",)
 

@@ -98,7 +98,7 @@ class RuntimeShapeInliner(Walk):
         return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
 
     def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:
-        """Return whether only a run can tell the value of `v`, or that it lies within its bounds."""
+        """Return whether the value of `v`, or that it lies within its bounds, is known only at run time."""
         if size is None:
             return True
         asked = Deduction(self.env, choices=True)

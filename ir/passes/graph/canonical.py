@@ -68,7 +68,7 @@ class Canonicalise:
 
     Old and new side:
 
-    * `y = x` and a match_cast that says nothing new: `x`;
+    * `y = x` and a match_cast without new facts: `x`;
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
     * reshape, flatten, expand_dims, broadcast_to or slice to the present dims, cast to the present dtype, permute by
     the identity, concat of one: the argument;
@@ -114,7 +114,7 @@ class Canonicalise:
 
 
 def _existing_value(binding: AnyBinding, value: Value, ctx: Deduction) -> Value | None:
-    """Return the existing value that `binding` repeats, None for a new value."""
+    """Return the existing value that `binding` equals, None for a new value."""
     if isinstance(binding, MatchCast):
         return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
     if value.is_atom:

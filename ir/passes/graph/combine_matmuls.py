@@ -230,8 +230,7 @@ def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linea
 
 
 def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx: Deduction) -> PrimFunc | None:
-    """Return the function `wide (*lead, width) -> columns (dims)`: `part.width` columns from `start`, indexed by the
-    last dims.
+    """Return the function `wide (*lead, width) -> columns (dims)` of `part.width` columns from `start`.
 
     None if no last dims multiply to the columns of the part.
     """

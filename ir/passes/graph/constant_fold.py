@@ -31,8 +31,8 @@ Array = NDArray[Any]
 class FoldConstants:
     """Compute values that depend only on weights, and make them weights.
 
-    A value larger than the weights it comes from stays: unpacking 4-bit weights costs less memory and time inside the matmul
-    that reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
+    A value larger than its weights stays: unpacking 4-bit weights costs less memory and time inside the matmul that
+    reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
 
     limit: elements of the largest value computed on the way.
     small: bytes up to which a value may be larger than its weights, if only operators compute it: tables, masks, shape

@@ -58,9 +58,7 @@ class LiftParameters:
 
 
 def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
-    """Return the variables to lift, in order: computed from weights only, small enough, and read by the remaining
-    function.
-    """
+    """Return the variables to lift, in order: computed from weights only, small, and read by the remaining function."""
     sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
     made: dict[g.GVar, g.AnyBinding] = {}
     fits: set[g.GVar] = set()

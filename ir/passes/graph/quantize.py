@@ -31,10 +31,12 @@ class QuantizeWeights:
     bits: bits of a number, 4 or 8.
     group: rows that share a scale in each column; None for all rows, or for 32 with 4 bits.
 
-    A scale is the largest magnitude it stands for over 127, or 7; so each weight moves by at most half its scale. 4-bit numbers
-    lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that a product shares, stay.
+    A scale is the largest magnitude of its weights over 127, or 7, so each weight changes by at most half its scale.
+    4-bit numbers lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that
+    a product shares, stay.
 
-    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite."""
+    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite.
+    """
 
     bits: int = 8
     group: int | None = None

@@ -108,8 +108,8 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
 def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> PrimFunc:
     """Flatten the last two loops of a block into one loop along whole rows of an input.
 
-    The loop also runs through the gaps between the rows of the output. Neighbouring iterations then read neighbouring elements
-    at any shift, as a convolution wants.
+    The loop also runs through the gaps between the rows of the output. Neighbouring iterations then read neighbouring
+    elements at any shift, as convolutions need.
 
     Before: `for i in range(N): for j in range(M): B[i, j] = A[i + a, j + b]` with rows of `A` of P elements
     After: `for i_j_rows in range((N - 1) * P + M): B[v] = A[(v + a * P + b) // P, (v + a * P + b) % P]`; others read `B[i * P + j]`

@@ -111,7 +111,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def _producer(func: PrimFunc, node: Block) -> tuple[Block, Load]:
-    """Return the last spatial block that makes an intermediate for `node` alone, and the load that reads it.
+    """Return the last spatial block that makes an intermediate for only `node`, and the load that reads it.
 
     Raises: ScheduleError.
     """

@@ -427,7 +427,7 @@ def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[
 
 
 def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
-    """Return the loop over the keys: the outermost one around this block alone, whole and serial. Raises ScheduleError."""
+    """Return the loop over the keys: the outermost one around only this block, whole and serial. Raises ScheduleError."""
     bound = next(b for i, b in zip(node.iters, node.bindings) if i.var is key)
     extent = next(i.extent for i in node.iters if i.var is key)
     path = enclosing(func, node)

@@ -180,8 +180,9 @@ def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) 
 def _dots(
     s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
 ) -> Schedule:
-    """Compute tiles of some rows by some columns with a vector of partial sums per element; lanes are steps of the
-    reduction.
+    """Compute tiles of some rows by some columns, with a vector of partial sums per element.
+
+    Lanes are steps of the reduction.
     """
     block = find_block(s.func, main)
     if choice.grouped or len(roles.reduce) != 1:

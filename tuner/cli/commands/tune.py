@@ -1,4 +1,4 @@
-"""`relax-tune tune`: measure what is missing, build, save, report."""
+"""`relax-tune tune`: measure missing times, build, save, report."""
 
 from __future__ import annotations
 

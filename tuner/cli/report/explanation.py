@@ -25,9 +25,9 @@ SHOWN = 4
 def opinion(choices: Choices, records: Sequence[Measurement]) -> dict[str, Any]:
     """Return predicted and measured seconds of the fastest candidates, as plain values.
 
-    Each is predicted by a model trained on all *other* candidates of the task, failures included. `candidates` counts those
-    with times; when there are fewer than FEWEST the answer ends with `lacks`, a sentence. features: of the fastest candidate,
-    name -> value at each anchor.
+    Each is predicted by a model trained on all *other* candidates of the task, failures included. `candidates` counts
+    candidates with times; when there are fewer than FEWEST the answer ends with `lacks`, a sentence. features: of the
+    fastest candidate, name -> value at each anchor.
     """
     times, variants = times_of(choices, records)
     timed: dict[Candidate, Sequence[float | None]] = {}

@@ -38,7 +38,7 @@ def program_after(module: IRModule, stage: str, passes: Sequence[Pass] = STANDAR
 
 
 def task_document(task: Task) -> dict[str, Any]:
-    """Return a task as plain values. symbols: own name -> what it stands for in the model; sites: the same for each call."""
+    """Return a task as plain values. symbols: own name -> meaning in the model; sites: the same for each call."""
     own = list(task.symbol_names.values())
     return {
         "name": task.name,

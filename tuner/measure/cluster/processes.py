@@ -132,7 +132,7 @@ def start_worker(
 ) -> ClusterProcess:
     """Start a worker that carries each device label as a resource of one. It ends after 60 s without a scheduler.
 
-    host: where the worker listens. Without TLS that is loopback, because a worker runs what is sent to it.
+    host: where the worker listens. Without TLS that is loopback, because a worker runs any program sent to it.
 
     Raises MeasureError when an address is beyond loopback without TLS, or a label is not a plain word.
     """

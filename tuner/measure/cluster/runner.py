@@ -59,7 +59,7 @@ class _Event:
 
 
 class DaskRunner:
-    """Measures on the workers that carry `device_label` as a resource (see `Runner` for the promises).
+    """A `Runner` on the workers that carry `device_label` as a resource.
 
     At most one batch is under way per such worker; with several workers, several batches are measured at a time, each
     on one worker. Dask's own retries are off. When a worker is lost, its batch is sent again, at most `attempts` times in all.
@@ -68,7 +68,7 @@ class DaskRunner:
     device_spec: device that the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
     open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
 
-    A holder of a certificate of the authority may run programs on the workers; their answers are checked all the same.
+    A holder of a certificate of the authority may run programs on the workers; their answers are still checked.
 
     Raises MeasureError when any of these does not come within `open_secs`, when certificates do not fit, or when Dask is
     not installed.

@@ -3,7 +3,8 @@
 It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
 no compiler, no search, no database, so it starts fast and loses nothing when a candidate kills it.
 
-Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile alone). Messages
+Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile one by one).
+Messages
 out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
 `unable` when nothing can be measured here (a full disk); after the last two the process exits.
 """

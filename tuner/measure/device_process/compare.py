@@ -47,7 +47,7 @@ def difference(name: str, found: NDArray[Any], wanted: NDArray[Any], rtol: float
 
 
 def _all_near(found: NDArray[Any], wanted: NDArray[Any], rtol: float, atol: float) -> bool:
-    """Return True if every element passes by its distance alone; infinities and NaNs are not covered."""
+    """Return True if every element passes by its distance; infinities and NaNs are not covered."""
     for start in range(0, found.size, BLOCK):
         ours, exact = found[start : start + BLOCK], wanted[start : start + BLOCK]
         if wanted.dtype.kind in "biu":

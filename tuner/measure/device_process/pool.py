@@ -97,7 +97,7 @@ class SharedBuffers:
                 self._loaded[spec.name] = contents
 
     def poison(self, program: Program, executor: Executor) -> None:
-        """Overwrite outputs and temporaries, so that results can only be what the candidate writes."""
+        """Overwrite outputs and temporaries, so that only the candidate's own results remain after it runs."""
         for spec in program.buffers:
             if spec.role == "output":
                 floating = spec.dtype in FLOATING

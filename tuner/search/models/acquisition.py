@@ -41,9 +41,9 @@ def choose_batch(
 ) -> list[int]:
     """Return up to `count` positions among points (R, A), chosen one after the other.
 
-    After each choice the process is told its own mean there, so that the next choice looks elsewhere (uncertainty
-    shrinks around it) and gains count only beyond it. The last `explore` share of the batch goes by an optimistic bound
-    instead, which leaves basins that expected improvement would keep refining.
+    After each choice the process gets its own mean there as an observation. So the next choice is elsewhere, since
+    uncertainty shrinks around it, and gains count only beyond it. The last `explore` share of the batch goes by an
+    optimistic bound instead, which leaves basins that expected improvement would keep refining.
     """
     known = surrogate.shapes
     belief = surrogate.posterior(points)

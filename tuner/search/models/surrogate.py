@@ -1,4 +1,4 @@
-"""A Gaussian process over parameter space: what a search knows about its own space after a few dozen measurements.
+"""A Gaussian process over parameter space: a model of a search's own space from a few dozen measurements.
 
 The boosted trees of `cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to become
 accurate. This model interpolates: nearby points have similar times. The length scale of each axis is learnt (automatic

@@ -180,8 +180,9 @@ class EvolutionarySearch:
         return min(max(self.settings.trees + lead, 0.0), TREES_MOST)
 
     def _fitted(self, seen: Observations) -> CostModel:
-        """Return the cost model trained on the history and all results; it is trained again once there are a tenth more
-        results.
+        """Return the cost model trained on the history and all results.
+
+        It is trained again once there are a tenth more results.
         """
         rows, shapes = np.nonzero(np.isfinite(seen.log_time) | seen.failed)
         if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
@@ -199,7 +200,7 @@ class EvolutionarySearch:
         return model
 
     def _pool(self, judge: _Judge, seen: Observations) -> CodeArray:
-        """Return fresh legal points for the surrogate to judge."""
+        """Return promising new legal points: all of a small space, else evolved from a random sample."""
         space, settings = self.problem.space, self.settings
         listed = space.listed()
         if listed is not None and len(listed) <= settings.exhaustive:
@@ -270,8 +271,9 @@ class _Judge:
         return self.surrogate.posterior(self._embedded(codes)).mean, trees + np.log(self._problem.roofline)
 
     def rank(self, codes: CodeArray) -> FloatArray:
-        """Return scores (R,) under the trees: the ranking head for all rows, the time heads' marginal gain for its best
-        few.
+        """Return scores (R,) under the trees.
+
+        The ranking head scores all rows, the time heads' marginal gain its best few.
         """
         space, shapes = self._problem.space, self._problem.shapes
         total = rank_population(self._model, space, codes, shapes, self._problem.weights)
@@ -285,8 +287,7 @@ class _Judge:
 
 
 def _farthest(points: FloatArray, count: int, references: FloatArray | None = None) -> list[int]:
-    """Return up to `count` positions among points (R, A), each the farthest from the references and from earlier
-    choices.
+    """Return up to `count` positions among points (R, A), each far from the references and from earlier choices.
 
     Without references the first point comes first.
     """

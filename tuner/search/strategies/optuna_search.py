@@ -28,9 +28,9 @@ generation's parents.
 class OptunaSearch:
     """Optuna's samplers over domain positions. Illegal or repeated suggestions are rejected and told as failed.
 
-    TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES want a fixed set
-    of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its suggestions are
-    taken. CMA-ES moves ordered parameters only; others are drawn at random.
+    TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES need a
+    fixed set of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its
+    suggestions are taken. CMA-ES moves ordered parameters only; others are drawn at random.
 
     Each ask rebuilds the studies from the told results, in canonical order: answers that arrive in another order change
     nothing. The objective is the weighted mean log time over the shapes a candidate was tried at.
