@@ -1,5 +1,6 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
-# make test-fast: tests without devices and processes. make docs: the site, into build/site.
+# make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
+# make docs: the site, into build/site.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND.
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ FOUND ?= build/fuzz
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test test-fast fuzz docs lint clean
+.PHONY: demo test test-fast test-heavy fuzz docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -30,6 +31,9 @@ test: $(VENV)/test.done lint docs
 
 test-fast: $(VENV)/test.done
 	PYTHONPATH=. $(BIN)/pytest --fast -q -n $(JOBS) --dist loadfile --durations=10
+
+test-heavy: $(VENV)/test.done
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)

@@ -4,8 +4,9 @@
 `postgresql://user@host/name` (through psycopg) are understood. SQLite runs in WAL mode with synchronous=NORMAL, foreign
 keys enforced, and a writer that waits for its turn; `?mode=ro` after the file makes it read-only.
 
-Nothing waits for ever. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given up
-after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that restarts.
+Every wait is bounded. A server has CONNECT_SECS to answer, for each address of its name. A silent connection is given
+up after SILENT_SECS. A writer waits BUSY_SECS for another's transaction, and an open store AWAY_SECS for a server that
+restarts.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from relax_tune.database import sqlite_file
 from relax_tune.errors import DatabaseError, system_reason
 
 BUSY_SECS = 60
-"""How long a writer waits for another's write transaction."""
+"""Time limit of a writer that waits for another write transaction."""
 CONNECT_SECS = 10
-"""How long a PostgreSQL server may take to answer a new connection."""
+"""Time limit of a PostgreSQL server to answer a new connection."""
 SILENT_SECS = 30
-"""How long a PostgreSQL server may leave what it was sent unacknowledged."""
+"""Time limit of a PostgreSQL server to acknowledge sent data."""
 AWAY_SECS = 30
-"""How long an open store waits for a PostgreSQL server that went away to come back."""
+"""Time limit of an open store that waits for a lost PostgreSQL server."""
 _AWAY = ("57P01", "57P02", "57P03")  # shut down by its administrator, crashed, starting up
 
 P = ParamSpec("P")
@@ -53,17 +54,17 @@ _SECRET = re.compile(r"(password|passwd|pwd|token|secret)(\s*[=:]\s*)('[^']*'|[^
 
 
 def default_file() -> Path:
-    """The database of this user on this machine: `records.db` in the user data folder."""
+    """Return the database of this user on this machine: `records.db` in the user data folder."""
     return Path(platformdirs.user_data_dir("relax-tune")) / "records.db"
 
 
 def default_url() -> str:
-    """The URL of `default_file`."""
+    """Return the URL of `default_file`."""
     return f"sqlite:///{default_file()}"
 
 
 def parse_url(text: str) -> URL:
-    """The URL with our drivers filled in.
+    """Return the URL with our drivers filled in.
 
     Raises:
         DatabaseError: not a URL, or a kind of database we do not support.
@@ -111,30 +112,30 @@ def _sqlite_url(url: URL, text: str) -> URL:
 
 
 def masked(text: str) -> str:
-    """A text that may hold a database URL, fit to be printed: without anything that looks like a password."""
+    """Return a text that may hold a database URL without anything that looks like a password."""
     scheme, slashes, rest = text.partition("://")
     _, at, host = rest.rpartition("@")
     return _SECRET.sub(r"\1\2***", f"{scheme}{slashes}***@{host}" if at else text)
 
 
 def shown(url: URL) -> str:
-    """The URL as it may be printed: no driver, no password."""
+    """Return the URL for display: without driver and password."""
     plain = url.set(drivername=url.get_backend_name())
     return _SECRET.sub(r"\1\2***", plain.render_as_string(hide_password=True))
 
 
 def sqlite_path(url: URL) -> Path | None:
-    """The file of a SQLite URL."""
+    """Return the file of a SQLite URL."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def asks_read_only(url: URL) -> bool:
-    """True if the URL itself forbids writing."""
+    """Return True if the URL itself forbids writing."""
     return dict(url.query) == {"mode": "ro"} and url.get_backend_name() == "sqlite"
 
 
 def make_engine(url: URL, *, read_only: bool) -> Engine:
-    """An engine that connects lazily, to a SQLite file that exists. Thread-safe; not to be carried across a fork.
+    """Make an engine that connects lazily, to a SQLite file that exists. Thread-safe, but not across a fork.
 
     Raises:
         DatabaseError: the driver is not installed.
@@ -190,7 +191,9 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
 
 
 def use_wal(engine: Engine) -> None:
-    """Put a SQLite file that is ours into WAL mode, which it keeps. Switching does not wait for other openers, so we do."""
+    """Set a SQLite file of ours to WAL mode, which is permanent. Switching does not wait for other openers, so this
+    does.
+    """
     if engine.dialect.name != "sqlite":
         return
     deadline = time.monotonic() + BUSY_SECS
@@ -209,12 +212,12 @@ def use_wal(engine: Engine) -> None:
 
 
 def writer(engine: Engine) -> Engine:
-    """The same engine for transactions that write."""
+    """Return the same engine for transactions that write."""
     return engine.execution_options(relax_tune_write=True)
 
 
 def reader(engine: Engine) -> Engine:
-    """The same engine for transactions that read: each sees one state of the database."""
+    """Return the same engine for transactions that read: each sees one state of the database."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine
@@ -266,8 +269,10 @@ _ADVICE = (
 
 
 def explain(error: BaseException, where: str, doing: str, path: Path | None = None) -> DatabaseError:
-    """One paragraph for a driver's error: where, what failed, what the driver said, what to do. `path`: the SQLite file, to
-    say who holds it."""
+    """Describe a driver's error in one paragraph: where, what failed, what the driver said, what to do.
+
+    path: the SQLite file, to name the process that holds it
+    """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     reason = system_reason(cause)
     lines = [line.strip() for line in masked(reason).splitlines() if line.strip()]
@@ -297,7 +302,7 @@ def _lost(error: BaseException) -> bool:
 
 
 def patient(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that may be called again, called again while the server it talks to is away, up to AWAY_SECS."""
+    """Make a method retry while its server is away, for up to AWAY_SECS. The method must be safe to call again."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
@@ -315,7 +320,7 @@ def patient(method: Callable[P, T]) -> Callable[P, T]:
 
 @contextlib.contextmanager
 def explained(where: str, doing: str, path: Path | None = None) -> Iterator[None]:
-    """Turn whatever the driver raises inside into one `DatabaseError`."""
+    """Turn every driver error inside into one `DatabaseError`."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Reading every row of a database to see whether each still is what it was when it was written."""
+"""A check of every row of a database for damage and alteration."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ _PLAIN: tuple[tuple[type[Base], Callable[[rows.Row], object]], ...] = (
 
 
 def find_problems(connection: Connection) -> list[str]:
-    """A sentence for each thing wrong: a damaged file, a row whose content is not what its key says, a record nobody can
-    read, a reference to nothing. Sorted."""
+    """Return a sentence for each problem, sorted.
+
+    Problems are a damaged file, a row whose content does not match its key, an unreadable record, and a dangling
+    reference.
+    """
     problems: list[str] = []
     if connection.dialect.name == "sqlite":
         found = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars()

@@ -29,7 +29,7 @@ from relax_tune.database.rules import RefusedRecord, best_of, prune_cutoff, veri
 
 
 class MemoryStore:
-    """See `relax_tune.database.store.Store` for the promises. Nothing outlives the process; one lock guards everything."""
+    """A `relax_tune.database.store.Store` in memory, which ends with the process. One lock guards it."""
 
     where = "memory://"
 
@@ -320,5 +320,5 @@ class MemoryStore:
 
 
 def _copy(measurement: Measurement) -> Measurement:
-    """Whoever changes the point they gave or were given changes nobody else's."""
+    """Copy a measurement with its point, so that callers may change their own."""
     return replace(measurement, symbols=dict(measurement.symbols))

@@ -1,7 +1,7 @@
 """The tables, as typed SQLAlchemy models, and the queries over them.
 
-Everything is text and numbers (JSON as text), readable without this code. `relax_tune.database.migrations` owns how a
-database comes to have these tables; a test compares the two.
+Everything is text and numbers (JSON as text), readable without this code. `relax_tune.database.migrations` creates
+these tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, V
 
 
 def one_of(column: str, values: Sequence[str]) -> str:
-    """SQL text of a check that `column` holds one of `values`."""
+    """Return the SQL text of a check that `column` holds one of `values`."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
@@ -107,7 +107,7 @@ class MeasurementRow(Base):
         regime: str | None = None,
         winners_only: bool = False,
     ) -> list[ColumnElement[bool]]:
-        """The conditions that select measurements of one target; `winners_only` keeps what may win: ok and checked."""
+        """Return the conditions that select measurements of one target; `winners_only` keeps ok and checked ones."""
         conditions: list[ColumnElement[bool]] = [cls.target == target]
         if workload is not None:
             conditions.append(cls.workload == workload)
@@ -125,22 +125,22 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_columns(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """All columns as plain rows; the caller orders them (engines disagree on how text sorts)."""
+        """Return all columns as plain rows; the caller orders them (engines disagree on how text sorts)."""
         return select(*cls.__table__.columns).where(*conditions)
 
     @classmethod
     def select_variants(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """The variants of the same measurements, each once."""
+        """Return the distinct variants of the same measurements."""
         return select(*VariantRow.__table__.columns).where(VariantRow.key.in_(select(cls.variant).where(*conditions)))
 
     @classmethod
     def select_ranking(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """(id, variant, samples): all that ranking needs."""
+        """Return (id, variant, samples), the columns that ranking needs."""
         return select(cls.id, cls.variant, cls.samples).where(*conditions)
 
     @classmethod
     def select_totals(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """One row: workloads, measurements, ok, checked and ok."""
+        """Return one row of counts: workloads, measurements, ok ones, ok and checked ones."""
         ok = cls.status == "ok"
         return select(
             func.count(distinct(cls.workload)),
@@ -151,12 +151,12 @@ class MeasurementRow(Base):
 
     @classmethod
     def select_failures(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """(stage, count) of the failures."""
+        """Return (stage, count) of the failures."""
         return select(cls.stage, func.count()).where(*cls.matching(target, status="failed")).group_by(cls.stage)
 
     @classmethod
     def select_kinds(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """(variant kind, count) of the ok measurements."""
+        """Return (variant kind, count) of the ok measurements."""
         return (
             select(VariantRow.kind, func.count())
             .join(cls, cls.variant == VariantRow.key)
@@ -175,7 +175,7 @@ class PlanRow(Base):
 
     @classmethod
     def select_for(cls, workload: str, target: str, version: int | None) -> Select[*tuple[Any, ...]]:
-        """The plan of that version, or the newest."""
+        """Return the plan of that version, or the newest."""
         query = select(*cls.__table__.columns).where(cls.workload == workload, cls.target == target)
         if version is not None:
             return query.where(cls.version == version)

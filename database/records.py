@@ -41,7 +41,7 @@ INT64_MAX = 2**63 - 1
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
+    """Return the one JSON text of a value: sorted keys, no spaces, non-ASCII kept. Raises `DatabaseError` for NaN and infinity."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
@@ -51,7 +51,7 @@ def canonical_json(value: Any) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
+    """Return the value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
 
     Raises:
         DatabaseError: the text is not JSON.
@@ -63,7 +63,9 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def content_key(value: Any) -> str:
-    """32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has none."""
+    """Return 32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has
+    none.
+    """
     try:
         data = canonical_json(value).encode()
     except UnicodeEncodeError:
@@ -84,7 +86,7 @@ def _shown(value: Any) -> str:
 
 
 def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True) -> str:
-    """`value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
+    """Return `value` if it is text every engine can store: valid Unicode, no NUL, at most `limit` characters."""
     if type(value) is not str:
         raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
     if not value and not empty:
@@ -111,7 +113,7 @@ def _choice(value: Any, allowed: Sequence[str], where: str) -> None:
 
 
 def _number(value: Any, where: str) -> float:
-    """A finite number >= 0 as a float."""
+    """Return a finite number >= 0 as a float."""
     if type(value) is int and value <= INT64_MAX:
         value = float(value)
     if type(value) is not float or not math.isfinite(value) or value < 0:
@@ -126,7 +128,7 @@ def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:
 
 
 def _integers(value: Any, where: str) -> dict[str, int]:
-    """A name -> integer mapping with sorted names."""
+    """Return a name -> integer mapping with sorted names."""
     if not isinstance(value, Mapping):
         raise DatabaseError(f"{where}: wanted names mapped to integers, found {_shown(value)}")
     return {_key(name, where): _integer(value[name], f"{where}[{name!r}]") for name in _sorted_names(value, where)}
@@ -140,7 +142,7 @@ def _sorted_names(value: Mapping[Any, Any], where: str) -> list[str]:
 
 
 def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
-    """(key, value) text pairs, sorted, keys distinct."""
+    """Return (key, value) text pairs, sorted; keys must be distinct."""
     if not isinstance(value, (tuple, list)):
         raise DatabaseError(f"{where}: wanted (key, value) text pairs, found {_shown(value)}")
     pairs = []
@@ -156,7 +158,10 @@ def _pairs(value: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def _clean_message(value: Any, where: str) -> str:
-    """A failure's message must never lose its record: what cannot be stored is replaced, what is too long is cut."""
+    """Return a failure's message in storable form, so that it never loses its record.
+
+    Characters that cannot be stored are replaced, and the middle of a long text is cut.
+    """
     if type(value) is not str:
         raise DatabaseError(f"{where}: wanted text, found {_shown(value)}")
     text = value.replace("\0", "�").encode("utf-8", "replace").decode("utf-8")
@@ -198,8 +203,9 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify it,
-    whoever parses `text` does. `hint` is a readable name."""
+    """A tensor function as text. `key` is the caller's stable hash of the normalised text; the store does not verify
+    it, but parsers of `text` do. `hint` is a readable name.
+    """
 
     key: str
     text: str
@@ -313,7 +319,9 @@ class Measurement:
 
 
 def symbols_text(symbols: Mapping[str, int]) -> str:
-    """The canonical text of a point, which is how the store compares points. Raises `DatabaseError` when too long."""
+    """Return the canonical text of a point, by which the store compares points. Raises `DatabaseError` when it is too
+    long.
+    """
     text = canonical_json(dict(symbols))
     if len(text) > SYMBOLS_LIMIT:
         raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")
@@ -399,8 +407,9 @@ class ShapeHistogram:
 class TargetStats:
     """Counts of the records of one target.
 
-    workloads: distinct ones; ok, checked: measurements that are so; kinds: (variant kind, ok measurements); failures:
-    (stage, failed measurements). Both lists are sorted by name; an absent name means 0."""
+    workloads: distinct ones; ok, checked: ok measurements, and ok and checked ones; kinds: (variant kind, ok
+    measurements); failures: (stage, failed measurements). Both lists are sorted by name; an absent name means 0.
+    """
 
     target: Target
     workloads: int

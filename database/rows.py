@@ -1,4 +1,4 @@
-"""Between domain values and table rows. A row is as little trusted as a file: it is checked on the way out."""
+"""Conversion between domain values and table rows. Rows are untrusted, like files: they are checked when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules every store follows, whatever it keeps its records in: what may win, what an id stands for, what may go."""
+"""The rules that every store follows: which measurements may win, the subject of an id, and the conditions of pruning."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from relax_tune.errors import DatabaseError
 
 
 class RefusedRecord(DatabaseError):
-    """A record that breaks a rule of the store; the store itself is well."""
+    """A record breaks a rule of the store; the store itself is intact."""
 
 
 def verify_batch(batch: Iterable[Measurement]) -> dict[str, Measurement]:
-    """A batch by id; of an id that comes twice, the first stays.
+    """Return a batch by id. Of a repeated id, the first measurement stays.
 
     Raises:
         RefusedRecord: one id stands for two subjects within the batch.
@@ -49,13 +49,13 @@ def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str
 
 
 def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
-    """The `n` best variants, each by its best ok and checked measurement, best first."""
+    """Return the `n` best variants, each by its best ok and checked measurement, best first."""
     able = {m.id: m for m in measurements if m.status == "ok" and m.checked}
     return [able[id] for id in _rank([(m.median_secs, m.variant.key, m.id) for m in able.values()], n)]
 
 
 def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
-    """`best_of` for (id, variant key, samples as JSON text) of measurements that may win: their ids.
+    """Return the ids that `best_of` selects, for (id, variant key, samples as JSON text) of ok, checked measurements.
 
     Raises:
         DatabaseError: samples that are not a list of numbers.
@@ -70,7 +70,10 @@ def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
 
 
 def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
-    """Ids of the best of each variant, best first: by median, then content, so that ties never depend on arrival."""
+    """Return the id of the best measurement of each variant, best first.
+
+    They are ordered by median, then content, so that ties do not depend on arrival.
+    """
     if n < 0:
         raise DatabaseError(f"wanted a number of variants >= 0, found {n}")
     best: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The schema version of a database, and its migration to the newest one.
 
-A fresh database walks through the same migrations as an old one, so there is one way to a schema and it is always tested.
+A fresh database runs the same migrations as an old one, so there is one tested way to a schema.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _config() -> Config:
 
 
 def versions() -> tuple[str, ...]:
-    """Every schema version this code knows, oldest first."""
+    """Return every schema version this code knows, oldest first."""
     return tuple(revision.revision for revision in ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
 
 
 def current(connection: Connection, where: str) -> str | None:
-    """The database's schema version, or None when it is empty; `where` names the database in errors.
+    """Return the database's schema version, or None when it is empty; `where` names the database in errors.
 
     Raises:
         DatabaseError: there are tables, but not ours.
@@ -79,7 +79,7 @@ def verify(connection: Connection, where: str) -> None:
 
 
 def _verify_columns(connection: Connection, where: str) -> None:
-    """Every table and column of ours is there. Others are nobody's harm."""
+    """Check that every table and column of ours exists. Others are ignored."""
     looking = inspect(connection)
     tables = set(looking.get_table_names())
     for name, table in Base.metadata.tables.items():
@@ -98,7 +98,7 @@ def _refuse_newer(found: str, known: tuple[str, ...], where: str) -> None:
 
 
 def migrate(connection: Connection, where: str) -> tuple[str | None, str]:
-    """Bring the database to the newest schema inside the caller's transaction; (version before, version after).
+    """Bring the database to the newest schema inside the caller's transaction. Returns (version before, version after).
 
     Two processes may do this at once: the transaction (SQLite) or an advisory lock (PostgreSQL) lets one do the work.
 

@@ -1,7 +1,7 @@
 """`SqlStore`: the `Store` contract over SQLite and PostgreSQL, one code for both.
 
 The store owns transactions, `models` owns queries, `rows` owns conversion. Writes go through bulk Core statements; rows
-are inserted in the order of their keys, so that two PostgreSQL writers can wait for each other but never in a circle.
+are inserted in the order of their keys, so that two PostgreSQL writers never deadlock.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _CHUNK = 500
 
 
 class SqlStore:
-    """See `relax_tune.database.store.Store` for the promises."""
+    """A `relax_tune.database.store.Store` over SQLite or PostgreSQL."""
 
     def __init__(self, url: str, *, create: bool = True, read_only: bool = False, make_folder: bool = False) -> None:
         parsed = parse_url(url)
@@ -107,7 +107,7 @@ class SqlStore:
     # Transactions
 
     def _verify_same(self) -> None:
-        """The file is still the one that was opened: what is written into a deleted one is lost."""
+        """Check that the file is still the one that was opened, since writes to a deleted one are lost."""
         if self._path is not None:
             sqlite_file.verify_same(self._path, self._identity, self.where)
 
@@ -127,13 +127,13 @@ class SqlStore:
             self._verify_same()
 
     def _insert(self, model: type[Base]) -> Any:
-        """An INSERT of this engine that can say what a conflict means."""
+        """Return this engine's INSERT, which supports conflict clauses."""
         if self._engine.dialect.name == "postgresql":
             return postgresql.insert(model.__table__)  # type: ignore[arg-type]
         return sqlite.insert(model.__table__)  # type: ignore[arg-type]
 
     def _add(self, connection: Connection, model: type[Base], values: Sequence[Mapping[str, Any]]) -> int:
-        """Insert what is not there yet; how many were new."""
+        """Insert the rows that are missing; return their number."""
         if not values:
             return 0
         statement = self._insert(model).on_conflict_do_nothing()
@@ -148,7 +148,7 @@ class SqlStore:
         return None if row is None else self._made(make, row)
 
     def _made(self, make: Callable[..., T], *row: Any) -> T:
-        """A stored value; what is wrong with it is an error that says where."""
+        """Make a record of a stored row. An invalid row is an error that names the database."""
         try:
             return make(*row)
         except DatabaseError as error:
@@ -336,7 +336,7 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
-            if connection.dialect.name == "postgresql":  # SQLite's writer is alone already
+            if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
                 connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))

@@ -33,7 +33,7 @@ Identity = tuple[int, int]
 
 
 def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: bool) -> bool:
-    """Look at the file (see `verify_file`), and make an empty one where one is wanted; True when it was made here.
+    """Check the file (see `verify_file`), and create an empty one if requested. Returns True if it was created.
 
     Raises:
         DatabaseError: as `verify_file`, and when the folder or the file cannot be made.
@@ -52,14 +52,14 @@ def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: b
 
 
 def remove_empty(path: Path) -> None:
-    """Take back a file that was made for nothing; whoever opened it meanwhile is told that it is gone."""
+    """Remove a file that was created in vain. Another process that has opened it finds it gone."""
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
             path.unlink()
 
 
 def verify_file(path: Path, where: str, *, write: bool, create: bool) -> bool:
-    """Check that SQLite can open the file as asked; whether there is one already.
+    """Check that SQLite can open the file as requested. Returns whether it exists.
 
     Raises:
         DatabaseError: a folder or another kind of file, cut short, missing (unless `create`), or not to be written or read.
@@ -133,7 +133,7 @@ def _verify_writable(path: Path, where: str) -> None:
 
 
 def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
-    """A file that was cut. With changes waiting in a side file the header may be ahead of the file."""
+    """Refuse a truncated file. With changes waiting in a side file the header may be ahead of the file."""
     if not header or has_changes_beside(path):
         return
     if len(header) < _HEADER_BYTES:
@@ -152,7 +152,7 @@ def _verify_length(header: bytes, size: int, path: Path, where: str) -> None:
 
 
 def has_changes_beside(path: Path) -> bool:
-    """True if committed changes, or an unfinished transaction's undo log, wait in a side file."""
+    """Return True if committed changes, or an unfinished transaction's undo log, wait in a side file."""
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(OSError):
             if path.with_name(path.name + suffix).stat().st_size:
@@ -161,7 +161,7 @@ def has_changes_beside(path: Path) -> bool:
 
 
 def is_missing(path: Path) -> bool:
-    """True if there is certainly no such file, rather than one that cannot be seen."""
+    """Return True if there is certainly no such file, rather than one that cannot be seen."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -172,7 +172,7 @@ def is_missing(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """The device and inode of the file; None when there is no file."""
+    """Return the device and inode of the file; None when there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -181,7 +181,7 @@ def identity_of(path: Path) -> Identity | None:
 
 
 def verify_same(path: Path, identity: Identity | None, where: str) -> None:
-    """Check that the file is still the one that was opened: SQLite would go on writing into a deleted one.
+    """Check that the file is still the one that was opened: SQLite would keep writing to a deleted one.
 
     Raises:
         DatabaseError: it was deleted, moved or replaced.
@@ -196,22 +196,23 @@ def verify_same(path: Path, identity: Identity | None, where: str) -> None:
 
 
 def address(path: Path, *, read_only: bool, strictly: bool) -> str:
-    """The URI that opens the file (which exists). Never makes one.
+    """Return the URI that opens an existing file; it never creates one.
 
     strictly: not even SQLite's own bookkeeping may be written. Otherwise a reader that may write opens the file like a
-    writer (who must then refuse to write), because only such a connection clears the side files away when it closes.
+        writer (the caller must then refuse to write), because only such a connection removes the side files when it
+        closes.
     """
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) and not is_full(path)
     if not read_only or (may_write and not strictly):
         return f"{path.as_uri()}?mode=rw"
     if path.with_name(path.name + "-wal").exists():
         return f"{path.as_uri()}?mode=ro"
-    # Nobody is writing now, and we cannot (or, where another owns the file, should not) leave side files.
+    # No process is writing now, and we cannot (or, if another user owns the file, should not) leave side files.
     return f"{path.as_uri()}?mode=ro&immutable=1"
 
 
 def is_full(path: Path) -> bool:
-    """True if the file's disk has no room for SQLite's side files."""
+    """Return True if the file's disk has no room for SQLite's side files."""
     try:
         return shutil.disk_usage(path.parent).free < _SIDE_BYTES
     except OSError:
@@ -219,7 +220,7 @@ def is_full(path: Path) -> bool:
 
 
 def holder(path: Path) -> str | None:
-    """The process that is writing the database now, as ` (process 12, python)`; None when that cannot be known."""
+    """Return the process that is writing the database now, as ` (process 12, python)`; None when that cannot be known."""
     places: dict[tuple[str, int], None] = {}
     for name, byte in ((path.name + "-shm", _WAL_WRITE_BYTE), (path.name, _RESERVED_BYTE)):
         with contextlib.suppress(OSError):

@@ -34,18 +34,18 @@ MEMORY_URL = "memory://"
 class Store(Protocol):
     """Owns its connections until `close`; hands out immutable values that stay valid after it.
 
-    Thread safety: every method may be called from several threads, and several processes may each open the same URL. One
-    open store must not be carried across a fork. Every method is one transaction: all of it happened or nothing.
+    Thread safety: every method may be called from several threads, and several processes may each open the same URL.
+    One open store must not be carried across a fork. Every method is one transaction.
 
-    Order: every list comes in an order of its content (ids, keys, medians), never of arrival, so the same set of records
-    gives the same answers whatever order they came in.
+    Order: every list is ordered by content (ids, keys, medians), never by arrival, so the same set of records gives the
+    same answers.
 
     Append-only: a measurement is never changed; adding an id again changes nothing. Only `prune` removes.
 
-    Targets: every question about measurements names one target key and never sees another target's.
+    Targets: every query of measurements names one target key and never returns another target's.
 
-    Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it on
-    every method that writes. An unknown key is None or an empty list in a question, and an error in something to add.
+    Errors: `DatabaseError`, always: what was wanted and found, which database, what to do. A read-only store raises it
+    on every method that writes. An unknown key gives None or an empty list in queries, and an error in records to add.
     """
 
     @property
@@ -54,43 +54,43 @@ class Store(Protocol):
         ...
 
     def add_target(self, target: Target) -> str:
-        """Idempotent; returns the key."""
+        """Add a target; return its key. Idempotent."""
         ...
 
     def add_environment(self, environment: Environment) -> str:
-        """Idempotent; returns the key."""
+        """Add an environment; return its key. Idempotent."""
         ...
 
     def add_workload(self, workload: Workload) -> str:
-        """Idempotent by key (the text and hint that came first stay); returns the key."""
+        """Add a workload; return its key. Idempotent by key: the first text and hint stay."""
         ...
 
     def target(self, key: str) -> Target | None:
-        """The target of that key."""
+        """Return the target of that key."""
         ...
 
     def targets(self) -> list[Target]:
-        """By key."""
+        """List the targets by key."""
         ...
 
     def environment(self, key: str) -> Environment | None:
-        """The environment of that key."""
+        """Return the environment of that key."""
         ...
 
     def environments(self) -> list[Environment]:
-        """By key."""
+        """List the environments by key."""
         ...
 
     def workload(self, key: str) -> Workload | None:
-        """The workload of that key."""
+        """Return the workload of that key."""
         ...
 
     def workloads(self, target: str | None) -> list[Workload]:
-        """Workloads measured on `target`, or all for None; by key."""
+        """List the workloads measured on `target`, or all for None, by key."""
         ...
 
     def add_measurements(self, batch: Iterable[Measurement]) -> int:
-        """Commit all of them at once; returns how many were new.
+        """Commit a batch at once; return the number of new measurements.
 
         Raises:
             DatabaseError: a workload, target or environment was never added, or an id already stands for another subject
@@ -109,9 +109,11 @@ class Store(Protocol):
         regime: Regime | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
-        """Measurements of a target, by id; each further argument narrows. limit: the number of first ids to return.
+        """List the measurements of a target, by id. Each further argument narrows the selection. limit: the number of
+        first ids to return.
 
-        Tuning jobs make ids by hashing, so the first few are a fair sample, and the same one in whatever order records came.
+        Tuning jobs make ids by hashing, so the first few are a fair sample, which does not depend on the order of
+        arrival.
         """
         ...
 
@@ -122,97 +124,104 @@ class Store(Protocol):
         status: Status | None = None,
         regime: Regime | None = None,
     ) -> int:
-        """The number of measurements of `target`."""
+        """Return the number of measurements of `target`."""
         ...
 
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
     ) -> Measurement | None:
-        """The ok and checked measurement of the smallest median at exactly this point, ties by content; `top` of 1."""
+        """Return the ok and checked measurement of the smallest median at exactly this point, ties by content."""
         ...
 
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
-        """The `n` best variants at this point, each by its best ok and checked measurement, best first."""
+        """Return the `n` best variants at this point, each by its best ok and checked measurement, best first."""
         ...
 
     def stats(self, target: str) -> TargetStats | None:
-        """Counts of the records of a target."""
+        """Count the records of a target."""
         ...
 
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
-        """Store the plans of several workloads (workload -> JSON text), each as the next version unless the newest says the same
-        already; all of them at once, so nobody reads some of the old and some of the new. Returns what is the newest of each now,
-        by workload."""
+        """Store the plans of several workloads (workload -> JSON text) at once; return the newest plans, by workload.
+
+        Each becomes the next version, unless the newest has the same text. No reader sees some of the old and some of
+        the new.
+        """
         ...
 
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
-        """Add plans under the versions they have; a version that is there stays. Returns how many were new."""
+        """Add plans under their own versions; existing versions stay. Returns the number of new ones."""
         ...
 
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
-        """The plan of that version, or the newest."""
+        """Return the plan of that version, or the newest."""
         ...
 
     def plans(self, target: str) -> list[PlanRecord]:
-        """All versions, by workload and version."""
+        """Return all versions, by workload and version."""
         ...
 
     def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
-        """The right to tune this task until `now + secs`; None while another holder's lease has not expired.
+        """Acquire the right to tune this task until `now + secs`. Returns None while another holder's lease has not
+        expired.
 
-        Atomic over all processes: of several that ask at once, one gets it. A holder that asks again extends its own, so
-        `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
+        It is atomic over all processes: of several concurrent calls, one succeeds. A holder's second call extends its
+        lease, so `holder` must be unique (`relax_tune.tuner.job.job_names.new_holder` makes such names).
         """
         ...
 
     def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
-        """Extend a lease still held to `now + secs`; None when it was released or somebody took it after it expired."""
+        """Extend a lease to `now + secs`. Returns None if it was released, or expired and was taken."""
         ...
 
     def release_lease(self, lease: Lease) -> bool:
-        """Give it back; False when its holder held it no longer.
+        """Release a lease. Returns False if its holder had lost it.
 
-        Also for a holder who is known to be dead (`relax_tune.tuner.job.job_names` knows of processes on its own machine), by
-        whoever wants the task: of several who try, one gets it, and nothing is taken from a holder who lives.
+        A process may release the lease of a holder that is known to be dead (`relax_tune.tuner.job.job_names` checks
+        processes of its own machine). One of several concurrent calls succeeds. A living holder never loses its lease.
         """
         ...
 
     def lease(self, workload: str, target: str) -> Lease | None:
-        """The lease of the task, expired or not."""
+        """Return the lease of the task, expired or not."""
         ...
 
     def put_job(self, job: JobRecord) -> None:
-        """Add or replace."""
+        """Add or replace a job."""
         ...
 
     def job(self, id: str) -> JobRecord | None:
-        """The job of that id."""
+        """Return the job of that id."""
         ...
 
     def jobs(self, state: JobState | None = None) -> list[JobRecord]:
-        """By id."""
+        """List the jobs by id."""
         ...
 
     def put_histogram(self, histogram: ShapeHistogram) -> None:
-        """Add or replace."""
+        """Add or replace a histogram."""
         ...
 
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
-        """By task and symbol; all for None."""
+        """List the histograms of a task, or all for None, by task and symbol."""
         ...
 
     def prune(
         self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
     ) -> int:
-        """Remove measurements of `target` that meet every condition given (at least one): made before `older_than`
-        (Unix seconds; an unknown time is never older), failed. Variants nobody refers to any more go too. Returns how
-        many measurements went, or would go."""
+        """Remove measurements of `target` that meet every given condition (at least one); return their number.
+
+        older_than: Unix seconds; a measurement of unknown time is never older
+        dry_run: only count
+
+        Variants that are no longer referred to are removed too.
+        """
         ...
 
     def check(self) -> list[str]:
-        """A sentence for each thing wrong with the stored data; empty when all is well."""
+        """Return a sentence for each problem of the stored data; empty if there is none."""
         ...
 
     def close(self) -> None:
@@ -227,11 +236,12 @@ class Store(Protocol):
 
 
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
-    """Open a store: None is this user's database on this machine, `memory://` one that is not kept.
+    """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
     create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
     read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
-    read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` says the same.
+    read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
+        the same.
 
     Raises:
         DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that

@@ -1,7 +1,7 @@
 """Rename the words in records made before schema 3: the names of schedule primitives and of sketches.
 
-The table is fixed, since it describes old data. No new word is an old word with another meaning, so renaming again changes
-nothing.
+The table is fixed, since it describes old data. No new name is an old name with another meaning, so renaming again
+changes nothing.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def rename_sketch(name: str) -> str:
 
 
 def rename_trace(text: str) -> str:
-    """Return the JSON text of a trace with its primitives, and the sketches of an unfused variant, renamed.
+    """Return the JSON text of a trace with renamed primitives, and renamed sketches of an unfused variant.
 
-    Text of another form, such as a foreign configuration, comes back as it is.
+    Text of another form, such as a foreign configuration, is returned unchanged.
     """
     if not any(f'"{word}"' in text for word in (*PRIMITIVES, *SKIPS)) and '"parts"' not in text:
         return text
@@ -105,7 +105,7 @@ def rename_trace(text: str) -> str:
 
 
 def _trace(trace: Any) -> Any:
-    """The value of a trace, renamed; the order of the fields stays, since keys hash the text."""
+    """Rename a decoded trace. The order of the fields stays, since keys hash the text."""
     if has_shape(trace, {"parts": list}):
         return {**trace, "parts": list(map(_part, trace["parts"]))}
     if has_shape(trace, {"steps": list}):
@@ -114,14 +114,14 @@ def _trace(trace: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    """`[kind, sketch, trace]` of one function of an unfused variant."""
+    """Rename `[kind, sketch, trace]` of one function of an unfused variant."""
     if not has_shape(part, (object, str, object)):
         return part
     return [part[0], rename_sketch(part[1]), _trace(part[2])]
 
 
 def _step(step: Any) -> Any:
-    """`[primitive, arguments]`."""
+    """Rename `[primitive, arguments]`."""
     if not has_shape(step, (str, object)):
         return step
     name, arguments = step
@@ -131,7 +131,7 @@ def _step(step: Any) -> Any:
 
 
 def rename_variant(variant: VariantRecord) -> VariantRecord:
-    """Return the variant in today's words; the same object where nothing changes."""
+    """Return the variant under present names; the same object if nothing changes."""
     sketch, trace = rename_sketch(variant.sketch), rename_trace(variant.trace)
     if (sketch, trace) == (variant.sketch, variant.trace):
         return variant
@@ -139,7 +139,8 @@ def rename_variant(variant: VariantRecord) -> VariantRecord:
 
 
 def rename_plans(plans: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the texts of the plans of one set, given as (workload, text), in today's words. Other text comes back as it is.
+    """Return the texts of the plans of one set, given as (workload, text), under present names. Other text is returned
+    unchanged.
 
     A set's name hashes its plans. It is computed again where `plans` are the whole set, and kept otherwise.
     """
@@ -162,7 +163,7 @@ def rename_plans(plans: Sequence[tuple[str, str]]) -> list[str]:
 def _by_workload(
     plans: Sequence[tuple[str, str]], documents: Sequence[dict[str, Any] | None]
 ) -> dict[str, dict[str, Any]] | None:
-    """The documents by workload; None where one is no plan, or a workload has two different ones."""
+    """Return the documents by workload; None if one is no plan, or if a workload has two different ones."""
     found: dict[str, dict[str, Any]] = {}
     for (workload, _), document in zip(plans, documents, strict=True):
         if document is None or found.setdefault(workload, document) != document:
@@ -171,19 +172,19 @@ def _by_workload(
 
 
 def plan_set_name(model: Any, plans: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the name of a set of plans, by workload: a hash of the model's key, the entries and the variants."""
+    """Return the name of a set of plans: a hash of the model's key, and of entries and variants by workload."""
     bodies = {w: {"entries": p.get("entries"), "variants": p.get("variants")} for w, p in plans.items()}
     return hashlib.blake2b(canonical_json([model, bodies]).encode(), digest_size=6).hexdigest()
 
 
 def plan_set_of(text: str) -> tuple[str, str]:
-    """Return the model and the name of the set that a plan's text belongs to, empty where it says neither."""
+    """Return the model and the set's name in a plan's text; empty where the text lacks them."""
     document = _document(text)
     return ("", "") if document is None else (str(document.get("model", "")), str(document.get("set", "")))
 
 
 def _document(text: str) -> dict[str, Any] | None:
-    """The value of a plan's text; None where it is no object with entries and variants."""
+    """Return the value of a plan's text; None unless it is an object with entries and variants."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -192,7 +193,7 @@ def _document(text: str) -> dict[str, Any] | None:
 
 
 def _plan(document: dict[str, Any]) -> dict[str, Any]:
-    """A plan with its variants renamed, and its entries pointing at them by their new keys."""
+    """Return a plan with renamed variants, and entries that refer to the new keys."""
     variants: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, data in document["variants"].items():
@@ -200,7 +201,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
             variant = VariantRecord(**data)
         except (TypeError, DatabaseError):
             variant = None
-        if variant is None or variant.key != key:  # altered: whoever reads the plan says so
+        if variant is None or variant.key != key:  # altered: reading the plan reports it
             variants[key] = data
             continue
         new = rename_variant(variant)

@@ -18,7 +18,7 @@ from relax_tune.errors import DatabaseError
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
-    """Bring a database to the newest schema, making it when there is none; (version before or None, version now).
+    """Bring a database to the newest schema, or create it. Returns (version before or None, version now).
 
     Raises:
         DatabaseError: it cannot be reached, is not ours, or is newer than this code.

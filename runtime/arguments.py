@@ -1,4 +1,6 @@
-"""Checks of a call's arguments before anything runs. An error names the parameter, what was wanted, what was found, and a remedy."""
+"""Checks of a call's arguments before it runs. An error names the parameter, the wanted and the found value, and a
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from relax_tune.runtime.signature import tensor_specs
 
 
 def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
-    """The arrays in the order of the parameters: of the right number, rank and dtype. Raises UserError naming the parameter."""
+    """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
+    parameter.
+    """
     arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     for position, array in enumerate(arrays):
         _check_array(program, position, array)
@@ -65,7 +69,7 @@ def check_computed(program: Program, found: CheckedIndex, array: NDArray[Any], s
 
 
 def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
-    """The arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
+    """Return the arguments of `function` in the order of its parameters `names`. Raises UserError for a missing or unknown one."""
     listed = ", ".join(names) or "none"
     if isinstance(inputs, Mapping):
         found = ", ".join(map(str, inputs)) or "none"

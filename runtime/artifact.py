@@ -75,7 +75,7 @@ def _json(value: object) -> bytes:
 
 
 def tool_version() -> str:
-    """The installed version of relax-tune; `0` when run from a folder that is not installed."""
+    """Return the installed version of relax-tune; `0` when run from a folder that is not installed."""
     try:
         return version("relax-tune")
     except PackageNotFoundError:
@@ -83,7 +83,7 @@ def tool_version() -> str:
 
 
 def device_kind(programs: Sequence[Program], without: str = "c") -> str:
-    """The kind of device that runs the programs: the language of their kernels, or `without` when there are none.
+    """Return the kind of device that runs the programs: the language of their kernels, or `without` if there are none.
 
     Raises: ArtifactError when kernels of several languages are mixed.
     """
@@ -104,7 +104,7 @@ def save_artifact(
 ) -> Path:
     """Write an artifact; readers see the old file or the whole new one. Same arguments, same bytes.
 
-    programs: one, or several with distinct names. constants: all that the programs name, and no others.
+    programs: one, or several with distinct names. constants: exactly the named ones.
     manifest_extra: JSON values kept under `extra` in the manifest; its key `fingerprint` (text to text) is the device
     the plans were measured on, which `Artifact.open` compares. host_programs: their subgraphs are among `programs`.
     kind: of the device it is for, where the programs have no kernels to tell it.
@@ -153,7 +153,7 @@ def save_artifact(
 
 
 def _read_file(where: str, path: Path) -> bytes:
-    """The bytes of an artifact. A large file of another kind is not read to its end."""
+    """Return the bytes of an artifact. A large file of another kind is not read to its end."""
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -250,7 +250,7 @@ def _read_text(where: str, member: str, data: bytes, read: Callable[[str], T]) -
 
 
 def _read_constants(data: bytes) -> dict[str, NDArray[Any]]:
-    """As `safetensors.numpy.load`, which knows no bfloat16."""
+    """Read constants as `safetensors.numpy.load` does, and bfloat16, which it does not know."""
     return {
         name: np.frombuffer(tensor["data"], _TENSOR_TYPES[tensor["dtype"]]).reshape(tensor["shape"])
         for name, tensor in safetensors.deserialize(data)
@@ -293,7 +293,7 @@ def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:
 def _checked(
     programs: Programs, constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram]
 ) -> tuple[tuple[Program, ...], tuple[HostProgram, ...]]:
-    """Verified, in order of their names."""
+    """Verify programs and host programs; return them in order of their names."""
     found = (programs,) if isinstance(programs, Program) else tuple(sorted(programs, key=lambda p: p.name))
     for program in found:
         verify_program(program)
@@ -313,7 +313,7 @@ def _check_functions(programs: Sequence[Program], host_programs: Sequence[HostPr
 def check_constants(
     programs: Sequence[Program], constants: Mapping[str, NDArray[Any]], host_programs: Sequence[HostProgram] = ()
 ) -> None:
-    """Raises ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
+    """Raise ArtifactError unless `constants` are exactly those of the programs and host programs, in dtype and shape."""
     names = ", ".join([*(p.name for p in programs), *(d.name for d in host_programs)])
     weights = [w for d in host_programs for w in d.weights]
     used = {spec.name for p in programs for spec in p.buffers if spec.role == "const"} | {w.name for w in weights}
@@ -348,7 +348,9 @@ def new_artifact(
     host_programs: Sequence[HostProgram] = (),
     kind: str = "c",
 ) -> Artifact:
-    """An artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors as of `save_artifact`."""
+    """Return an artifact that is not on disk yet; `Artifact.save` writes it. Arguments and errors are those of
+    `save_artifact`.
+    """
     found, ordered = _checked(programs, constants, host_programs)
     manifest = {"device_kind": device_kind(found, kind), "extra": dict(manifest_extra or {})}
     return Artifact(found, constants, manifest, "", ordered)
@@ -364,8 +366,11 @@ def load(path: str | os.PathLike[str], device: Device | str | None = None, shape
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A verified artifact in memory: a program for each of its functions, or a host program and the programs of its subgraphs, in order of
-    their names, and the constants they share. `manifest["extra"]` is what the build put there."""
+    """A verified artifact in memory: programs and host programs, in order of their names, and the constants they share.
+
+    A function is a program, or a host program with the programs of its subgraphs. `manifest["extra"]` holds the values
+    that the build stored.
+    """
 
     programs: tuple[Program, ...]
     constants: Mapping[str, NDArray[Any]]
@@ -391,7 +396,7 @@ class Artifact:
         return self.function()
 
     def function(self, name: str | None = None) -> Program:
-        """The program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
+        """Return the program of a function by name; without one, of `main` or the only one. Raises UserError naming what there is."""
         found = self._chosen(name)
         if isinstance(found, HostProgram):
             raise UserError(
@@ -434,9 +439,10 @@ class Artifact:
         host: Mapping[str, Host] | None = None,
         shapes: ShapeProfile | None = None,
     ) -> Model:
-        """Compile and upload. `device`: an open device (stays the caller's), a name for `open_device`, or None for the
-        default device of the artifact's kind. host: the routines of the host program that its functions call, by name. shapes: counts
-        the symbols of every call from now on. Warns (UserWarning) when the plans were measured on another device.
+        """Compile and upload. Warns (UserWarning) when the plans were measured on another device.  device: an open
+        device (stays the caller's), a name for `open_device`, or None for the default device of the artifact's kind
+        host: routines of the host program that the functions call, by name shapes: counts the symbols of every call
+        from now on
 
         Raises: ArtifactError when the device is of another kind; UserError, BuildError as opening and compiling do.
         """

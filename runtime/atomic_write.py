@@ -1,4 +1,4 @@
-"""Writing a file whole, and what to say where it cannot be."""
+"""Atomic writing of files, and readable reasons of its failures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(target: Path, data: memoryview) -> None:
-    """All of a file or nothing of it, also for who looks while it is written. On Linux it has no name until it is whole, so
-    that not even a process that is killed leaves a part of it behind."""
+    """Write a file atomically: it appears whole or not at all, also to concurrent readers.
+
+    On Linux it has no name until it is whole, so that not even a killed process leaves a part of it.
+    """
     try:
         descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
         temporary = None
@@ -40,7 +42,7 @@ def write_whole(target: Path, data: memoryview) -> None:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """The system's reason without numbers and temporary names, and a remedy."""
+    """Return the system's reason without numbers and temporary names, and a remedy."""
     full = isinstance(error, OSError) and error.errno in _FULL
     remedy = "free some space, then try again" if full else "choose another place, or fix this one"
     return f"{system_reason(error)}; {remedy}"

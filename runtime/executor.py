@@ -2,10 +2,10 @@
 
 An `Executor` compiles everything up front, uploads constants and runs `prepare` once. `bind` turns symbol values into a
 `Bound`: one evaluation of the scalar list gives sizes, grids, checks and the variant of every call, and each step
-becomes a closure. Bindings are kept (least recently used go first), so a shape that comes again only launches.
+becomes a closure. Bindings are cached (LRU), so a repeated shape only launches.
 
-Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab has to
-grow, closures of other bindings point at the old one; they are made again when they are next used.
+Memory is a pool that only grows, shared by all bindings: one slab per storage, input and output. When a slab grows, the
+closures of other bindings refer to the old one, so they are remade when they are next used.
 """
 
 from __future__ import annotations
@@ -64,18 +64,20 @@ class BoundProgram:
         self.generation = -1
 
     def prepare(self) -> None:
-        """Make memory large enough and the closures current. `launch` does this itself; calling it early keeps the
-        cost out of a timing."""
+        """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of
+        a timing.
+        """
         self._executor.refresh(self)
 
     def renew(self, launches: list[Launch], generation: int) -> None:
-        """Replace the closures by ones over memory of this generation, and drop what was recorded."""
+        """Replace the closures by ones over memory of this generation, and drop the recording."""
         self._launches, self.generation = launches, generation
         self._recorded, self._series, self._runs = None, {}, 0
 
     def launch(self) -> None:
-        """Enqueue every step, in order. The device's `synchronize` waits for them. The second launch is recorded, if the
-        device can record."""
+        """Enqueue every step, in order; the device's `synchronize` waits for them. The second launch is recorded if the
+        device can.
+        """
         if self.generation != self._executor.generation:
             self.prepare()
         if self._recorded is not None:
@@ -94,9 +96,10 @@ class BoundProgram:
         return self._launches
 
     def series(self, times: int) -> Launch | None:
-        """Record all steps `times` over as one launch, whose time is the kernels' own. None if the device cannot record.
+        """Record `times` repetitions of all steps as one launch. None if the device cannot record.
 
-        The recording has been launched once; it is valid until the next `prepare`.
+        Its time is that of the kernels, without the overhead of single launches. The recording has been launched once;
+        it is valid until the next `prepare`.
         """
         if times not in self._series:
             self._series[times] = self._executor.device.record(self._launches * times)
@@ -104,13 +107,13 @@ class BoundProgram:
 
 
 class Executor:
-    """Runs one program on one device. The device stays its caller's; `close` gives the memory back.
+    """An executor of one program on one device. The caller owns the device; `close` frees the memory.
 
     Threads may call `run`, `bind` and `close` at once: they wait for the device's turn. A `BoundProgram` is used by one thread.
 
     constants: an array for every buffer of role `const`, of its dtype and shape; or the `Weights` of several programs, which
     stay their caller's.
-    libraries: what library steps may use; None opens those installed, when the program needs any.
+    libraries: libraries for library steps; None opens the installed ones, if the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
     record: an attribute; called with the symbol values of every `run` unless None, as it is at first.
 
@@ -158,7 +161,9 @@ class Executor:
             raise
 
     def _load_constants(self) -> None:
-        """Place constants, then write what `prepare` packs; what another program of the same weights packed is taken as it is."""
+        """Place constants, then run the `prepare` steps. Arrays packed by another program of the same weights are
+        shared.
+        """
         program = self.program
         values = constant_values(program.scalars, len(program.symbols))
         sizes: dict[int, int] = {}
@@ -198,7 +203,7 @@ class Executor:
         self.device.synchronize()
 
     def bind(self, symbols: Mapping[str, int]) -> BoundProgram:
-        """The binding for these symbol values, made or remembered.
+        """Return the binding for these symbol values, made on first use.
 
         Raises: UserError for missing or unknown symbols, values outside declared bounds and failing run-time checks;
         MeasureError when memory runs out.
@@ -212,7 +217,7 @@ class Executor:
             return self._bind(key, self._values(key, {}))
 
     def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
-        """Every slot for these symbol values, remembered or after checking the declared bounds."""
+        """Return the value of every slot for these symbol values. Declared bounds are checked on first use."""
         bound = self._bindings.get(key)
         if bound is not None:
             return bound.values
@@ -262,7 +267,7 @@ class Executor:
         return bound
 
     def buffer(self, name: str) -> DeviceBuffer:
-        """The device buffer behind a named buffer now; it may change when a larger shape is bound.
+        """Return the present device buffer of a named buffer. It may change when a larger shape is bound.
 
         Raises: UserError when there is no such buffer, or no memory for it yet.
         """
@@ -298,7 +303,7 @@ class Executor:
                 self._running = False
 
     def refuse_within(self) -> None:
-        """Raises ModelStateError inside a call, where only this thread comes: by a signal's handler, say."""
+        """Raise ModelStateError inside a call, which only this thread can reach, by a handler of a signal for example."""
         if self._running:
             raise ModelStateError(
                 f"{self.program.name}: wanted no call or close of a model inside its own call, found one in the same thread (a "
@@ -343,7 +348,9 @@ class Executor:
         return results
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
-        """Have launches use the array for an input or output whose memory is its own alone; whether they do."""
+        """Let launches use the array as an input or output whose memory nothing shares. Returns whether the device
+        does.
+        """
         alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
         if not alone or not self.device.place(self._own[index], array):
             return False
@@ -351,7 +358,7 @@ class Executor:
         return True
 
     def close(self) -> None:
-        """Give back all memory this executor allocated, after the call that runs. Once is enough; running it afterwards is refused."""
+        """Free all memory of this executor, after the running call. It cannot run afterwards. May be called twice."""
         with self.device.turn:
             if self._closed:
                 return
@@ -369,7 +376,7 @@ class Executor:
             self.generation += 1
 
     def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
-        """Symbol values as given or from the dims of the inputs; every other dim is checked against its expression."""
+        """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked."""
         program = self.program
         symbols = [0] * len(program.symbols)
         origin: dict[int, str] = {}
@@ -412,7 +419,7 @@ class Executor:
             raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
 
     def refresh(self, bound: BoundProgram) -> None:
-        """Make memory large enough for a binding, and its closures again if memory has moved since."""
+        """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
         self._grow(bound)
         if bound.generation != self.generation:
             bound.renew([self._launch_of(step, bound.values) for step in bound.steps], self.generation)
@@ -464,7 +471,7 @@ class Executor:
 
 
 def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
-    """Values of slots that must not depend on symbols."""
+    """Return the values of slots that must not depend on symbols."""
     found = [values[slot] for slot in slots]
     if any(value is None for value in found):
         raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
@@ -472,7 +479,7 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
 
 
 def _of_their_own(program: Program) -> frozenset[int]:
-    """Inputs and outputs that share memory with no other, or with an index that is checked."""
+    """Return the inputs and outputs that share memory with no other, or with an index that is checked."""
     given = [*program.inputs, *program.outputs, *{c.buffer for c in program.checked}]
     roots = []
     for index in given:

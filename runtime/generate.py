@@ -43,10 +43,12 @@ def greedy(model: Model, prompt: NDArray[np.int64]) -> Iterator[NDArray[np.int64
 
 
 def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collection[int] = ()) -> NDArray[np.int64]:
-    """`prompt` (b, n) with up to `tokens` more, the likeliest each time: (b, n + added) i64. Ends early when every row has come to
-    a token of `stop`, or where the model has no more positions. A row goes on after its stop token until all rows end.
+    """Extend `prompt` (b, n) by up to `tokens` likeliest tokens: (b, n + added) i64.
 
-    Raises: as `greedy`, and UserError for fewer than no tokens.
+    Generation ends when every row has had a token of `stop`, or when the model has no more positions. Until then, rows
+    continue after their stop tokens.
+
+    Raises: as `greedy`, and UserError for negative `tokens`.
     """
     if tokens < 0:
         raise UserError(f"wanted how many tokens to add, 0 or more, found {tokens}; give such a number")
@@ -61,8 +63,10 @@ def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collect
 
 
 def positions(decode: Program) -> int | None:
-    """The most past positions that `decode` takes: the bound of the symbol that its cache has and its token ids do not. None
-    where nothing bounds them."""
+    """Return the most past positions that `decode` takes; None if they are unbounded.
+
+    It is the bound of the symbol that its cache has and its token ids do not.
+    """
     ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
     for slot in (slot for shape in cache for slot in shape if slot not in ids):
         opcode, symbol = decode.scalars[slot * WIDTH : slot * WIDTH + 2]

@@ -37,7 +37,7 @@ _FORKED = "one of the process that forked this one, which lacks its threads; ope
 
 
 class ModelSource(Protocol):
-    """The parts of an `Artifact` that running needs."""
+    """The parts of an `Artifact` that a running model needs."""
 
     @property
     def programs(self) -> tuple[Program, ...]: ...
@@ -62,7 +62,7 @@ class ModelSource(Protocol):
 
 
 def choose_function(functions: Mapping[str, T], name: str | None, where: str = "") -> T:
-    """A function by name; without one, `main` or the only one. Raises UserError naming what there is."""
+    """Return a function by name; without one, `main` or the only one. Raises UserError naming what there is."""
     chosen = name
     if chosen is None:
         chosen = "main" if "main" in functions else next(iter(functions)) if len(functions) == 1 else None
@@ -185,8 +185,9 @@ class Model:
         """Call the model: arrays by parameter name, or in order; results in order, as fresh arrays. Where a function has them,
         shapes are tuples of whole numbers and scalars are numbers; a tuple that is returned is given field by field.
 
-        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by name, for
-        this call; they take arrays that must not be written. One that is named here stands before one given at `Artifact.open`.
+        function: which of its functions; by default `main`, or the only one. host: routines of the host program, by
+        name, for this call; they take arrays that must not be written. A routine given here takes precedence over one
+        given at `Artifact.open`.
 
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found;
         ModelStateError after `close`.
@@ -240,7 +241,7 @@ class Model:
         return ModelStateError(f"{self._name()}: wanted an open model, found {self._refusal}")
 
     def close(self) -> None:
-        """Give back memory, and the device when this opened it, after the call that runs. Once is enough.
+        """Free memory, and close the device if this opened it, after the running call. May be called twice.
 
         Raises: ModelStateError inside a call in the same thread, as a signal's handler may be.
         """

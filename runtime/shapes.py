@@ -23,14 +23,15 @@ from relax_tune.runtime.validation import parse_json
 EXACT = 256
 STEPS = 16
 FORMAT, SCHEMA = "relax-tune shapes", 1
-# Calls are counted by all their symbols at once, which is one dictionary entry; so many of these are kept before they are folded.
+# Calls are first counted by all their symbols at once, in one dictionary; this many entries are kept before they go to
+# histograms.
 _PENDING = 1024
 
 Recorder = Callable[[tuple[int, ...]], None]
 
 
 def bin_of(value: int) -> tuple[int, int]:
-    """The edges, both inclusive, of the bin that a value >= 0 falls into."""
+    """Return the edges, both inclusive, of the bin that a value >= 0 falls into."""
     shift = max(0, value.bit_length() - STEPS.bit_length())
     lower = value >> shift << shift
     return lower, lower + (1 << shift) - 1
@@ -55,7 +56,7 @@ class Histogram:
 
     @property
     def values(self) -> dict[int, int]:
-        """Value -> count, ascending. A bin stands for its middle, the outermost ones for the ends that were seen."""
+        """Value -> count, ascending. A bin counts at its middle, the outermost ones at the seen ends."""
         found: dict[int, int] = {}
         for lower, upper, count in self.bins:
             middle = self.low if lower <= self.low else self.high if upper >= self.high else (lower + upper) // 2
@@ -72,7 +73,7 @@ class Histogram:
 
     @staticmethod
     def of(counts: Mapping[int, int]) -> Histogram:
-        """The histogram of values >= 0 with their counts."""
+        """Return the histogram of values >= 0 with their counts."""
         if not counts:
             return Histogram()
         return _counted([(v, v, c) for v, c in counts.items()], min(counts), max(counts), False)
@@ -91,7 +92,7 @@ def _counted(parts: Iterable[tuple[int, int, int]], low: int, high: int, binned:
 class ShapeProfile:
     """Histograms of a model's symbols, by function and symbol. Give one to `Artifact.open` and it counts every call from then on.
 
-    model: the key of the model it is of; "" until it is opened with one. Thread-safe.
+    model: key of its model; "" until it is opened with one. Thread-safe.
     """
 
     def __init__(self, model: str = "") -> None:
@@ -101,7 +102,7 @@ class ShapeProfile:
         self._lock = threading.RLock()
 
     def of_model(self, key: str) -> None:
-        """Say whose shapes these are. Raises UserError when they are another model's already."""
+        """Set the model of these shapes. Raises UserError when they are already another model's."""
         with self._lock:
             if self.model and key and self.model != key:
                 raise UserError(
@@ -111,7 +112,7 @@ class ShapeProfile:
             self.model = self.model or key
 
     def recorder(self, function: str, symbols: Sequence[str]) -> Recorder:
-        """A function that counts one call, given the value of each symbol."""
+        """Return a function that counts one call, given the value of each symbol."""
         counts: dict[tuple[int, ...], int] = {}
         lock = self._lock
         with lock:
@@ -127,19 +128,19 @@ class ShapeProfile:
 
     @property
     def histograms(self) -> Mapping[str, Mapping[str, Histogram]]:
-        """By function, then symbol; those of one function count the same calls."""
+        """Histograms by function, then symbol; the histograms of one function count the same calls."""
         with self._lock:
             self._fold()
             return {f: dict(symbols) for f, symbols in sorted(self._known.items())}
 
     def add(self, function: str, symbol: str, histogram: Histogram) -> None:
-        """Count what another histogram counted."""
+        """Add the counts of another histogram."""
         with self._lock:
             own = self._known.setdefault(function, {})
             own[symbol] = own.get(symbol, Histogram()).merged(histogram)
 
     def merge(self, other: ShapeProfile) -> None:
-        """Count what another profile counted. Raises UserError when it is another model's."""
+        """Add the counts of another profile. Raises UserError when it is another model's."""
         self.of_model(other.model)
         for function, symbols in other.histograms.items():
             for symbol, histogram in symbols.items():
@@ -156,7 +157,7 @@ class ShapeProfile:
             counts.clear()
 
     def to_json(self) -> str:
-        """The text of its file: one JSON document."""
+        """Return the text of its file: one JSON document."""
         functions = {
             function: {
                 symbol: {"binned": h.binned, "low": h.low, "high": h.high, "counts": [list(b) for b in h.bins]}
@@ -168,7 +169,7 @@ class ShapeProfile:
         return json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Write the file; who reads it sees the old one or the whole new one. Raises UserError when it cannot be written."""
+        """Write the file atomically. Raises UserError when it cannot be written."""
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
@@ -180,7 +181,7 @@ class ShapeProfile:
 
     @staticmethod
     def read(path: Path | str) -> ShapeProfile:
-        """A profile from its file. Raises UserError for a file that is missing, torn or none of ours."""
+        """Return a profile from its file. Raises UserError for a file that is missing, torn or none of ours."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -193,7 +194,7 @@ class ShapeProfile:
 
     @staticmethod
     def from_json(text: str) -> ShapeProfile:
-        """A profile from the text of `to_json`. Raises ArtifactError for anything else."""
+        """Return a profile from the text of `to_json`. Raises ArtifactError for anything else."""
         document = parse_json(text, "shape profile")
         if not has_shape(document, {"format": object}) or document["format"] != FORMAT:
             raise ArtifactError(f"shape profile: wanted JSON of format {FORMAT!r}, found another kind of text")
@@ -213,7 +214,7 @@ class ShapeProfile:
 
 
 def _histogram(data: Any, where: str) -> Histogram:
-    """A histogram read from a file, every number checked."""
+    """Return a histogram read from a file, every number checked."""
     if not has_shape(data, dict.fromkeys(("binned", "low", "high", "counts"), object)) or len(data) != 4:
         raise ArtifactError(f"{where}: wanted binned, low, high and counts, found others")
     binned, low, high, counts = data["binned"], data["low"], data["high"], data["counts"]

@@ -1,4 +1,4 @@
-"""Parameters and results of a program, for people: names, dtypes, and shapes in terms of its symbols."""
+"""Readable parameters and results of a program: names, dtypes, and shapes in terms of its symbols."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPARED = {
     Opcode.OR: " or ",
 }
 _NAMED = {Opcode.MIN: "min", Opcode.MAX: "max", Opcode.SELECT: "select", Opcode.NOT: "not"}
-# Below this depth an expression is cut: a shape is shown to be read.
+# Deeper parts of an expression are cut, so that shapes stay readable.
 _DEPTH = 6
 
 
@@ -53,7 +53,7 @@ Spec = Union[TensorSpec, ValueSpec]
 
 
 def value_specs(values: Sequence[Value]) -> tuple[Spec, ...]:
-    """The specs of the parameters or results of a host program."""
+    """Return the specs of the parameters or results of a host program."""
     found: list[Spec] = []
     for v in values:
         if v.dtype is None or v.dims is None:
@@ -71,7 +71,7 @@ def function_specs(function: Program | HostProgram) -> tuple[tuple[Spec, ...], t
 
 
 def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, ...]:
-    """The specs of some buffers of a verified program, such as `program.inputs`."""
+    """Return the specs of some buffers of a verified program, such as `program.inputs`."""
     names = [symbol.name for symbol in program.symbols]
     specs = [program.buffers[index] for index in buffers]
     return tuple(
@@ -81,7 +81,7 @@ def tensor_specs(program: Program, buffers: Sequence[int]) -> tuple[TensorSpec, 
 
 
 def dim_of(scalars: Sequence[int], slot: int, names: Sequence[str]) -> int | str:
-    """A slot as a number where it is one, else as text over the symbols' `names`."""
+    """Return a slot as a number if it is constant, else as text over the symbols' `names`."""
     opcode, operand = scalars[slot * WIDTH : slot * WIDTH + 2]
     return operand if opcode == Opcode.CONST else _text(scalars, slot, names, 0)
 
@@ -104,7 +104,7 @@ def _text(scalars: Sequence[int], slot: int, names: Sequence[str], depth: int) -
 
 
 def _binds_tighter(scalars: Sequence[int], slot: int, outer: Opcode) -> bool:
-    """True if an operand needs no parentheses: an atom, a function call, or a product in a sum or product."""
+    """Return True if an operand needs no parentheses: an atom, a function call, or a product in a sum or product."""
     inner = Opcode(scalars[slot * WIDTH])
     if inner in (Opcode.CONST, Opcode.SYMBOL) or inner in _NAMED:
         return True

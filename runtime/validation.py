@@ -1,4 +1,4 @@
-"""Reading values of declared types from text that anybody may have written: it is refused, never repaired."""
+"""Reading values of declared types from untrusted text, which is refused, never repaired."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMITED = reprlib.Repr()
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Raises ArtifactError for text that is no JSON."""
+    """Parse JSON. Raises ArtifactError for any other text."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -95,12 +95,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def wrong(where: str, wanted: str, found: object) -> ArtifactError:
-    """The error of a value that is not what it has to be."""
+    """Make the error of an unexpected value."""
     return ArtifactError(f"{where}: wanted {wanted}, found {_LIMITED.repr(found)}")
 
 
 def check_list(data: Any, where: str, wanted: str) -> list[Any]:
-    """Return JSON data that must be a list."""
+    """Check that JSON data is a list, and return it."""
     if not isinstance(data, list):
         raise wrong(where, wanted, data)
     return data
@@ -116,13 +116,13 @@ def check_schema(data: Any, schema: int, where: str) -> None:
 
 
 def check_index(number: int, size: int, where: str, what: str) -> None:
-    """A whole number from 0 below `size`."""
+    """Check that a number is an index, from 0 below `size`."""
     if not 0 <= number < size:
         raise wrong(where, f"the index of a {what} (0..{size - 1})", number)
 
 
 def check_indices(numbers: Iterable[int], size: int, where: str, what: str) -> None:
-    """Each as `check_index` wants it."""
+    """Check that each number is an index; see `check_index`."""
     for position, number in enumerate(numbers):
         check_index(number, size, f"{where}[{position}]", what)
 

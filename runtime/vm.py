@@ -1,4 +1,4 @@
-"""Executes host programs: a small machine over registers, whose parts are run by executors.
+"""The virtual machine of host programs: it works on registers, and executors run the subgraphs.
 
 Calls are kept on a list of its own, so neither a deep recursion nor a long loop of calls grows Python's stack.
 """
@@ -42,7 +42,8 @@ MAX_DEPTH = 1000
 """The deepest nesting of calls. A tail call does not count."""
 
 Host = Callable[..., Any]
-"""A routine of the host program: arrays (not writable), shapes and scalars in; what the model declares of it out."""
+"""A routine of the host program: it takes arrays (not writable), shapes and scalars, and returns the declared results.
+"""
 
 Place = tuple[int, int]
 """A block, and an instruction in it."""
@@ -93,7 +94,7 @@ class _Code:
 class VirtualMachine:
     """An interpreter of verified host programs. Threads may call `run` at once; each call has frames of its own.
 
-    executors: one for each subgraph, by name; constants: all that host programs load.
+    executors: one for each subgraph, by name; constants: constants that host programs load.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
 
 
 def _last_calls(host_program: HostProgram) -> frozenset[Place]:
-    """Calls after which a function only gives back what they gave."""
+    """Return the places of calls whose results the calling function returns at once."""
     around: dict[int, Place] = {}
     for number, block in enumerate(host_program.blocks):
         for at, i in enumerate(block):
@@ -283,7 +284,7 @@ def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
 
 
 def _fits_scalar(value: Any, dtype: str | None) -> bool:
-    """A scalar of the same kind: bool, whole number or float."""
+    """Return whether a value is a scalar of the same kind: bool, whole number or float."""
     if not isinstance(value, (bool, int, float, np.generic)) or dtype is None:
         return False
     found, wanted = np.asarray(value).dtype.kind, np.dtype(dtype).kind
@@ -317,7 +318,7 @@ def _host(vm: VirtualMachine, i: CallHostRoutine, frame: _Frame) -> Any:
 
 
 def _argument(value: Any, want: Want | None) -> Any:
-    """An argument of a call from outside: a shape or scalar may come as an array, as a file of arrays holds it."""
+    """Convert an argument of a call from outside. A shape or scalar may be an array, as in a file of arrays."""
     if isinstance(value, np.ndarray) and want == "shape" and value.ndim == 1 and value.dtype.kind in "iu":
         return tuple(int(d) for d in value)
     if isinstance(value, np.ndarray) and want == "scalar" and value.ndim == 0:
@@ -326,7 +327,10 @@ def _argument(value: Any, want: Want | None) -> Any:
 
 
 def _given(value: Any) -> Any:
-    """A value from outside, or for it: arrays are guarded, lists are tuples, and whole numbers in them Python's own."""
+    """Convert a value that crosses to or from host code.
+
+    Arrays become read-only, lists tuples, and whole numbers in them Python's own.
+    """
     if isinstance(value, np.ndarray):
         return _guarded(value)
     if isinstance(value, (tuple, list)):
@@ -335,14 +339,14 @@ def _given(value: Any) -> Any:
 
 
 def _guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory, not to be written."""
+    """Return a read-only view of the same memory."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def _fresh(value: Any, seen: set[int]) -> Any:
-    """A result whose arrays nobody else holds."""
+    """Return a result with arrays of its own: shared, borrowed and read-only ones are copied."""
     if isinstance(value, tuple):
         return tuple(_fresh(v, seen) for v in value)
     if not isinstance(value, np.ndarray):
@@ -358,7 +362,7 @@ def _below(shown: str) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in an error message."""
+    """Describe a value in an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     if isinstance(value, FunctionValue):
@@ -374,7 +378,7 @@ _Execute = Callable[[VirtualMachine, Any, _Frame], Any]
 
 
 def _result(compute: _Execute) -> _Execute:
-    """Return the execution of an instruction that sets the register `into`."""
+    """Make the execution of an instruction that sets the register `into`."""
 
     def execute(vm: VirtualMachine, i: Any, frame: _Frame) -> None:
         frame.registers[i.into] = compute(vm, i, frame)

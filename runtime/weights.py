@@ -13,10 +13,10 @@ from relax_tune.runtime.device.base import Device, DeviceBuffer
 
 
 class DeviceWeights:
-    """Device memory of constants and of what was packed from them, for programs that run on one device.
+    """Device memory of constants and of their packed forms, for programs that run on one device.
 
-    Who asks for a buffer holds the device's turn. The device stays its caller's; `close` gives the memory back, after every
-    executor that uses it is done.
+    The caller owns the device, and holds its turn to ask for a buffer. `close` frees the memory, after every executor that
+    uses it is done.
     """
 
     def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:
@@ -25,8 +25,9 @@ class DeviceWeights:
         self._packed: dict[Hashable, DeviceBuffer] = {}
 
     def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
-        """The device buffer of a constant, uploaded when first asked for. Raises ArtifactError when there is none of this dtype
-        and shape."""
+        """Return the device buffer of a constant, uploaded on first use. Raises ArtifactError unless one of this dtype
+        and shape exists.
+        """
         array = self._arrays.get(name)
         if array is None:
             raise ArtifactError(f"wanted the constant {name}, found none of that name")
@@ -38,14 +39,14 @@ class DeviceWeights:
         return self._constants[name]
 
     def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
-        """The device buffer of what `key` says how to pack, and whether it still has to be written."""
+        """Return the device buffer of a packed weight, and whether it still has to be written. key: weight and packing"""
         fresh = key not in self._packed
         if fresh:
             self._packed[key] = self.device.alloc(nbytes, lasting=True)
         return self._packed[key], fresh
 
     def close(self) -> None:
-        """Give all memory back. Once is enough."""
+        """Free all memory. May be called twice."""
         with self.device.turn:
             for buffer in (*self._constants.values(), *self._packed.values()):
                 self.device.free(buffer)

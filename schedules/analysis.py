@@ -13,7 +13,7 @@ EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div
 
 
 def is_expensive(block: Block) -> bool:
-    """Return whether the block computes a transcendental or a division, worth keeping rather than computing again."""
+    """Return whether the block computes a transcendental or a division, so that storing beats recomputing."""
     return any(n.op in EXPENSIVE and n.dtype.is_float for n in postorder((block.body.value,)))
 
 

@@ -31,7 +31,7 @@ def updates_in_place(block: Block) -> bool:
 
 
 def writes_everything(block: Block) -> bool:
-    """Return whether the block alone writes each element of its buffer.
+    """Return whether the block by itself writes each element of its buffer.
 
     It does with plain distinct spatial iterators over the buffer's dimensions, and no condition but guards of split loops.
     """

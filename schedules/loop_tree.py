@@ -132,7 +132,7 @@ def clone_stmt(func: PrimFunc, s: Stmt, suffix: str) -> Stmt:
 
 
 def _with_iters(block: Block, own: Mapping[Var, Expr]) -> Block:
-    """The block's stores over other iterators."""
+    """Return the block's stores over other iterators."""
     return block.map_own_stores(lambda s: s.map_own_exprs(lambda e: substitute(e, own)))
 
 

@@ -123,7 +123,7 @@ class Schedule:
             self.constraints.append(fact)
 
     def guess(self, *values: Mapping[str, int]) -> None:
-        """Set values of all tunables that are worth trying first, best first."""
+        """Set the values of all tunables that are tried first, best first."""
         self.guesses = values
 
     def apply(self, primitive: str, **args: Any) -> tuple[str, ...]:
@@ -342,6 +342,6 @@ def _located(step: Step, func: PrimFunc) -> str:
 
 
 def holds(constraint: Expr, values: Mapping[Tunable, int]) -> bool:
-    """Return whether a constraint over tunables alone is true for these values."""
+    """Return whether a constraint over only tunables is true for these values."""
     result = simplify(substitute(constraint, {t: const(v) for t, v in values.items()}))
     return result is TRUE or as_int(result) == 1

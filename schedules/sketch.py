@@ -133,7 +133,7 @@ def generate_sketches(
 
 
 def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rule] | None = None) -> Iterator[Sketch]:
-    """Yield the sketches of `generate_sketches` one by one, each made when it is asked for."""
+    """Yield the sketches of `generate_sketches`, each made on demand."""
     for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
             if machine.is_gpu:
@@ -150,7 +150,7 @@ def _limit(s: Schedule, machine: HardwareInfo) -> None:
 
 
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:
-    """Return the one sketch to try where only one is tried.
+    """Return the sketch to try when only one is tried.
 
     It is the first sketch; for a product with one row, the first GEMV sketch made for few rows.
     """
@@ -193,7 +193,7 @@ def _substitute(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
 def simplify_func(func: PrimFunc) -> PrimFunc:
     """Simplify extents, bindings and predicates under the loops' bounds, and remove loops of one iteration.
 
-    Loops of asynchronous copies stay, since they say how their one iteration copies.
+    Loops of asynchronous copies stay, since they mark how their one iteration copies.
     """
     shapes = {a: replace(a, shape=tuple(simplify(d) for d in a.shape)) for a in func.allocs}
     shapes = {a: b for a, b in shapes.items() if a.shape != b.shape}

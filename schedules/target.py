@@ -65,7 +65,7 @@ class HardwareInfo:
 
     @property
     def is_gpu(self) -> bool:
-        """Work-items run in lockstep warps, so that a work-group wants many."""
+        """Work-items run in lockstep warps, so that a work-group needs many."""
         return self.warp > 1
 
     @staticmethod

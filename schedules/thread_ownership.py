@@ -24,7 +24,7 @@ _ThreadIndex = tuple[Expr, frozenset[tuple[tuple[Expr, Expr], int]], Expr]
 
 
 def require_thread_private(func: PrimFunc, buffer: Buffer) -> None:
-    """Check that every element a work-item writes is touched by that work-item alone.
+    """Check that every element a work-item writes is touched by only that work-item.
 
     Blocks outside all loops over an axis run in every work-item.
 

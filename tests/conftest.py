@@ -25,19 +25,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="only tests without devices and processes, with few examples per property"
     )
+    parser.addoption("--heavy", action="store_true", help="the tests marked `heavy` too, and all examples per property")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # modules read it when they are imported: `tests.support.effort`
-    if config.getoption("--fast"):
-        os.environ["RELAX_TUNE_FAST_TESTS"] = "1"
+    for effort in ("fast", "heavy"):
+        if config.getoption(f"--{effort}"):
+            os.environ["RELAX_TUNE_TEST_EFFORT"] = effort
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of the fast lane what needs a device, a compiler, a process or time."""
-    if not config.getoption("--fast"):
-        return
-    out = [item for item in items if NOT_FAST & {mark.name for mark in item.iter_markers()}]
+    """Leave out heavy tests, and in the fast lane what needs a device, a compiler, a process or time."""
+    refused = NOT_FAST if config.getoption("--fast") else frozenset()
+    if not config.getoption("--heavy"):
+        refused |= {"heavy"}
+    out = [item for item in items if refused & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if item not in set(out)]
 

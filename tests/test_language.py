@@ -1,6 +1,7 @@
 """The words of the code: docstrings, function lengths, class names, test names.
 
-A function above 60 lines says why in its docstring: "Above 60 lines, since ...".
+A function above 60 lines says why in its docstring: "Above 60 lines, since ...". The docstring of a function begins with a
+verb; those of properties, classes and modules are noun phrases.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ PRODUCT = ("ir", "schedules", "tuner", "runtime", "database")
 
 LONGEST_FIRST, LONGEST, LONGEST_FUNCTION = 20, 30, 60
 RIDDLE = re.compile(r"(What|Which|Whether|Where|How|When|Who|Those|That|There|It|They)\b")
+# A function's docstring begins with a verb, so it begins with none of these words, no number and no code.
+NO_VERB = re.compile(
+    r"[^A-Z]|(A|An|The|This|These|Every|Each|All|Any|Some|No|None|Nothing|Nobody|One|Two|Three|Its|Their|Why"
+    r"|True|False|Returns|Yields|Raises|Called|As|At|By|For|From|In|Of|On|To|Under|Until|With|Without|If|Once|Between)\b"
+)
 BANNED = re.compile(
     r"\b(so many|those that|of which|where there (is|are) none|DESIGN \d|STYLE \d|thereof|each of what)\b", re.I
 )
@@ -30,13 +36,13 @@ Place = tuple[str, ast.AST]
 
 @cache
 def trees(*folders: str) -> dict[str, ast.Module]:
-    """Path from the root -> syntax tree."""
+    """Return the syntax tree of each file, by its path from the root."""
     found = sorted(p for f in folders for p in (ROOT / f).rglob("*.py"))
     return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in found}
 
 
 def definitions(tree: ast.Module, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Every class and function with its qualified name."""
+    """Yield every class and function with its qualified name."""
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -52,8 +58,15 @@ def definitions(tree: ast.Module, inside: str = "") -> Iterator[tuple[str, ast.A
     return below(tree, inside)
 
 
+def is_function(node: ast.AST) -> bool:
+    """Return True for a function or method that is no property."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return not any(ast.unparse(d).endswith(("property", ".setter")) for d in node.decorator_list)
+
+
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a docstring's prose; examples, tables and indented code are left out."""
+    """Yield the sentences of a docstring's prose; examples, tables and indented code are left out."""
     for paragraph in re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.S)):
         if re.match(r"\s*(>>>|\$|\|)", paragraph) or re.search(r"\n {4,}\S", paragraph):
             continue
@@ -64,7 +77,7 @@ def sentences(text: str) -> Iterator[str]:
 
 @cache
 def offences() -> frozenset[tuple[str, str]]:
-    """(rule, place) of every offence in the product and in the names of tests."""
+    """Return (rule, place) of every offence in the product and in the names of tests."""
     return frozenset([*product_offences(), *name_offences()])
 
 
@@ -78,7 +91,7 @@ def product_offences() -> Iterator[tuple[str, str]]:
             text = ast.get_docstring(node)  # type: ignore[arg-type]
             if text is None:
                 continue
-            if RIDDLE.match(text):
+            if RIDDLE.match(text) or (is_function(node) and NO_VERB.match(text)):
                 yield "first-word", place
             if BANNED.search(text):
                 yield "banned-words", place

@@ -1,6 +1,6 @@
-"""The Python interface, as `import relax_tune as rt` gives it: `rt.tune`, `rt.build`. The commands are made of the same parts.
+"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`. The commands use the same parts.
 
-Settings come from arguments alone; no variable and no file is read (the command line reads them, see `tuner/settings`).
+Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ class TuneResult:
 
     @property
     def secs(self) -> float | None:
-        """Seconds all calls of one run of the model take with what is dispatched, weighted over the tuned ranges; None
-        when something dispatched has no time."""
+        """Seconds of all calls in one run of the model with the dispatched variants, weighted over the tuned ranges.
+
+        None when a dispatched variant has no time.
+        """
         parts = [row.secs for row in self.tasks]
         return None if None in parts else sum(p for p in parts if p is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return {
             "target": {"kind": self.target.kind, "name": self.target.name, "key": self.target.key},
             **{name: value for name, value in asdict(self.work).items() if name != "problems"},
@@ -68,7 +70,7 @@ class TuneResult:
 
 
 def _shows_settings(command: Command) -> Callable[[F], F]:
-    """Show the settings that a function takes in its signature, for `help` and for editors."""
+    """Make a decorator that adds a function's settings to its signature, for `help` and editors."""
 
     def decorate(function: F) -> F:
         defaults = {f.name: f.default for f in fields(Settings)}
@@ -132,13 +134,14 @@ def build(
     pack: bool = False,
     **overrides: Any,
 ) -> Artifact:
-    """Build the artifact of a model from what is on record; measure nothing. `Artifact.notes` names what tasks lack.
+    """Build the artifact of a model from records, without measuring. `Artifact.notes` names what tasks lack.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
     library has one, `generic` untuned kernels only.
-    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise they are
-    packed, and held twice, whenever the artifact is opened. The file is larger where kernels of several layouts take turns.
+    pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
+        they are packed whenever the artifact is opened, and then take memory twice. The file is larger where kernels of
+        several layouts take turns.
 
     Raises: UserError, ParseError, VerifyError and DatabaseError as `tune`; BuildError for a model that cannot be built.
     """
@@ -177,7 +180,7 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
 
 @contextlib.contextmanager
 def _store(db: Database, read_only: bool = False) -> Iterator[Store]:
-    """A store that was given stays open."""
+    """Open the store of a database; a store that the caller opened stays open."""
     if db is None or isinstance(db, (str, Path)):
         with open_store(None if db is None else str(db), read_only=read_only) as store:
             yield store

@@ -37,7 +37,7 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
-# Words of older versions, and their successors.
+# Renamed values, and their new names.
 RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
 RENAMED_VALUES: Mapping[tuple[str, str], str] = {
     ("products", "apart"): "separate",
@@ -84,7 +84,7 @@ def option(
     suggestions: tuple[str, ...] = (),
     metavar: str = "",
 ) -> T:
-    """Declare a field of `Settings` whose default is `value`. default: its text, where `value` does not say it."""
+    """Declare a field of `Settings` with the default `value`. default: its text, if `value` does not say it"""
     suggested = suggestions or choices
     declared = Option(
         help, default or str(value), commands, kind, choices, suggested, metavar or "|".join(suggested).replace(" ", "")
@@ -376,7 +376,7 @@ def _successor(name: str, value: object) -> str:
 
 
 def _renamed(name: str, shown: str, new: str, value: object) -> str:
-    """Return the message for a setting that has another name now."""
+    """Return the error message for a renamed setting."""
     return f"{shown} is called {new} now; found {value!r:.80}{_successor(name, value)}"
 
 

@@ -1,8 +1,7 @@
-"""Export, import and merge as JSON Lines: one record a line, each with what it is and the version of the form.
+"""Export, import and merge as JSON Lines: one record a line, each with its kind and the version of the format.
 
-A file is a stranger's: each line is checked by the same constructors as everything else, what cannot be understood is
-reported with its line number and left out, and importing twice changes nothing. Lines refer only to lines before them,
-so whatever comes before a torn end can be used.
+A file is untrusted: the usual constructors check each line, a bad line is reported with its number and left out, and
+importing twice changes nothing. Lines refer only to earlier lines, so all lines before a torn end are usable.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LINE_LIMIT = 256 * 2**20
 
 _BATCH = 1000
 _JSON_FIELDS = {"fingerprint", "facts", "symbols", "samples"}
-"""Columns that hold JSON text, written into a line as what they say. Texts that are hashed as they are stay text."""
+"""Columns of JSON text that are written into a line as JSON values. Texts that keys hash stay text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class ImportReport:
     problems: list[Problem] = field(default_factory=list)
 
     def add_problem(self, line: int, why: str) -> None:
-        """Count it, and keep the first hundred."""
+        """Count a problem, and keep the first hundred."""
         self.left_out += 1
         if len(self.problems) < 100:
             self.problems.append(Problem(line, why))
@@ -65,8 +64,8 @@ def _line(kind: str, values: dict[str, Any]) -> str:
 
 
 def export_lines(store: Store, targets: Sequence[str] | None = None) -> Iterator[str]:
-    """The lines (without line ends) of everything known on these target keys, or on all; the same records give the same
-    lines. Leases and jobs belong to one database and stay there.
+    """Yield the lines (without line ends) of all records of these target keys, or of all targets. The same records give
+    the same lines. Leases and jobs belong to one database and are left out.
 
     Raises:
         DatabaseError: a target key is unknown.
@@ -175,7 +174,7 @@ def _numbered(file: BinaryIO) -> Iterator[bytes]:
 
 
 def import_lines(store: Store, lines: Iterable[str | bytes]) -> ImportReport:
-    """Import lines in the form of `export_lines`. Idempotent; what is already there stays as it is.
+    """Import lines in the form of `export_lines`. Idempotent; existing records do not change.
 
     Raises:
         DatabaseError: the store cannot be written. What is wrong with a line is in the report instead.
@@ -188,7 +187,7 @@ def import_lines(store: Store, lines: Iterable[str | bytes]) -> ImportReport:
 
 
 def merge(source: Store, into: Store) -> ImportReport:
-    """Copy everything `source` knows into `into`; what `into` has stays.
+    """Copy all records of `source` into `into`, which keeps its own.
 
     Raises:
         DatabaseError: one of the stores cannot be read or written.
@@ -224,7 +223,7 @@ class _Import:
             raise _StoreFailed(error) from error
 
     def read(self, number: int, line: str | bytes) -> None:
-        """One line; a problem with it goes to the report."""
+        """Read one line; a problem with it goes to the report."""
         self.report.lines += 1
         try:
             self._read(number, line)
@@ -275,12 +274,12 @@ class _Import:
         self._measurements.append((line, rows.measurement_of(values, variant)))
 
     def _read_plan(self, line: int, values: dict[str, Any]) -> None:
-        """Plans wait for the end: the name of a set hashes all of them."""
+        """Collect a plan until the end, since the name of a set hashes all its plans."""
         plan = rows.plan_of(values)
         self._sets.setdefault((plan.target, *plan_set_of(plan.entries)), []).append((line, plan))
 
     def finish(self) -> None:
-        """Commit everything that was read."""
+        """Commit all records that were read."""
         for plans in self._sets.values():
             texts = rename_plans([(plan.workload, plan.entries) for _, plan in plans])
             self._plans += [
@@ -289,7 +288,7 @@ class _Import:
         self.flush()
 
     def flush(self) -> None:
-        """Commit what was read; a batch that is refused is tried record by record, to say which line it was."""
+        """Commit the records read so far. A refused batch is tried record by record, to name the line."""
         measurements, self._measurements = self._measurements, []
         plans, self._plans = self._plans, []
         self.report.measurements += self._commit(self.store.add_measurements, measurements)

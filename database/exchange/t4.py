@@ -1,9 +1,9 @@
 """The auto-tuning community's T4 results (JSON, schema 1.x), as Kernel Tuner and KTT write and read them.
 
-T4 knows a flat list of (configuration, times, validity). What of ours has no place there (trace, variant kind, point) goes
-into each result's `measurements` list under `relax_tune.*` names, so that our own files come back whole but for
-job, environment and time; that an output was checked counts only when the caller trusts the file. To move databases use
-JSON Lines (`relax_tune.database.exchange.jsonl`); T4 is for other people's tools.
+T4 has a flat list of (configuration, times, validity). Our other fields (trace, variant kind, point) go into each
+result's `measurements` list under `relax_tune.*` names. So our own files lose only job, environment and time. Output
+checks count only when the caller trusts the file. To move databases use JSON Lines
+(`relax_tune.database.exchange.jsonl`); T4 serves other tools.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _APIS = {"opencl": "OpenCL", "cuda": "CUDA"}
 
 
 def export_t4(target: Target, measurements: Iterable[Measurement], version: str) -> str:
-    """T4 JSON text of measurements of one target, in seconds; `version` is the tool's. A configuration holds the variant's
-    parameters and, as `symbol.NAME`, the point.
+    """Return T4 JSON text of measurements of one target, in seconds. version: of the tool
+
+    A configuration holds the variant's parameters and, as `symbol.NAME`, the point.
 
     Raises:
         DatabaseError: a measurement is of another target.
@@ -103,12 +104,13 @@ def _result(measurement: Measurement) -> dict[str, Any]:
 
 
 def import_t4(text: str, workload: str, target: str, *, trust_checks: bool = False) -> list[Measurement]:
-    """The measurements of T4 JSON text, as of the workload and target (keys) the caller names: T4 names neither reliably. Where
-    results name their workload (in files we wrote), those of others are left out.
+    """Return the measurements of T4 JSON text. The caller gives the keys of workload and target, which T4 does not name
+    reliably. Results that name another workload (in files we wrote) are left out.
 
-    Times are in `metadata.timeunit`, milliseconds where the file does not say (Kernel Tuner's). A configuration becomes a
-    `tuned` variant of sketch `t4` whose trace is the configuration and whose parameters are its integers, except in files we
-    wrote. Ids hash the content, so importing again is a no-op. No foreign output check counts unless `trust_checks`.
+    Times are in `metadata.timeunit`, milliseconds where the file does not say (Kernel Tuner's). A configuration becomes
+    a `tuned` variant of sketch `t4` whose trace is the configuration and whose parameters are its integers, except in
+    files we wrote. Ids hash the content, so importing again is a no-op. Output checks by other tools count only if
+    `trust_checks`.
 
     Raises:
         DatabaseError: not T4, a result is malformed (named by its index), or all results are of other workloads.
@@ -205,7 +207,7 @@ def _measurement(result: Mapping[str, Any], workload: str, target: str, unit: fl
 
 
 def _extra(measurements: Any) -> dict[str, Any]:
-    """Our own additions by short name."""
+    """Return our extensions of the format, by short name."""
     if not isinstance(measurements, list):
         raise DatabaseError("wanted a list `measurements`, found something else")
     found = {}

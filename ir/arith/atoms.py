@@ -24,7 +24,7 @@ class Atom:
     kind: the operation; `mod` is for printing only, `other` has no algebra (loads, casts).
     args: polynomials of the operands.
     source: the expression it was first read from, if any.
-    range: constant interval, once asked for.
+    range: constant interval, computed on demand.
     """
 
     kind: Kind

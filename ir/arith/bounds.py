@@ -34,14 +34,18 @@ _CACHE_LIMIT = 4096
 
 
 class Solver(Protocol):
-    """Decider of questions that our own proofs leave open. Answers depend on the question and on `name` only."""
+    """A decision procedure for questions that our own proofs leave open. Answers depend only on the question and on
+    `name`.
+    """
 
     @property
     def name(self) -> str:
-        """Return package and version."""
+        """Package and version."""
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """Return the one of `goals` (YES, NO) that holds for every assignment the env allows; UNKNOWN without a proof."""
+        """Return the one of `goals` (YES, NO) that is the answer under every allowed assignment; UNKNOWN without a
+        proof.
+        """
 
 
 class Env:
@@ -50,8 +54,7 @@ class Env:
     bounds: variable to (lo, hi), both inclusive and possibly symbolic; hi is None for unbounded. A variable without an
         entry is >= 0. A tunable also lies between the ends of its domain.
     facts: conditions that hold.
-    solver: asked after all other proofs.
-    Answers depend on the question only. They are kept in tables of bounded size.
+    solver: tried after all other proofs. Answers depend on the question only. They are kept in tables of bounded size.
     """
 
     __slots__ = ("_limits", "_ranges", "bounds", "facts", "proofs", "simplified", "solver")
@@ -71,7 +74,7 @@ class Env:
         self.proofs: dict[Expr, object] = {}
         self._ranges: dict[Var, Interval] = {}
         self._limits: dict[Var, Interval] = {}
-        # twice, so that a later fact sharpens what an earlier one says
+        # twice, so that a later fact sharpens an earlier one
         for f in self.facts + (self.facts if len(self.facts) > 1 else ()):
             _learn(f, self)
 
@@ -106,7 +109,7 @@ class Env:
         """Return the constant interval of a variable."""
         found = self._ranges.get(var)
         if found is None:
-            self._ranges[var] = (0, None)  # what is known while its own bounds are being read
+            self._ranges[var] = (0, None)  # the interval while its own bounds are read
             found = self._limits.get(var, UNBOUNDED)
             if isinstance(var, Tunable):
                 found = meet(found, (var.domain[0], var.domain[-1]))
@@ -120,7 +123,7 @@ class Env:
         return found
 
     def limit(self, var: Var, found: Interval) -> None:
-        """Note a constant interval that a fact implies; for the constructor only."""
+        """Record a constant interval that a fact implies. Only the constructor calls this."""
         self._limits[var] = meet(self._limits.get(var, UNBOUNDED), found)
         self._ranges.clear()
 

@@ -1,8 +1,8 @@
 """Proofs by cases: a condition left open may be decided once a choice in it is settled.
 
-Every split covers all assignments, so a claim that holds in each case holds; nothing is lost but effort, which is counted.
-Choices (`select`, `min`, `max`) are settled first, because that leaves polynomials; then a variable is at the least of its values
-or above it, which is where products and quotients change their behaviour (n * n >= n).
+Every split covers all assignments, so a claim that holds in each case holds. The effort is counted and limited. Choices
+(`select`, `min`, `max`) are split first, which leaves polynomials. Then a variable is at its least value or above it,
+where products and quotients change their behaviour (n * n >= n).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Var, const, eq, free_vars, le, lt, postorder
 from relax_tune.ir.core.scalar_ops import DIVISIONS
 
-# Effort for one question (polynomials looked at; a case costs at least _CASE), splits on the way to one case, and assignments
-# tried before any.
+# Effort for one question in polynomials (a case costs at least _CASE), depth of splits, and assignments tried before
+# them.
 EFFORT = 1500
 MAX_DEPTH = 6
 _CASE = 40
@@ -62,7 +62,7 @@ class _Cases:
         found = ctx.decide(self.cond)
         self.left -= max(ctx.prover.spent, _CASE)
         if found is not Proof.UNKNOWN:
-            return found is self.goal or Question(env).decide(case) is Proof.NO  # nothing is so: anything holds
+            return found is self.goal or Question(env).decide(case) is Proof.NO  # an impossible case: anything holds
         return self.hold(inner, depth + 1) or Question(env).decide(case) is Proof.NO
 
 

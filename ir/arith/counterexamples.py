@@ -8,12 +8,12 @@ from relax_tune.ir.arith.normal import Normalizer
 from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.core.expr import Const, Expr, Load, Tunable, Var
 
-# Where in its range each sample takes a variable: the first, the last, and values between that differ from variable to
-# variable. Unbounded ranges end at lo + _SPAN; a multiple of 64 is likely to satisfy divisibility facts.
+# Each sample takes a variable at the first or last value of its range, or at one between that differs by variable.
+# Unbounded ranges end at lo + _SPAN; a multiple of 64 is likely to satisfy divisibility facts.
 _COUNT = 6
 _SPAN = 64
 _STRIDE = (3, 7, 5, 2)
-# The assignments after those take small values of every kind of proportion, where most claims that are false fail.
+# Further assignments take small values in various ratios, which refute most false claims.
 _NEAR = (2, 3, 5, 9)
 _COMPARE = {"lt": lt, "le": le, "eq": eq, "ne": ne}
 
@@ -55,7 +55,7 @@ class Samples:
         return found
 
     def refute(self, p: Poly) -> bool:
-        """Tell whether p < 0 at one of the assignments."""
+        """Return whether p < 0 at one of the assignments."""
         outside: list[int] = []
         for position, (s, point) in enumerate(self.points):
             try:
@@ -73,7 +73,7 @@ class Samples:
             for a in m:
                 value = point.get(a)
                 if value is None:
-                    if a in self.active:  # bounds that speak of each other
+                    if a in self.active:  # bounds that depend on each other
                         raise _Outside
                     self.active.add(a)
                     try:

@@ -18,7 +18,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Expr
 
-# Polynomials looked at per proof, by nesting depth (a proof inside a proof decides the sign of a factor), and per question.
+# Polynomials tried per proof, by nesting depth (a nested proof decides the sign of a factor), and per question.
 FUEL = (40, 12, 4)
 TOTAL_FUEL = 1000
 MAX_STEPS = 10
@@ -38,7 +38,7 @@ class Prover:
         self._samples: Samples | None = None
 
     def nonneg(self, p: Poly) -> bool:
-        """Prove p >= 0 for every assignment the env allows; False when no proof is found."""
+        """Prove p >= 0 for every assignment the env allows; return False without a proof."""
         lo, hi = self.ctx.interval(p)
         if lo is not None and lo >= 0:
             return True
@@ -58,12 +58,12 @@ class Prover:
         return found
 
     def _follows(self, p: Poly, fact: Poly) -> bool:
-        """Tell whether p is the fact plus a number that is never negative."""
+        """Return whether p is the fact plus a number that is never negative."""
         lo = self.ctx.interval(P.plus(p, fact, -1))[0]
         return lo is not None and lo >= 0
 
     def refuted(self, p: Poly) -> bool:
-        """Find an assignment with p < 0 among the samples."""
+        """Look for an assignment with p < 0 among the samples."""
         if self._samples is None:
             if not self.ctx.ready:  # the facts are not all read
                 return False
@@ -82,7 +82,7 @@ class Prover:
 
 
 class _Search:
-    """Depth-first search over relaxations, with a budget. No polynomial is looked at twice."""
+    """Depth-first search over relaxations, with a budget. No polynomial is tried twice."""
 
     def __init__(self, prover: Prover, fuel: int) -> None:
         self.prover, self.ctx = prover, prover.ctx
@@ -178,7 +178,7 @@ class _Search:
 
 
 def _tightened(p: Poly) -> Poly:
-    """g * x + c >= 0 iff x + c // g >= 0."""
+    """Tighten an inequality: g * x + c >= 0 iff x + c // g >= 0."""
     g = 0
     for m, k in p.items():
         if m:

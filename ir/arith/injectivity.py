@@ -61,7 +61,7 @@ def separates(indices: Sequence[Expr], var: Var, inner: Mapping[Var, Expr], env:
 class _Reader:
     """Values that indices determine: variables, quotients and remainders, and expressions with a guard.
 
-    extents: extents of the variables asked for, None for an unknown one. Everything else is fixed.
+    extents: extents of the wanted variables, None for an unknown one. All other variables are fixed.
     """
 
     def __init__(self, extents: Mapping[Var, Expr | None], env: Env, guard: Expr = TRUE) -> None:
@@ -90,13 +90,13 @@ class _Reader:
                     self._read_sum(self._outermost(e, self.guards))
             numbers |= dict.fromkeys(self._joined())
             if before == (len(numbers), len(self.known)):
-                # simplifying is dear, and of no use to most
+                # simplifying is slow and rarely needed
                 again = [e for e in numbers if e not in plain]
                 plain.update(again)
                 numbers |= dict.fromkeys(simplify(e, self.env) for e in again)
                 if before[0] == len(numbers):
                     break
-        # the others may have one value
+        # the other variables may have only one value
         return all(v in self.known or prove(le(v, 0), self.env) is Proof.YES for v in wanted)
 
     def _varies(self, x: Expr) -> bool:
@@ -105,7 +105,7 @@ class _Reader:
     # sums
 
     def _read_sum(self, e: Expr) -> None:
-        """Note the variables that the sum `e` of multiples of variables determines."""
+        """Record the variables that the sum `e` of multiples of variables determines."""
         parts = self._linear(e)
         if parts is None:
             return
@@ -140,7 +140,7 @@ class _Reader:
         return parts
 
     def _is_known(self, v: Var) -> bool:
-        """Tell whether `v` is known. A digit of known variables is."""
+        """Return whether `v` is known. A digit of known variables is."""
         node = self.stands_for.get(v)
         if node is not None and all(x in self.known for x in free_vars(node) if x in self.extents):
             self.known.add(v)
@@ -175,7 +175,7 @@ class _Reader:
     # digits and guarded numbers
 
     def _outermost(self, e: Expr, others: Container[Expr]) -> Expr:
-        """Replace the outermost varying quotients, remainders and `others` below `e` by stand-ins."""
+        """Replace the outermost varying quotients, remainders and `others` in `e` by fresh variables."""
 
         def number(x: Expr) -> Expr | None:
             wanted = x.op and (_is_digit(x) or (x in others and x is not e)) and self._varies(x)
@@ -191,7 +191,7 @@ class _Reader:
         return found
 
     def _size(self, v: Var) -> Expr | None:
-        """Return the extent of a variable or stand-in, None if unknown."""
+        """Return the extent of a variable, fresh ones included; None if unknown."""
         if self.sizes[v] is None and v in self.stands_for:
             self.sizes[v] = self._limit(self.stands_for[v])
         return self.sizes[v]

@@ -1,7 +1,7 @@
 """The normal form: integer expressions as polynomials over atoms.
 
 Atoms are variables, floor quotients, minima and maxima, and nodes without algebra (loads, selects, casts). A remainder is
-not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by arithmetic alone. Equal arguments give one
+not an atom: `x % c` is `x - c * (x // c)`, so `x % c + x // c * c` is `x` by plain arithmetic. Equal arguments give one
 atom, so equal expressions mostly have equal polynomials. The form serves decisions; `render` writes code.
 
 A `Normalizer` lives for one question. Its atoms are numbered by first appearance, so nothing depends on names or history.
@@ -44,7 +44,7 @@ class Normalizer(Atoms):
         return self._poly(e)
 
     def start(self, e: Expr) -> None:
-        """Open the question: its variables come first in every order, then the equations among the facts are read."""
+        """Begin a proof: number its variables first, then read the equations among the facts."""
         if self._started:
             return
         self._started = True
@@ -262,7 +262,7 @@ class Normalizer(Atoms):
 
     @property
     def inequalities(self) -> list[Poly]:
-        """Return polynomials that are >= 0 by the facts but not by their intervals."""
+        """Polynomials that are >= 0 by the facts but not by their intervals."""
         if self._inequalities is None:
             if not self.ready:
                 return []
@@ -278,7 +278,7 @@ class Normalizer(Atoms):
         return self._inequalities
 
     def _divides(self, a: Expr, b: Expr) -> None:
-        """Note D % c == 0."""
+        """Record that D % c == 0."""
         if b.value == 0 and a.op == "floormod" and algebraic(a):
             dividend, divisor = self._poly(a.args[0]), self._poly(a.args[1])
             if dividend and divisor:
@@ -304,7 +304,7 @@ def _contains(m: Mono, d: Mono) -> bool:
 
 
 def algebraic(n: Expr) -> bool:
-    """Tell whether the normal form understands an operation: 64-bit integers that do not overflow by contract."""
+    """Return whether the normal form understands an operation: 64-bit integers that do not overflow by contract."""
     return n.op in ALGEBRA and n.dtype is i64 and all(a.dtype is i64 for a in n.args) and not wraps(n)
 
 

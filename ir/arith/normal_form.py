@@ -35,7 +35,7 @@ class NormalForm(Generic[A]):
         raise NotImplementedError
 
     def assumed(self, cond: Expr) -> Proof:
-        """Return what is known of a condition without looking into it."""
+        """Return the known truth of a condition without looking into it."""
         return Proof.UNKNOWN
 
     # -- signs
@@ -45,12 +45,12 @@ class NormalForm(Generic[A]):
         return P.bounds(p, self.atom_interval)
 
     def nonneg(self, p: PolyOver[A]) -> bool:
-        """Prove p >= 0, here by constant intervals alone."""
+        """Prove p >= 0 from constant intervals."""
         lo = self.interval(p)[0]
         return lo is not None and lo >= 0
 
     def beats(self, kind: Literal["min", "max"], winner: PolyOver[A], loser: PolyOver[A]) -> bool:
-        """Prove that the minimum or maximum of two numbers is the first."""
+        """Prove that one of two numbers is their minimum or maximum."""
         return self.nonneg(P.plus(loser, winner, -1) if kind == "min" else P.plus(winner, loser, -1))
 
     # -- conditions

@@ -22,12 +22,12 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 
-# What an operation costs when two forms of one value are compared; everything else counts 1.
+# Cost of an operation when two forms of one value are compared; every other operation costs 1.
 _COST = {"floordiv": 4, "floormod": 4}
 
 
 def cost(e: Expr) -> int:
-    """The work of evaluating `e` with shared parts evaluated once."""
+    """Return the work of evaluating `e` with shared parts evaluated once."""
     return sum(_COST.get(n.op, 1) for n in postorder((e,)) if n.op)
 
 
@@ -112,7 +112,7 @@ class Renderer:
         return add(head, self._sum(outside, dtype))
 
     def _best_factor(self, p: Poly) -> tuple[Mono, int] | None:
-        """The atom in most terms, or the coefficient of most terms; at least two."""
+        """Return the atom in most terms, or the coefficient of most terms; at least two."""
         count: dict[tuple[Mono, int], int] = {}
         for m, k in p.items():
             for a in dict.fromkeys(m):

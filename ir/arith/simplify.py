@@ -14,11 +14,11 @@ from relax_tune.ir.core.expr import FALSE, TRUE, Const, Expr, Var, postorder, re
 
 
 def simplify(e: Expr, env: Env | None = None) -> Expr:
-    """The cheapest form found of `e` under `env`.
+    """Return the cheapest form found of `e` under `env`.
 
-    Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the expression as it
-    stands is no more work. Conditions that `prove` decides become literals, and choices they decide disappear. Floating-point
-    operations keep their order; only what is inside them is simplified. Depends on `e` and `env` alone.
+    Integer arithmetic (i32, i64) is decided in polynomial normal form and written back factored, unless the given
+    expression costs no more. Conditions that `prove` decides become literals, and choices they decide disappear.
+    Floating-point operations keep their order; only what is inside them is simplified. Depends only on `e` and `env`.
     """
     env = env or EMPTY
     if isinstance(e, Const):
@@ -63,7 +63,7 @@ class _Simplifier:
         return self.condition(n, new) if n.dtype.short == "bool" and new.op else new
 
     def known(self, p: Poly, new: Expr, n: Expr | None = None) -> Expr:
-        """A constant or a single term is its own best form."""
+        """Return the best form of a constant or a single term."""
         value = P.as_constant(p)
         if value is not None:
             return self.renderer.render(p, new.dtype)
@@ -89,7 +89,9 @@ class _Simplifier:
         return self.cheaper(new, self.renderer.render(p, n.dtype))
 
     def settle(self, n: Expr) -> Expr:
-        """The final form of the root of a sum or product; of two that are the same work, the written-out normal form."""
+        """Return the final form of the root of a sum or product. Of two forms of equal cost, the normal form is
+        preferred.
+        """
         if n in self.dirty:
             self.dirty.discard(n)
             found = self.renderer.render(self.ctx.poly(n), n.dtype)
@@ -109,10 +111,10 @@ class _Simplifier:
 
 
 def _scales(n: Expr) -> bool:
-    """A product with a literal of something that has a literal inside."""
+    """Return whether a product multiplies a literal by an expression that contains a literal."""
     return n.op == "mul" and any(isinstance(a, Const) and bool(b.op) for a, b in (n.args, n.args[::-1]))
 
 
 def _leans_right(n: Expr) -> bool:
-    """A sum whose last term is one."""
+    """Return whether the last term of a sum is itself a sum."""
     return n.op == "add" and n.args[1].op == "add"

@@ -1,7 +1,7 @@
-"""Questions that the proof search leaves open, put to Z3 where the extra `solver` is installed.
+"""Decisions by Z3 on questions that the proof search leaves open, if the extra `solver` is installed.
 
-Z3 is asked whether the facts and the negation of a claim are satisfiable. Z3's resource count limits its effort, and every
-question has its own context. So answers depend on the question and on Z3's version, never on load or history.
+Z3 decides whether the facts and the negation of a claim are satisfiable. Z3's resource count limits its effort, and
+every question has its own context. So answers depend on the question and on Z3's version, never on load or history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_tune.ir.arith.normal import algebraic, wide
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core.expr import Const, Expr, Tunable, Var, postorder
 
-# Z3's own measure; a question about three dims takes some hundreds to fifty thousand.
+# In Z3's resource units; a question about three dims takes a few hundred to fifty thousand.
 RLIMIT = 300_000
 MAX_NODES = 2000
 
@@ -33,7 +33,7 @@ class Z3:
     name: str
 
     def decide(self, cond: Expr, env: Env, goals: Collection[Proof]) -> Proof:
-        """The one of `goals` that is the answer for every assignment the env allows, or UNKNOWN.
+        """Return the one of `goals` that is the answer for every assignment the env allows, or UNKNOWN.
 
         Raises: RelaxTuneError when the installed package cannot be loaded.
         """
@@ -43,7 +43,7 @@ class Z3:
         return Proof.UNKNOWN
 
     def _refuted(self, cond: Expr, env: Env, value: bool) -> bool:
-        """No assignment gives `cond` this value."""
+        """Prove that no assignment gives `cond` this value."""
         z3 = _module(self.name)
         question = _Question(z3, env)
         claim = question.read(cond)
@@ -58,7 +58,7 @@ class Z3:
 
 @cache
 def installed_solver() -> Z3 | None:
-    """The solver, where the extra `solver` is installed."""
+    """Return the solver, None unless the extra `solver` is installed."""
     try:
         return Z3(f"z3-solver {version('z3-solver')}")
     except PackageNotFoundError:
@@ -87,7 +87,7 @@ class _Question:
         self.waiting: list[Var] = []
 
     def known(self) -> list[Any]:
-        """The facts, what bounds the variables met, and that divisors are not zero."""
+        """Return the facts, the bounds of the variables met, and the conditions that divisors are not zero."""
         facts = [self.read(f) for f in self.env.facts]
         while self.waiting:
             v = self.waiting.pop(0)
@@ -102,7 +102,7 @@ class _Question:
         return [*self.side, *(f for f in facts if f is not None)]
 
     def read(self, e: Expr) -> Any:
-        """The term of an expression; None for one too large to ask about."""
+        """Return the Z3 term of an expression; None for one that is too large."""
         for count, n in enumerate(postorder((e,))):
             if count > MAX_NODES:
                 return None
@@ -139,7 +139,7 @@ class _Question:
         return quotient if name == "floordiv" else a - b * quotient
 
     def opaque(self, n: Expr) -> Any:
-        """Any value of the dtype, the same wherever this node stands."""
+        """Return a free variable of the dtype, the same for every occurrence of the node."""
         name = f"x{len(self.terms)}"
         if n.dtype.short == "bool":
             return self.z3.Bool(name, self.context)

@@ -1,6 +1,7 @@
 """Alias analysis of graph functions: the allocated tensors that each variable may name.
 
-Flow-sensitive only in order of bindings; both sides of a branch are joined."""
+It follows the order of bindings; both sides of a branch are joined.
+"""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from relax_tune.ir.core.graph_walk import all_uses
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.interp.interp import run_prim
 
-# Values of the first symbol, the second and so on in each trial; distinct values tell dims apart.
+# Values of the first symbol, the second and so on in each trial; distinct values distinguish dims.
 TRIES = ((3, 5, 2, 4), (1, 1, 1, 1), (4, 2, 5, 3))
 LARGEST = 4096
-"""Elements of all buffers of a call together; what cannot be as small is not tried."""
+"""Largest number of elements of all buffers of a call; functions that need more are not tried."""
 
 
 def examine(module: IRModule, names: Collection[str] | None = None) -> None:

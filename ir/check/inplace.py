@@ -91,10 +91,11 @@ class InplaceConflict:
 
 
 def inplace_conflicts(f: Function, module: IRModule) -> Iterator[InplaceConflict]:
-    """List the illegal in-place outputs of `f`.
+    """Yield the illegal in-place outputs of `f`.
 
     An output is illegal when the function does not own the argument's memory, when the argument is read later, or when the
-    loops of the tensor function forbid it."""
+    loops of the tensor function forbid it.
+    """
     if not any(isinstance(v, CallTIR) and v.inplace for v in nested_values(f)):
         return
     yield from _InplaceChecker(module).body(f)

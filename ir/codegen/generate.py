@@ -96,7 +96,7 @@ class GeneratedKernel:
 
 
 def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
-    """The source of one scheduled function without free tunables.
+    """Return the source of one scheduled function without free tunables.
 
     Raises:
         BuildError: free tunables, local buffers without constant extents, float scalar parameters, work-item loops of
@@ -136,7 +136,9 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
 
 
 def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
-    """Tell whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast."""
+    """Return whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as
+    fast.
+    """
     return target.language == "cuda" or bool(loops(body, "item"))
 
 
@@ -205,7 +207,7 @@ def _one_index_per_axis(n: Stmt) -> Stmt:
 
 
 def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
-    """One function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
+    """Return one function per top-level statement, `prepack` ones first: between them lies a device-wide barrier. Statements of one thread
     that share local memory stay together.
 
     Each keeps the parameters it uses; global intermediates that more than one of them uses become parameters (workspaces),
@@ -243,7 +245,7 @@ def split_kernels(func: PrimFunc) -> tuple[PrimFunc, ...]:
 
 
 def _together(func: PrimFunc) -> tuple[Stmt, ...]:
-    """Return the top-level statements, neighbours of one thread that share a local buffer as one.
+    """Return the top-level statements; those of one thread that share a local buffer become one.
 
     Neighbours without thread loops are the body of a loop that ran once.
     """
@@ -283,7 +285,7 @@ def _part(func: PrimFunc, name: str, body: Stmt, used: dict[Buffer, bool], users
 
 
 def _symbols(body: Stmt, buffers: list[Buffer]) -> list[Var]:
-    """The free variables of a statement and of the shapes of its buffers."""
+    """Return the free variables of a statement and of the shapes of its buffers."""
     bound = {f.var for f in loops(body)}
     found: dict[Var, None] = {}
     lowered = lower_blocks(body)

@@ -35,17 +35,17 @@ class DType:
 
     @property
     def is_half(self) -> bool:
-        """Tell whether this is a 16-bit float: memory holds it, arithmetic is in f32."""
+        """True for a 16-bit float: memory holds it, arithmetic is in f32."""
         return self.short in ("f16", "bf16")
 
     @property
     def epsilon(self) -> float:
-        """Return the distance from 1 to the next larger float of this type."""
+        """The distance from 1 to the next larger float of this type."""
         return float(ml_dtypes.finfo(self.numpy).eps)
 
     @property
     def lowest(self) -> float:
-        """Return the most negative finite float of this type."""
+        """The most negative finite float of this type."""
         return float(ml_dtypes.finfo(self.numpy).min)
 
     @property
@@ -76,5 +76,5 @@ def dtype(name: str | np.dtype[Any]) -> DType:
 
 
 def is_floating(name: np.dtype[Any]) -> bool:
-    """Tell whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
+    """Return whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
     return name.kind == "f" or name == bf16.numpy

@@ -81,7 +81,7 @@ class Expr:
         )
 
     def __repr__(self) -> str:
-        from relax_tune.ir.core.expr_text import format_expr  # which builds on this module
+        from relax_tune.ir.core.expr_text import format_expr  # imports this module
 
         return format_expr(self)
 
@@ -304,7 +304,7 @@ _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "compar
 
 
 def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
-    """Compare two scalars by `lt`, `le`, `eq` or `ne`: a bool expression."""
+    """Compare two scalars by `lt`, `le`, `eq` or `ne`, which gives a bool expression."""
     x, y = _pair(a, b)
     if isinstance(x, Const) and isinstance(y, Const):
         return const(_COMPARE[name](x.value, y.value))
@@ -382,7 +382,7 @@ def cast(a: Expr, dtype: DType) -> Expr:
 
 
 def call(name: str, *args: Expr) -> Expr:
-    """Apply a mathematical function of `MATH` (dtype of the first argument)."""
+    """Apply a mathematical function of `MATH`, in the type of its first argument."""
     if name not in MATH:
         raise ValueError(f"wanted one of {sorted(MATH)}, found {name!r}")
     return op(name, args, args[0].dtype)
@@ -417,7 +417,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     return op(e.op, args, e.dtype) if e.op else e
 
 
-# the operations whose constructors fold; any other one is built as it is
+# the operations whose constructors fold; others are built without folding
 _CONSTRUCTORS: Mapping[str, Callable[..., Expr]] = {
     "add": add, "sub": sub, "mul": mul, "div": div, "floordiv": floordiv, "floormod": floormod,
     "min": minimum, "max": maximum, "lt": lt, "le": le, "eq": eq, "ne": ne,
@@ -443,7 +443,7 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
 
 
 def transform(e: Expr, leaf: Callable[[Expr], Expr | None]) -> Expr:
-    """Rewrite bottom-up: `leaf(node)` on every rebuilt node, None keeps it. Shared nodes are visited once."""
+    """Rewrite bottom-up: replace each rebuilt node by `leaf(node)`, or keep it for None. Shared nodes are visited once."""
     if not e.children:  # most extents and bindings
         return e if (new := leaf(e)) is None else new
     done: dict[Expr, Expr] = {}

@@ -15,7 +15,9 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
 
 
 def format_expr(e: Expr, name: Callable[[Var | Buffer], str] = lambda x: x.name) -> str:
-    """Return Python-syntax text with only the parentheses that precedence needs. name: the text of an identity."""
+    """Return Python-syntax text with only the parentheses that precedence needs. name: the text of a variable or
+    buffer.
+    """
     done: dict[Expr, tuple[str, int]] = {}
     for n in postorder((e,)):
         done[n] = _format_node(n, done, name)
@@ -46,7 +48,9 @@ def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[
 
 
 def _format_const(n: Const) -> tuple[str, int]:
-    """The plain forms are int64, float32 and bool. Infinities and NaN are strings."""
+    """Return the text of a literal: plain for int64, float32 and bool, else with its type. Infinities and NaN are
+    strings.
+    """
     if not math.isfinite(n.value):
         return f'const("{n.value}", {n.dtype})', ATOM
     if n.dtype in (i64, bool_, f32):

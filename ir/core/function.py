@@ -99,7 +99,7 @@ class IRModule:
         return {name: f for name, f in self.functions.items() if isinstance(f, PrimFunc)}
 
     def prim(self, name: str) -> PrimFunc:
-        """The tensor function `name`; KeyError text names what there is."""
+        """Return the tensor function `name`. Raises KeyError that lists the tensor functions."""
         prims = self.prims
         if name not in prims:
             raise KeyError(f"wanted a tensor function called {name!r}; the module has {', '.join(prims) or 'none'}")

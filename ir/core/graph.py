@@ -47,7 +47,7 @@ class Constant(AtomBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(ComputationBase):
-    """A graph operator applied to values."""
+    """A call of a graph operator on values."""
 
     op: Operator
     args: tuple[Value, ...]
@@ -70,12 +70,13 @@ class Call(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallTIR(ComputationBase):
-    """A tensor function called in destination-passing style (`call_tir`).
+    """A call of a tensor function in destination-passing style (`call_tir`).
 
     out: annotation of each output, which carries the symbols.
     scalars: explicit scalar arguments.
-    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never changes
-        results: the function must read of such an argument only the element it is about to write."""
+    inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`). It never
+    changes results: of such an argument the function reads only the element that it then writes.
+    """
 
     callee: str
     args: tuple[Value, ...]
@@ -237,7 +238,7 @@ class FunctionRef(AtomBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallFunction(ComputationBase):
-    """A graph function called: one of the module, or whichever a variable holds."""
+    """A call of a graph function: one of the module, or one that a variable holds."""
 
     callee: Value
     args: tuple[Value, ...]
@@ -252,8 +253,9 @@ class CallFunction(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallHost(ComputationBase):
-    """A routine of the host program, opaque: `out` is all that is known of its result. Unless `pure` it may do more than
-    compute that, so it stays where it is."""
+    """A call of an opaque routine of the host program; `out` annotates its result. Unless `pure` it may have side
+    effects, and keeps its place.
+    """
 
     routine: str
     args: tuple[Value, ...]
@@ -282,7 +284,7 @@ class CallHost(ComputationBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Body:
-    """One side of an `if`: its own bindings, and the atom (or tuple of atoms) it gives."""
+    """One side of an `if`: its own bindings, and its result, an atom or tuple of atoms."""
 
     blocks: tuple[AnyBlock, ...]
     ret: Value
@@ -292,7 +294,7 @@ class Body:
         return tuple(b for block in self.blocks for b in block.bindings)
 
     def replaced(self, mapping: Mapping[Value, Value]) -> Body:
-        """This side with variables, weights and functions replaced; the same object when none occurs."""
+        """Replace variables, weights and functions on this side. Returns the same object when none occurs."""
         blocks = tuple(block.replaced(mapping) for block in self.blocks)
         ret = replace_operands(self.ret, mapping)
         return self if ret is self.ret and same_objects(blocks, self.blocks) else Body(blocks, ret)
@@ -311,13 +313,13 @@ class If(ComputationBase):
         return (self.then, self.orelse)
 
     def with_bodies(self, bodies: Sequence[Body], cond: Value | None = None) -> If:
-        """This branch with other sides, and another condition if given; the same object when nothing changes."""
+        """Replace the sides of this branch, and the condition if given. Returns the same object when nothing changes."""
         cond = cond or self.cond
         return self if same_objects((cond, *bodies), (self.cond, *self.bodies)) else If(cond, *bodies)
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """The condition and what the sides read from outside."""
+        """The condition, and the values that the sides read from outside."""
         return (self.cond, *captured(self))
 
     def _made_of(self, new: tuple[Value, ...]) -> If:
@@ -346,7 +348,7 @@ class Binding:
     value: Value
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that the value and its annotation mention."""
+        """Yield the symbols that the value and its annotation mention."""
         yield from self.value.symbols()
         yield from info_symbols(self.var.info)
 
@@ -365,7 +367,7 @@ class MatchCast:
         return self.value.name if isinstance(self.value, (GVar, Constant)) else self.var.name
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that the value and both annotations mention."""
+        """Yield the symbols that the value and both annotations mention."""
         yield from self.value.symbols()
         yield from info_symbols(self.var.info)
         yield from info_symbols(self.info)
@@ -379,7 +381,7 @@ class _BlockBase:
     bindings: tuple[AnyBinding, ...]
 
     def replaced(self, mapping: Mapping[Value, Value]) -> Self:
-        """This block with variables, weights and functions replaced; the same object when none occurs."""
+        """Replace variables, weights and functions in this block. Returns the same object when none occurs."""
         new: list[AnyBinding] = []
         for b in self.bindings:
             value = replace_operands(b.value, mapping)
@@ -406,8 +408,9 @@ AnyBlock = Union[DataflowBlock, BindingBlock]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation. `pure`: it does
-    nothing but compute its result."""
+    """A graph function; `ret` is an atom or a tuple of atoms, `ret_info` the declared or deduced annotation. `pure`: it
+    has no side effects.
+    """
 
     name: str
     params: tuple[GVar, ...]
@@ -423,7 +426,9 @@ class Function:
 
 
 def replace_operands(value: Value, mapping: Mapping[Value, Value]) -> Value:
-    """`value` with variables, weights and functions replaced, inside branches too; the same object when none occurs."""
+    """Replace variables, weights and functions in `value`, inside branches too. Returns the same object when none
+    occurs.
+    """
     if value.is_atom:
         return mapping.get(value, value)
     return value.with_operands([replace_operands(v, mapping) for v in value.operands])

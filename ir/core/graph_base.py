@@ -43,11 +43,11 @@ class Operator:
                 object.__setattr__(self, name, new)
 
     def symbols(self) -> tuple[Var, ...]:
-        """The symbols in the attributes."""
+        """Return the symbols in the attributes."""
         return free_vars(*_expressions(tuple(getattr(self, f.name) for f in fields(self))))
 
     def substituted(self, mapping: Mapping[Var, Expr]) -> Self:
-        """This operator with symbols in its attributes replaced; the same object when none occurs."""
+        """Replace symbols in the attributes of this operator. Returns the same object when none occurs."""
         changed: dict[str, Any] = {}
         for f in fields(self):
             old = getattr(self, f.name)
@@ -107,20 +107,22 @@ class AtomBase:
 
     @property
     def attributes(self) -> tuple[object, ...]:
-        """Everything that says what is computed, except the operands."""
+        """All that defines the computation, except the operands."""
         return ()
 
     def with_operands(self, new: Sequence[Value]) -> Self:
-        """This value computed from `new`; the same object when these are the operands it has."""
+        """Replace the operands of this value by `new`. Returns the same object when they are the present ones."""
         assert not new, f"{type(self).__name__} has no operands"
         return self
 
     def symbols(self) -> Iterator[Var]:
-        """The symbols that this value mentions, operands and branches included; one may come several times."""
+        """Return the symbols that this value mentions, operands and branches included. A symbol may occur several
+        times.
+        """
         return iter(())
 
     def with_symbols(self, meaning: Mapping[Var, Expr], info: MapInfo) -> Self:
-        """This value with symbols replaced by `meaning` and annotations by `info`; the same object when nothing changes."""
+        """Replace symbols by `meaning` and annotations by `info`. Returns the same object when nothing changes."""
         return self
 
 
@@ -132,7 +134,7 @@ class ComputationBase:
 
     @property
     def info(self) -> StructInfo:
-        """The annotation that the value itself states; an object where deduction has to find it."""
+        """The annotation that the value itself states; an object if deduction has to find it."""
         return ObjectInfo()
 
     @property
@@ -151,7 +153,7 @@ class ComputationBase:
         return self if same_objects(new, self.operands) else self._made_of(tuple(new))
 
     def _made_of(self, new: tuple[Value, ...]) -> Self:
-        """This value computed from other operands."""
+        """Return this value computed from other operands."""
         raise NotImplementedError(f"{type(self).__name__}.with_operands")
 
     def symbols(self) -> Iterator[Var]:

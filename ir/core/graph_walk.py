@@ -29,7 +29,7 @@ O = TypeVar("O", bound="Operator")  # noqa: E741
 
 
 def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
-    """Iterate over every block in `f`; the sides of an `if` come before the block that branches."""
+    """Yield every block in `f`; the sides of an `if` come before the block that branches."""
     for block in f.blocks:
         for b in block.bindings:
             for side in b.value.bodies:
@@ -38,7 +38,7 @@ def all_blocks(f: Function | Body) -> Iterator[AnyBlock]:
 
 
 def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
-    """Iterate over every binding in `f`, each after all that it reads: the sides of an `if` come before the `if`."""
+    """Yield every binding in `f`, each after the bindings that it reads. The sides of an `if` come before the `if`."""
     for b in f.bindings:
         for side in b.value.bodies:
             yield from all_bindings(side)
@@ -46,9 +46,10 @@ def all_bindings(f: Function | Body) -> Iterator[AnyBinding]:
 
 
 def all_uses(f: Function) -> Iterator[Value]:
-    """Iterate over everything that reads variables: the values of bindings and the result of `f`.
+    """Yield everything that reads variables: the values of bindings and the result of `f`.
 
-    An `if` gives its condition and the results of its sides."""
+    For an `if` they include its condition and the results of its sides.
+    """
     for b in all_bindings(f):
         yield from (b.value.cond, b.value.then.ret, b.value.orelse.ret) if isinstance(b.value, If) else (b.value,)
     yield f.ret
@@ -67,7 +68,7 @@ def entries(functions: Mapping[str, object]) -> dict[str, Function]:
 
 
 def nested_values(f: Function | Body) -> Iterator[Value]:
-    """Iterate over every value in `f`, operands and branches included."""
+    """Yield every value in `f`, operands and branches included."""
     stack: list[Value] = [f.ret, *(b.value for b in reversed(f.bindings))]
     while stack:
         v = stack.pop()
@@ -81,7 +82,7 @@ def nested_values(f: Function | Body) -> Iterator[Value]:
 
 
 def is_impure(value: Value) -> bool:
-    """Return whether computing `value` may have side effects, as far as its own annotation tells."""
+    """Return whether computing `value` may have side effects, judged by its own annotation."""
     if isinstance(value, CallHost):
         return not value.pure
     if isinstance(value, CallFunction):
@@ -91,7 +92,9 @@ def is_impure(value: Value) -> bool:
 
 
 def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, ...]], ...]:
-    """Return (dataflow, bindings) of each region. Neighbouring binding blocks are one region, empty ones are none."""
+    """Return (dataflow, bindings) of each region. Neighbouring binding blocks are one region; empty regions are left
+    out.
+    """
     found: list[tuple[bool, tuple[AnyBinding, ...]]] = []
     for block in blocks:
         dataflow = isinstance(block, DataflowBlock)
@@ -103,7 +106,7 @@ def regions(blocks: Sequence[AnyBlock]) -> tuple[tuple[bool, tuple[AnyBinding, .
 
 
 def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
-    """Split bindings into blocks: each branch or side effect by itself, everything between in dataflow blocks."""
+    """Split bindings into blocks: each branch or side effect by itself, the bindings between in dataflow blocks."""
     blocks: list[AnyBlock] = []
     plain: list[AnyBinding] = []
     for b in bindings:
@@ -120,12 +123,12 @@ def into_blocks(bindings: Sequence[AnyBinding]) -> tuple[AnyBlock, ...]:
 
 
 def used_vars(value: Value) -> tuple[GVar, ...]:
-    """Distinct graph variables of a value."""
+    """Return the distinct graph variables of a value."""
     if isinstance(value, GVar):
         return (value,)
     return tuple(dict.fromkeys(v for o in value.operands for v in used_vars(o)))
 
 
 def operator_of(value: object, *kinds: Callable[..., O]) -> O | None:
-    """Return the operator of a call whose operator is of one of the classes, abstract ones too; None for any other value."""
+    """Return the operator of a call if it is of one of the classes, which may be abstract. None for any other value."""
     return cast(O, value.op) if isinstance(value, Call) and isinstance(value.op, cast(Any, kinds)) else None

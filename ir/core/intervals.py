@@ -23,7 +23,7 @@ def hull(a: Interval, b: Interval) -> Interval:
 
 
 def within(a: Interval, b: Interval) -> bool:
-    """Tell whether `a` is bounded and lies in `b`."""
+    """Return whether `a` is bounded and lies in `b`."""
     return meet(a, b) == a and None not in a
 
 
@@ -72,7 +72,7 @@ def _empty(a: Interval) -> bool:
 
 
 def floordiv(a: Interval, b: Interval) -> Interval:
-    """Return the interval of x // y. Divisors are never zero, so one that is >= 0 is positive."""
+    """Return the interval of x // y. A divisor is never zero, so a divisor >= 0 is positive."""
     if b[0] is None or b[0] < 0:
         return UNBOUNDED
     least, most = max(b[0], 1), None if b[1] is None else max(b[1], 1)

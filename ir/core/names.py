@@ -15,5 +15,5 @@ def fresh(wanted: str, taken: Container[str]) -> str:
 
 
 def same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
-    """Return whether both hold the same objects, in order."""
+    """Return whether both tuples hold the same objects, in order."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, substitute
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.stmt import Block, For, IterVar, Stmt, seq, statements
@@ -33,12 +33,16 @@ def plain_blocks(func: PrimFunc) -> tuple[Block, ...] | None:
     return tuple(found)
 
 
-def with_blocks(func: PrimFunc, blocks: Sequence[Block]) -> PrimFunc:
-    """Return `func` with other blocks under fresh plain loops, without unused allocations."""
+def with_blocks(
+    func: PrimFunc, blocks: Sequence[Block], leaf: Callable[[Expr], Expr | None] = lambda e: None
+) -> PrimFunc:
+    """Return `func` with other blocks under fresh plain loops, without unused allocations.
+
+    leaf: rewriting of the blocks' expressions (`transform`)"""
     names: set[str] = set()
-    body = seq(*(_nest(b, names) for b in blocks))
-    used = {b for block in blocks for b in (*read_buffers(block), block.body.buffer)}
-    return replace(func, body=body, allocs=tuple(a for a in func.allocs if a in used))
+    nests = [_nest(b, names, leaf) for b in blocks]
+    used = {buffer for block, _ in nests for buffer in (*read_buffers(block), block.body.buffer)}
+    return replace(func, body=seq(*(n for _, n in nests)), allocs=tuple(a for a in func.allocs if a in used))
 
 
 def _unique(name: str, names: set[str]) -> str:
@@ -46,16 +50,22 @@ def _unique(name: str, names: set[str]) -> str:
     return made
 
 
-def _nest(block: Block, names: set[str]) -> Stmt:
+def _nest(block: Block, names: set[str], leaf: Callable[[Expr], Expr | None]) -> tuple[Block, Stmt]:
+    """Return the block over fresh iterators, and the nest of fresh loops around it."""
     name = _unique(block.name, names)
-    iters = tuple(IterVar(Var(i.var.name), i.extent, i.kind) for i in block.iters)
-    own = {old.var: new.var for old, new in zip(block.iters, iters, strict=True)}
-    block = block.map_own_exprs(lambda e: substitute(e, own))
+    own = {i.var: Var(i.var.name) for i in block.iters}
+
+    def fresh_vars(e: Expr) -> Expr | None:
+        return new if isinstance(e, Var) and (new := own.get(e)) is not None else leaf(e)
+
+    block = block.map_own_exprs(lambda e: transform(e, fresh_vars))
+    iters = tuple(IterVar(own[i.var], i.extent, i.kind) for i in block.iters)
     loops = tuple(Var(_unique(f"{name}_{i.var.name.removeprefix('v')}", names)) for i in iters)
-    body: Stmt = replace(block, name=name, iters=iters, bindings=loops)
+    block = replace(block, name=name, iters=iters, bindings=loops)
+    body: Stmt = block
     for var, i in reversed(list(zip(loops, iters, strict=True))):
         body = For(var, i.extent, body)
-    return body
+    return block, body
 
 
 def block_loads(block: Block) -> tuple[Load, ...]:

@@ -20,7 +20,7 @@ from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType, is_floating
 from relax_tune.ir.core.intervals import Interval
 
-# arithmetic: of numbers of any type; integer, float: of those alone; function: of floats (abs: of any number)
+# arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number)
 # precedence of names, numbers and calls
 ATOM = 9
 
@@ -33,10 +33,10 @@ class ScalarOp:
 
     name: key in expressions and in text.
     arity: number of operands.
-    kind: what it takes and gives; comparisons and logic give bool, every other kind the type of its operands.
+    kind: operand types; comparisons and logic return bool, every other kind the type of its operands.
     evaluate: value for Python numbers, NumPy scalars or arrays (None: it needs the target type).
     infix, precedence: Python's operator and how tightly it binds; without one, `name(operands)`.
-    exact: `evaluate` rounds in the operands' type; else it is meant for float64, rounded once.
+    exact: `evaluate` rounds in the operands' type; otherwise it computes in float64, rounded once.
     interval: interval of an integer result from those of the operands.
     c: operator or `math.h` function in C, CUDA and OpenCL, where it is not `infix` or `name`.
     columns: NumPy text on float64 arrays of whole numbers, where it is not the infix operator; None: not in closed forms.
@@ -57,7 +57,7 @@ class ScalarOp:
 
     @property
     def gives_bool(self) -> bool:
-        """Tell whether the result is a truth value."""
+        """True if the result is a truth value."""
         return self.kind in ("comparison", "logic")
 
     @property
@@ -67,7 +67,7 @@ class ScalarOp:
 
     @property
     def column_text(self) -> str | None:
-        """NumPy text over `{0}`, `{1}`, ...; None where closed forms do not have it."""
+        """NumPy text over `{0}`, `{1}`, ...; None if closed forms lack the operation."""
         return self.columns or (f"{{0}} {self.infix} {{1}}" if self.infix else None)
 
 

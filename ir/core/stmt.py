@@ -20,7 +20,7 @@ from relax_tune.ir.core.expr import FALSE, TRUE, Expr, Load, Var, and_, eq, load
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "group", "item"]
 IterKind = Literal["spatial", "reduce"]
 
-# Axes of a grid. A launch has three: work-items along the fourth axis lie behind one another along the third.
+# Axes of a grid. A launch has three: the fourth axis of work-items is the outer part of the third.
 AXES = {"group": 3, "item": 4}
 # How lowering handles the last, incomplete tile of a loop (see ir/codegen/lower/tails.py). All give the same results: the block's
 # predicate decides which points run.
@@ -38,7 +38,9 @@ class Stmt:
         return ()
 
     def with_children(self, new: tuple[Stmt, ...]) -> Stmt:
-        """Return the statement with other children: itself where none changed, `EMPTY` where none has an effect."""
+        """Return the statement with other children. Unchanged children give the same object, children without effect
+        `EMPTY`.
+        """
         assert not new, f"{type(self).__name__} has no children"
         return self
 
@@ -225,7 +227,7 @@ class Block(Stmt):
 
     iters, bindings: iterators, and for each the expression over loop variables that is its value.
     body: the store. A reduction without `init` reads the element that it writes.
-    init: store at the first reduction point (all reduce iterators zero), or without an update where there is no such point
+    init: store at the first reduction point (all reduce iterators zero), or without an update if there is no such point
         (`relax_tune.ir.interp.empty_reductions`).
     predicate: condition over the loop variables; points where it is false do not run.
     role: `prepack` for a block over constants that runs once, before any call.
@@ -322,12 +324,12 @@ def is_empty(s: Stmt) -> bool:
 
 
 def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
-    """Tell whether two tuples hold the same objects."""
+    """Return whether two tuples hold the same objects."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def unknown(s: object, where: str) -> TypeError:
-    """Return the error of a consumer that has no case for a class of statement."""
+    """Return the error of a consumer that does not know a class of statement."""
     return TypeError(f"{where} has no case for the statement {type(s).__name__}")
 
 
@@ -397,12 +399,12 @@ def map_exprs(s: Stmt, fn: Callable[[Expr], Expr]) -> Stmt:
 
 
 def substitute_stmt(s: Stmt, mapping: Mapping[Var, Expr]) -> Stmt:
-    """Replace variables in every expression; binders are the caller's business."""
+    """Replace variables in every expression; the caller replaces the binders."""
     return map_exprs(s, lambda e: substitute(e, mapping)) if mapping else s
 
 
 def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tuple[Expr, ...]] | None]) -> S:
-    """Point loads and stores elsewhere: `access(buffer, indices)` gives the new place, None keeps the old one."""
+    """Redirect loads and stores: `access(buffer, indices)` returns the new place, None for the old one."""
 
     def leaf(e: Expr) -> Expr | None:
         new = access(e.buffer, e.indices) if isinstance(e, Load) else None
@@ -419,7 +421,7 @@ def redirect(s: S, access: Callable[[Buffer, tuple[Expr, ...]], tuple[Buffer, tu
 
 
 def replace_buffers(s: S, mapping: Mapping[Buffer, Buffer]) -> S:
-    """Point loads and stores at other buffers of the same rank."""
+    """Redirect loads and stores to other buffers of the same rank."""
     return redirect(s, lambda b, i: (mapping[b], i) if b in mapping else None) if mapping else s
 
 

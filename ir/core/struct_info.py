@@ -1,4 +1,4 @@
-"""Annotations: what is known of a value (paper section 3.1, "structural information")."""
+"""Annotations: static facts about a value (paper section 3.1, "structural information")."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class TupleInfo:
 class CallableInfo:
     """A function's signature: symbols bind in the parameters, anew at every call, and are instantiated in the result.
 
-    params: None when nothing is known of them. pure: calling it does nothing but compute the result. names: what the
-    parameters are called, for messages only."""
+    params: None if unknown. pure: a call has no side effects. names: names of the parameters, for messages only.
+    """
 
     params: tuple[StructInfo, ...] | None
     ret: StructInfo
@@ -100,7 +100,9 @@ def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
 
 
 def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:
-    """The scalars an annotation states itself: dims of a tensor or shape, the value of a scalar; None when unknown."""
+    """Return the scalars an annotation states itself: dims of a tensor or shape, the value of a scalar. None when
+    unknown.
+    """
     if isinstance(info, TensorInfo):
         return info.shape
     if isinstance(info, ShapeInfo):
@@ -120,7 +122,7 @@ def all_tensors(infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
 
 
 def info_symbols(info: StructInfo) -> tuple[Var, ...]:
-    """The symbols in an annotation, in order; those a signature binds in its parameters are its own and left out."""
+    """Return the symbols in an annotation, in order, without the symbols that a signature binds in its parameters."""
     if isinstance(info, TupleInfo):
         return tuple(dict.fromkeys(v for f in info.fields for v in info_symbols(f)))
     if isinstance(info, CallableInfo):
@@ -130,5 +132,5 @@ def info_symbols(info: StructInfo) -> tuple[Var, ...]:
 
 
 def own_symbols(signature: CallableInfo) -> dict[Var, None]:
-    """The symbols a signature binds anew at every call, in order."""
+    """Return the symbols a signature binds anew at every call, in order."""
     return dict.fromkeys(v for p in signature.params or () for v in info_symbols(p))

@@ -1,4 +1,4 @@
-"""A short way to write tensor functions: declare buffers, then say what each element is."""
+"""A builder of tensor functions: declare buffers, then define each element."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TensorBuilder:
         return Buffer(self._unique(name), tuple(expr(d) for d in shape), dtype, scope)
 
     def input(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32, const: bool = False) -> Tensor:
-        """A parameter that is read; `const` when it holds the same values at every call."""
+        """Declare an input. const: it holds the same values at every call."""
         buffer = self._buffer(name, shape, dtype)
         self._inputs.append(buffer)
         if const:
@@ -65,18 +65,18 @@ class TensorBuilder:
         return Tensor(buffer)
 
     def scalar(self, var: Var) -> Var:
-        """An explicit scalar parameter."""
+        """Declare an explicit scalar parameter."""
         self._scalars.append(var)
         return var
 
     def alloc(self, name: str, shape: Sequence[ExprLike], dtype: DType = f32) -> Tensor:
-        """An intermediate buffer."""
+        """Declare an intermediate buffer."""
         buffer = self._buffer(name, shape, dtype)
         self._allocs.append(buffer)
         return Tensor(buffer)
 
     def compute(self, out: Tensor, value: Callable[..., Expr], name: str | None = None) -> None:
-        """One spatial block: `out[i...] = value(i...)` for every element."""
+        """Add a spatial block: `out[i...] = value(i...)` for every element."""
         self._block(out, out.buffer.shape, (), name, lambda s, _r: (s, None, value(*s)))
 
     def reduce(
@@ -87,7 +87,7 @@ class TensorBuilder:
         combine: Callable[..., Expr],
         name: str | None = None,
     ) -> None:
-        """A reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`."""
+        """Add a reduction block: `out[i...] = init`, then `out[i...] = combine(out[i...], i..., r...)` over `extents`."""
         self._block(
             out,
             out.buffer.shape,

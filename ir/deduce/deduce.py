@@ -150,7 +150,7 @@ def apply_signature(name: str, callee: CallableInfo, args: Sequence[StructInfo],
 
 
 def _bare(callee: CallableInfo) -> frozenset[Expr]:
-    """Return the symbols that are dims of parameters by themselves: never negative."""
+    """Return the symbols that are dims of parameters by themselves, hence never negative."""
     return frozenset(d for info in callee.params or () for d in _bare_dims(info))
 
 

@@ -41,7 +41,7 @@ class Access(IntEnum):
 
 
 def store_axes(block: Block) -> tuple[Var, ...] | None:
-    """The store's indices when they are distinct spatial iterators, all of them, and cover the whole buffer."""
+    """Return the store's indices if they are distinct spatial iterators, all of them, and cover the whole buffer."""
     spatial = {i.var: i.extent for i in block.iters if i.kind == "spatial"}
     axes = tuple(v for v in block.body.indices if isinstance(v, Var) and v in spatial)
     if len(axes) != len(block.body.indices) or len(set(axes)) != len(axes) or set(axes) != set(spatial):
@@ -69,7 +69,7 @@ def access_of(block: Block, read: Load) -> Access:
 
 
 def block_kind(block: Block) -> PatternKind:
-    """The pattern of one plain block."""
+    """Return the pattern of one plain block."""
     if store_axes(block) is None:
         return PatternKind.OPAQUE
     if block.is_reduction:
@@ -83,7 +83,7 @@ def block_kind(block: Block) -> PatternKind:
 
 
 def accumulated(block: Block) -> Expr | None:
-    """`v` of a reduction `T = T + v`, `T * v`, `max(T, v)` or `min(T, v)`; None for any other step."""
+    """Return `v` of a reduction `T = T + v`, `T * v`, `max(T, v)` or `min(T, v)`; None for any other step."""
     value, target = block.body.value, (block.body.buffer, block.body.indices)
     if value.op not in ("add", "mul", "max", "min"):
         return None
@@ -94,8 +94,10 @@ def accumulated(block: Block) -> Expr | None:
 
 
 def operands(block: Block) -> tuple[Expr, Expr] | None:
-    """The two factors of a matmul-like reduction: a sum of products in which each factor lacks a spatial axis that the other
-    has, so that both are reused."""
+    """Return the two factors of a matmul-like reduction, else None.
+
+    It is a sum of products in which each factor lacks a spatial axis that the other has, so that both are reused.
+    """
     v = accumulated(block)
     value = block.body.value
     if v is None or v.op != "mul" or value.op != "add":
@@ -115,7 +117,7 @@ def _reduction_kind(block: Block) -> PatternKind:
 
 
 def pattern_kind(func: PrimFunc) -> PatternKind:
-    """The pattern of a whole tensor function, from its loops alone."""
+    """Return the pattern of a whole tensor function, derived from its loops."""
     blocks = plain_blocks(func)
     if blocks is None:
         return PatternKind.OPAQUE

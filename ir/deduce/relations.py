@@ -32,7 +32,7 @@ from relax_tune.ir.core.struct_info import (
 from relax_tune.ir.op.base import Deduction
 
 Meaning = Mapping[Var, Expr | None]
-"""What symbols stand for; None for a symbol whose value is not known."""
+"""The values of symbols; None for an unknown value."""
 
 
 def is_known(info: StructInfo) -> TypeGuard[TensorInfo]:
@@ -112,9 +112,10 @@ class InfoDifference:
 def differences(
     wanted: StructInfo, found: StructInfo, env: Env | None = None, meaning: Meaning | None = None, path: str = ""
 ) -> Iterator[InfoDifference]:
-    """List the parts of a value annotated `found` that may not satisfy `wanted`, certain ones first.
+    """Yield the parts of a value annotated `found` that may not satisfy `wanted`, certain ones first.
 
-    meaning: value of each symbol of `wanted`. Nothing listed: `found` is a subtype of `wanted`."""
+    meaning: value of each symbol of `wanted`. Nothing listed: `found` is a subtype of `wanted`.
+    """
     if isinstance(wanted, ObjectInfo):
         return
     if isinstance(found, ObjectInfo):
@@ -136,7 +137,7 @@ def differences(
 def _plain(
     wanted: StructInfo, found: StructInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
-    """List the differences of tensors, shapes and scalars."""
+    """Yield the differences of tensors, shapes and scalars."""
     if isinstance(wanted, (TensorInfo, PrimInfo)) and isinstance(found, (TensorInfo, PrimInfo)):
         dtype = wanted.dtype
         if dtype not in (None, found.dtype):
@@ -169,7 +170,7 @@ def _plain(
 def _callables(
     wanted: CallableInfo, found: CallableInfo, env: Env | None, meaning: Meaning, path: str
 ) -> Iterator[InfoDifference]:
-    """List the differences of signatures: parameters are contravariant, results covariant."""
+    """Yield the differences of signatures: parameters are contravariant, results covariant."""
     if wanted.pure and not found.pure:
         yield InfoDifference(path, "a pure function", "one with side effects", Proof.NO)
     if wanted.params is not None:
@@ -238,7 +239,7 @@ def solve(signature: CallableInfo, args: Sequence[StructInfo], env: Env | None =
 
 
 def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]:
-    """List pairs of scalars at the same place of two annotations of one kind."""
+    """Yield pairs of scalars at the same place of two annotations of one kind."""
     if type(wanted) is not type(found):
         return
     if isinstance(wanted, TupleInfo) and isinstance(found, TupleInfo):
@@ -252,10 +253,11 @@ def _pairs(wanted: StructInfo, found: StructInfo) -> Iterator[tuple[Expr, Expr]]
 def call_differences(
     func: PrimFunc, infos: Sequence[StructInfo], scalars: Sequence[Expr], env: Env | None = None
 ) -> Iterator[tuple[Buffer, Iterator[InfoDifference]]]:
-    """List the differences of each buffer of a tensor function from a call's arguments and outputs.
+    """Yield the differences of each buffer of a tensor function from a call's arguments and outputs.
 
     infos: annotations of the arguments, then of the outputs.
-    Raises DeduceError for a wrong number of buffers or scalars."""
+    Raises DeduceError for a wrong number of buffers or scalars.
+    """
     if len(infos) != len(func.buffers) or len(scalars) != len(func.scalar_params):
         raise DeduceError(
             f"{func.name}: wanted {len(func.input_buffers)} arguments, {func.outputs} outputs and {len(func.scalar_params)} "
@@ -312,9 +314,10 @@ def check_annotation(
 ) -> set[Var]:
     """Require the value `name`, annotated `found`, to satisfy `wanted`, now or by run-time checks.
 
-    bound: symbols that have a value; None: all. A symbol outside them that is a dim of `wanted` is bound instead of checked.
+    bound: symbols that have a value; None: all. Any other symbol that is a dim of `wanted` is bound instead of checked.
     Returns the symbols that have a value afterwards.
-    Raises DeduceError naming the value, the dim and both sizes, when it never fits."""
+    Raises DeduceError naming the value, the dim and both sizes, when it never fits.
+    """
     symbols = info_symbols(wanted)
     meaning: Meaning = {}
     if bound is not None:

@@ -47,7 +47,7 @@ class GraphBuilder:
         self.so_far = IRModule(self._functions, self._constants)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
-        """A shape symbol with `lower <= value` and, when given, `value <= upper`."""
+        """Declare a shape symbol with `lower <= value` and, when given, `value <= upper`."""
         if lower < 0 or (upper is not None and upper < lower):
             raise UserError(f"symbol {name!r}: wanted 0 <= lower <= upper, found {lower} and {upper}")
         var = Var(name)
@@ -60,18 +60,18 @@ class GraphBuilder:
         self.deduction.env = env_of(self._bounds)
 
     def fresh(self, hint: str) -> str:
-        """`hint`, with a number when it is taken."""
+        """Return `hint`, followed by a number if the name is taken."""
         number = self._names.get(hint, 0)
         self._names[hint] = number + 1
         return hint if number == 0 else self.fresh(f"{hint}_{number}")
 
     def input(self, name: str, shape: Sequence[ExprLike] | None, element: DType | None = f32) -> g.GVar:
-        """A tensor parameter of the function."""
+        """Declare a tensor parameter of the function."""
         dims = None if shape is None else tuple(expr(d) for d in shape)
         return self.parameter(name, TensorInfo(dims, element))
 
     def parameter(self, name: str, info: StructInfo) -> g.GVar:
-        """A parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
+        """Declare a parameter of any kind: a tensor, shape, scalar, tuple, function or object."""
         if name in self._names:
             raise UserError(f"wanted distinct parameter names, found {name!r} twice")
         self._seen.update(info_symbols(info))
@@ -80,21 +80,21 @@ class GraphBuilder:
         return var
 
     def constant(self, name: str, array: NDArray[Any]) -> g.Constant:
-        """A weight. The array is kept, not copied."""
+        """Add a weight. The array is kept, not copied."""
         if name in self._constants:
             raise UserError(f"wanted distinct constant names, found {name!r} twice")
         self._constants[name] = array
         return g.Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
 
     def add(self, function: PrimFunc | ExternFunc) -> str:
-        """Make a tensor function or library routine known; gives its name."""
+        """Add a tensor function or library routine; return its name."""
         if function.name in self._functions or function.name == self.name:
             raise UserError(f"wanted distinct function names, found {function.name!r} twice")
         self._functions[function.name] = function
         return function.name
 
     def include(self, module: IRModule) -> None:
-        """Make the functions of another module known, with its weights and bounds; what both hold must be the same object."""
+        """Add the functions of another module, with its weights and bounds. A name in both must be the same object."""
         for name, f in module.functions.items():
             if self._functions.setdefault(name, f) is not f or name == self.name:
                 raise UserError(f"wanted distinct function names, found {name!r} twice")
@@ -107,7 +107,7 @@ class GraphBuilder:
                 self._declare(bound)
 
     def function(self, name: str) -> g.FunctionRef:
-        """A graph function that was included, as a value."""
+        """Return an included graph function as a value."""
         graphs = self._included(g.Function)
         if name not in graphs:
             known = ", ".join(graphs) or "none"
@@ -115,7 +115,7 @@ class GraphBuilder:
         return g.FunctionRef(name, signature(graphs[name]))
 
     def _included(self, kind: type[F]) -> dict[str, F]:
-        """Return the functions of one class that were included, by name."""
+        """Return the included functions of one class, by name."""
         return {n: f for n, f in self._functions.items() if isinstance(f, kind)}
 
     def emit(self, value: g.Value, hint: str = "v") -> g.GVar:
@@ -129,23 +129,23 @@ class GraphBuilder:
         return var
 
     def _fail(self, error: DeduceError, binding: g.AnyBinding) -> NoReturn:
-        """`error`, with the function so far and a caret under `binding`."""
+        """Raise `error` with the function so far and a caret under `binding`."""
         blocks = (g.BindingBlock((*self._bindings, binding)),)
         so_far = g.Function(self.name, tuple(self._params), blocks, binding.var, binding.var.info)
         raise DeduceError(f"{error}\n{excerpt(so_far, binding)}") from None
 
     def call(self, op: OperatorSpec, *args: g.Value, hint: str | None = None) -> g.GVar:
-        """An operator on values."""
+        """Emit an operator on values."""
         return self.emit(g.Call(op, args), hint or op.name)
 
     def call_function(self, callee: str | g.Value, *args: g.Value, hint: str | None = None) -> g.GVar:
-        """A graph function on values: one that was included, or one that a variable holds."""
+        """Emit a call of an included graph function, or of a function that a variable holds."""
         target = self.function(callee) if isinstance(callee, str) else callee
         name = target.name if isinstance(target, (g.FunctionRef, g.GVar)) else "call"
         return self.emit(g.CallFunction(target, args), hint or name)
 
     def call_host(self, routine: str, args: Sequence[g.Value], out: StructInfo, pure: bool = False) -> g.GVar:
-        """An opaque routine of the host program, by name."""
+        """Emit a call of an opaque routine of the host program, by name."""
         return self.emit(g.CallHost(routine, tuple(args), out, pure), routine.rpartition(".")[2])
 
     def call_tir(
@@ -156,8 +156,12 @@ class GraphBuilder:
         scalars: Sequence[ExprLike] = (),
         inplace: Sequence[int | None] = (),
     ) -> g.GVar:
-        """`call_tir`; `out` annotates what it writes. inplace: `call_tir_inplace`, for each output the position of the argument
-        whose memory it takes, or None. Raises UserError for a callee that `add` has not made known."""
+        """Emit a `call_tir`. `out` annotates its outputs.
+
+        inplace: for each output the position of the argument whose memory it takes, or None (`call_tir_inplace`)
+
+        Raises UserError for a callee that `add` has not made known.
+        """
         if callee not in (added := self._included(PrimFunc)):
             known = ", ".join(added) or "none"
             raise UserError(
@@ -174,7 +178,7 @@ class GraphBuilder:
         out: TensorInfo | Sequence[TensorInfo],
         scalars: Sequence[ExprLike] = (),
     ) -> g.GVar:
-        """`call_dps_library`; `out` annotates what it writes."""
+        """Emit a `call_dps_library`. `out` annotates its outputs."""
         outs = (out,) if isinstance(out, TensorInfo) else tuple(out)
         hint = routine.rpartition(".")[2]
         return self.emit(g.CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
@@ -182,7 +186,9 @@ class GraphBuilder:
     def branch(
         self, cond: g.Value | Expr, then: Callable[[], g.Value], orelse: Callable[[], g.Value], hint: str = "chosen"
     ) -> g.GVar:
-        """`then()` where `cond` holds, otherwise `orelse()`: each emits its own bindings and gives the value of its side."""
+        """Emit a branch with the value of `then()` where `cond` holds, else of `orelse()`. Each side emits its own
+        bindings.
+        """
         test = g.PrimValue(cond) if isinstance(cond, Expr) else cond
         sides: list[g.Body] = []
         outer, seen, env = self._bindings, set(self._seen), self.deduction.env
@@ -197,13 +203,14 @@ class GraphBuilder:
         return self.emit(g.If(test, sides[0], sides[1]), hint)
 
     def item(self, value: g.Value, index: int) -> g.GVar:
-        """One field of a tuple."""
+        """Emit one field of a tuple."""
         return self.emit(g.TupleItem(value, index), "item")
 
     def match_cast(self, value: g.Value, info: StructInfo, hint: str = "cast") -> g.GVar:
-        """Assert `info` of `value`: what can be decided now is, the rest is checked at run time.
+        """Assert that `value` satisfies `info`. Undecided conditions are checked at run time.
 
-        Raises DeduceError when the value can never have that annotation."""
+        Raises DeduceError when the value can never have that annotation.
+        """
         name = g.name_of(value, hint)
         found = value.info
         try:
@@ -223,9 +230,10 @@ class GraphBuilder:
         return tuple(self.deduction.checks)
 
     def finish(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> IRModule:
-        """The module. declared: the result's annotation, checked against the deduced one.
+        """Return the module. declared: annotation of the result, checked against the deduced one
 
-        Raises DeduceError when the two can never agree."""
+        Raises DeduceError when the two can never agree.
+        """
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = ret.info
         pure = not any(graph_walk.is_impure(b.value) for b in self._bindings)

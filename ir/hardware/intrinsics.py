@@ -1,8 +1,8 @@
 """Operations of machines that replace loop nests: their semantics and their text.
 
-An intrinsic is a tensor function over tiles of constant size (its semantics), and the body of a C function that computes the same on
-tiles inside larger buffers. The primitive `tensorize` marks a matching nest with the intrinsic (`LoopMarks.intrinsic`). The nest keeps
-its meaning; code generation puts a call in its place.
+An intrinsic is a tensor function over tiles of constant size (its semantics), with the body of an equivalent C function
+on tiles inside larger buffers. The primitive `tensorize` marks a matching nest with the intrinsic
+(`LoopMarks.intrinsic`). The nest keeps its meaning; code generation puts a call in its place.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _moves(
     items: set[Var],
     dense: bool,
 ) -> bool:
-    """Tell whether an access moves linearly with the loops of its indices in the semantics, and with no others.
+    """Return whether an access moves linearly with the loops of its indices in the semantics, and with no others.
 
     A dense operand has the same strides along its last dimension. A work-item's own operand need not move with the items.
     """

@@ -1,9 +1,9 @@
 """Matrix products of the 32 work-items of a warp: semantics, and text for CUDA (`mma.sync`, `ldmatrix`).
 
-A warp is four items along the first axis by eight along the second, so that each item's place among them says which elements of the
-result are its own: in every tile of 16 rows and 8 columns rows y and y + 8, columns 2 x and 2 x + 1. That is how the machine spreads its
-accumulators over a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16"). What an item's loops mean is then the product of its own
-rows and columns; the machine lets the warp fetch the operands, 16 bits an element, from shared memory at once.
+A warp is four items along the first axis by eight along the second. In every tile of 16 rows and 8 columns, item (x, y)
+owns rows y and y + 8 and columns 2 x and 2 x + 1. This is the layout of accumulators in a warp (PTX ISA, "Matrix
+Fragments for mma.m16n8k16"). In the semantics, an item multiplies its own rows and columns. On the machine, the warp
+loads the 16-bit operands from shared memory at once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 ROWS, COLUMNS, STEPS = 16, 8, 16
-# Where there are such products.
+# Devices with these products.
 CONDITION = "defined(RT_WARPS) || __CUDA_ARCH__ >= 800"
-# Elements of a row of the matrices that a warp fetches, which have as many rows.
+# Rows and columns of a matrix that `ldmatrix` loads.
 ROW = 8
 
 
 def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the semantics of C += A B for m by n tiles of sums.
+    """Return the text of C += A B for m by n tiles of sums.
 
     A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
     """
@@ -72,7 +72,7 @@ def {name}(A: Buffer((m, 2, 8, 2, 2, 4), {dtype}), B: Buffer((16, n, 8), {dtype}
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """The body for CUDA: lane l gives the address of a row of eight elements, row l % 8 of matrix l / 8."""
+    """Return the CUDA body, in which lane l gives the address of eight elements: row l % 8 of matrix l / 8."""
     if a_transposed:  # matrices in the order of the fragment: rows 0-7, 8-15 of steps 0-7, then of steps 8-15
         a = "((l & 7) + (l >> 4) * 8) * a_k + (l >> 3 & 1) * a_r"
     else:
@@ -86,8 +86,10 @@ def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_cuda_body(dtype: str) -> str:
-    """The body for CUDA where the items have the rows in registers, as the machine wants them: pairs of steps, rows 0-7 and 8-15 of
-    steps 0-7, then of steps 8-15."""
+    """Return the CUDA body for rows in the work-items' registers.
+
+    `mma` takes pairs of steps: rows 0-7 and 8-15 of steps 0-7, then of steps 8-15.
+    """
     return f"""  const int l = threadIdx.y * 4 + threadIdx.x;
   unsigned rows[m][4];
 #pragma unroll
@@ -101,7 +103,10 @@ def warp_operand_cuda_body(dtype: str) -> str:
 
 
 def _columns(dtype: str, b_transposed: bool, step: str) -> str:
-    """The other operand's matrices, and their products with the rows; step: what an element of the reduction moves in it by."""
+    """Return the text that loads the other operand's matrices and multiplies them by the rows.
+
+    step: stride of the operand along the reduction
+    """
     if b_transposed:  # steps 0-7, 8-15 of a tile's columns, then of the next tile's
         b = "(l >> 1 & 3) * b_x + (l & 1) * b_c + (l >> 3 & 1) * 8"
     else:
@@ -122,7 +127,7 @@ def _columns(dtype: str, b_transposed: bool, step: str) -> str:
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """The body for CUDA where there is no such machine: every item for itself, as the meaning says."""
+    """Return the CUDA body for devices without the instruction: every work-item computes its own elements."""
     a = "k * a_k + i * a_i + r * a_r + y" if a_transposed else "i * a_i + r * a_r + y * a_y + k"
     b = "j * b_j + x * b_x + q * b_c + k" if b_transposed else "k * b_k + j * b_j + x * 2 + q"
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
@@ -140,7 +145,7 @@ def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def warp_operand_scalar_body(dtype: str) -> str:
-    """The body for CUDA where there is no such machine: items show each other what they hold."""
+    """Return the CUDA body for devices without the instruction: work-items exchange their registers."""
     return f"""  const int y = threadIdx.y, x = threadIdx.x;
 #pragma unroll
   for (int i = 0; i < m; i++)
@@ -165,8 +170,8 @@ def _mma_function(dtype: str) -> str:
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[r]), "+f"(c[r + 1]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); }}"""
 
 
-# Where an element lies that is `step` elements behind `at` in rows of `row`, swizzled by eight elements (`ir/hardware/swizzle`); in other
-# rows 0. Steps of whole periods leave the sum, so that all those of a loop have one place in common.
+# Place of the element `step` elements after `at`, in rows of `row` elements swizzled by eight (`ir/hardware/swizzle`);
+# `row` is 0 without swizzle. Steps of whole periods are added outside, so that a loop computes one place.
 PLACES = """template <int row> static __device__ __forceinline__ unsigned rt_place(unsigned at, unsigned step) {
   const unsigned vectors = row / 8, per_line = vectors && vectors < 8 ? 8 / vectors : 1, most = vectors < 8 ? vectors : 8;
   if (row == 0) return at + step;
@@ -189,5 +194,5 @@ template <int count, bool transposed> static __device__ __forceinline__ void rt_
 
 
 def helpers(sizes: Mapping[str, int]) -> Mapping[str, str]:
-    """The pieces of a prelude that the text calls."""
+    """Return the helper functions that the bodies call."""
     return {"swizzled_places": PLACES, "warp_operations": OPERATIONS}

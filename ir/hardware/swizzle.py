@@ -1,9 +1,11 @@
 """Swizzled rows of shared memory: the vectors of a row rotate by the row's number, against bank conflicts without padding.
 
-All banks together hold a line of 128 bytes. Rows of a line or more rotate by one vector more each, up to the vectors of a line.
-Shorter rows in one line rotate alike, and the next line by one vector more. So 16-byte vectors in the same column of eight successive
-rows never conflict, if a row has a power of two of vectors. That is how `ldmatrix` fetches (PTX ISA, "ldmatrix"). Contiguous vectors of a
-row never conflict either. Rotation replaces the usual exclusive or: it frees the same places and needs only sums, quotients and remainders.
+The banks hold a line of 128 bytes. Each row of a line or more rotates by one vector more than the row before, up to the
+vectors of a line. Shorter rows that share a line rotate alike, and those of the next line by one vector more. So
+16-byte vectors in the same column of eight successive rows never conflict, if a row has a power of two of vectors. That
+is how `ldmatrix` fetches (PTX ISA, "ldmatrix"). Contiguous vectors of a
+row never conflict either. Rotation replaces the usual exclusive or: it avoids the same conflicts, and needs only sums,
+quotients and remainders.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ ACCESS_BYTES = (4, 8, 16)
 
 
 def may_swizzle(buffer: Buffer, vector: int) -> bool:
-    """Tell whether one access may have `vector` elements of a buffer."""
+    """Return True if one access may cover `vector` elements of a buffer."""
     return vector * buffer.dtype.bytes in ACCESS_BYTES
 
 

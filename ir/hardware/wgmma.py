@@ -13,17 +13,17 @@ from collections.abc import Mapping
 
 WARPS = 4
 ROWS, COLUMNS, STEPS = 64, 8, 16
-# Elements of a row of such a matrix, and its rows.
+# Rows and columns of a core matrix.
 CORE = 8
 # Tiles of eight columns that one instruction may have.
 MAX_TILES = 32
-# Where there are such products.
+# Devices with these products.
 CONDITION = "defined(RT_WARPS) || defined(__CUDA_ARCH_FEAT_SM90_ALL)"
 PROXY_FENCE_CALL = "rt_proxy_fence();"
 
 
 def semantics(name: str, dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the semantics of C += A B for m by n tiles and 16 s steps.
+    """Return the text of C += A B for m by n tiles and 16 s steps.
 
     A has rows of steps, or steps of rows if transposed. B has steps of columns, or columns of steps if transposed.
     """
@@ -63,7 +63,9 @@ def fixed_strides(a_transposed: bool, b_transposed: bool) -> tuple[tuple[str, st
 
 
 def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body. The sums are pinned before and after, as nothing may touch them from the first product to the wait."""
+    """Return the CUDA body. The sums are pinned before and after: nothing may touch them from the first product to the
+    wait.
+    """
     return f"""  const unsigned long long left = rt_described(a, a_h, a_r), right = rt_described(b, b_h, b_j);
   typedef rt_multiply_{dtype}<n, {int(a_transposed)}, {int(not b_transposed)}> product;
 #pragma unroll
@@ -79,7 +81,7 @@ def cuda_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
 
 
 def scalar_body(dtype: str, a_transposed: bool, b_transposed: bool) -> str:
-    """Return the CUDA body for other architectures: every work-item by itself, as the semantics say."""
+    """Return the CUDA body for other architectures: every work-item computes its own elements."""
     a = "k * a_k + y" if a_transposed else "y * a_y + k"
     b = "x * b_x + q * b_c + k" if b_transposed else "k * b_k + x * 2 + q"
     return f"""  const int z = threadIdx.z % {WARPS}, y = threadIdx.y, x = threadIdx.x;

@@ -21,8 +21,8 @@ def complete_empty_reductions(s: Stmt) -> Stmt:
     Before: `for i: for k in range(K): (if k == 0: C[i] = 0); C[i] = C[i] + A[i, k]`
     After:  `for i: (if K <= 0: C[i] = 0); for k in range(K): ...`
 
-    A loop that runs through elements and reduction points at once has no place for it, nor has a condition that ties the two:
-    such a block stays as it is. Unchanged in: the same object out.
+    A loop that runs through elements and reduction points at once has no place for it, nor has a condition that ties
+    the two: such a block stays as it is. Returns the same object if nothing changes.
     """
     return _complete(s, ())
 
@@ -35,7 +35,7 @@ def _complete(s: Stmt, around: tuple[For, ...]) -> Stmt:
 
 
 def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For, ...]) -> list[Stmt]:
-    """Return stores of initial values for the blocks whose reduction begins with the loop `top`, under its being empty."""
+    """Return stores of initial values for blocks whose reduction begins with the loop `top`, for an empty `top`."""
     if not isinstance(s, Block):
         inner = (*inner, s) if isinstance(s, For) else inner
         return [x for c in s.children for x in _initial_values(top, c, inner, around)]
@@ -48,7 +48,7 @@ def _initial_values(top: For, s: Stmt, inner: tuple[For, ...], around: tuple[For
     if top.var not in steps or any(f.var in steps for f in around):
         return []
     empty = [le(i.extent, 0) for i, _ in pairs if i.kind == "reduce" and prove(le(1, i.extent)) is not Proof.YES]
-    # a loop that chooses nothing, because it runs once at most, still says whether there is anything
+    # a loop of at most one iteration selects no element, but may run zero times
     loops = [f for f in inner if f.var not in steps and (f.var in places or prove(le(1, f.extent)) is not Proof.YES)]
     kept = [c for c in conjuncts(s.predicate) if not steps & set(free_vars(c))]
     tied = [c for c in conjuncts(s.predicate) if c not in kept and {f.var for f in loops} & set(free_vars(c))]

@@ -58,7 +58,7 @@ def run_prim(
 ) -> None:
     """Run `func` on `args` (its buffers in call order, outputs last, which are overwritten) and its scalar parameters.
 
-    Shape symbols are read off the arguments. `tunables` gives values to what a sketch leaves open. `vectorise=False` runs
+    Shape symbols are read off the arguments. `tunables` has the values of a sketch's tunables. `vectorise=False` runs
     every point by itself.
 
     Raises:
@@ -281,7 +281,7 @@ def _located(func: PrimFunc, fault: Fault, origin: Stmt) -> VerifyError:
 
 
 def _distinct(indices: Sequence[Any], points: int) -> bool:
-    """Tell whether all points have different indices."""
+    """Return whether all points have different indices."""
     key: Any = np.zeros(points, np.int64)
     room = 1
     for index in indices:
@@ -340,7 +340,7 @@ class _Compiler:
         return body if s.predicate is TRUE else _If(self.func, s, self.tape((s.predicate,), s), body, None)
 
     def nest(self, outer: For) -> _Nest | None:
-        """Return the nest that starts at `outer` as arrays, None unless its points are independent."""
+        """Vectorise the nest that starts at `outer`; None unless its points are independent."""
         chain: list[For] = []
         leaf: Stmt = outer
         while isinstance(leaf, For):

@@ -75,7 +75,7 @@ def run_function(
     Raises:
         UserError: an argument, a declared bound, a match_cast or a run-time check that does not hold; names the function, the
             value, the dim, the wanted and the found.
-        VerifyError: a value that is not what its annotation says, or a tensor function that misbehaves.
+        VerifyError: a value that contradicts its annotation, or an invalid tensor function.
     """
     return _Run(module, _graph(module, name), _Outside(libraries or {}, hosts or {}, checks)).run(args)
 
@@ -234,7 +234,7 @@ class _Run:
         return value
 
     def says_more(self, b: g.AnyBinding) -> bool:
-        """Check the claims of a binding's annotation that deduction leaves open."""
+        """Return whether a binding's annotation claims something that deduction leaves open."""
         if isinstance(b, g.MatchCast):
             return False
         found = infer_value(b.value, Deduction(self.deduction))
@@ -349,13 +349,15 @@ class _Run:
                     raise DeduceError(f"{call.op.name}: {wanted}, found {place}")
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
-        """Check with the symbols' values the conditions that deduction leaves to run time. Raises UserError, VerifyError."""
+        """Check the conditions that deduction leaves to run time, at the symbols' values. Raises UserError,
+        VerifyError.
+        """
         deduction = Deduction(self.deduction)
         try:
             info = infer_value(call, deduction)
         except DeduceError as e:
             raise VerifyError(f"{self.f.name}: {e}\n{excerpt(self.f, at)}") from None
-        for d in info_dims(info) or ():  # one that divides by 0 has no value
+        for d in info_dims(info) or ():  # a dim that divides by 0 has no value
             if all(s in self.symbols for s in free_vars(d)):
                 self.number(d)
         for check in deduction.checks:
@@ -413,7 +415,7 @@ def actual_info(value: Result) -> StructInfo:
 
 
 def describe_info(info: StructInfo, value: Result) -> StructInfo:
-    """Return the annotation of a value in numbers, with dims as far as `info` has them."""
+    """Return the annotation of a value in numbers, limited to the dims that `info` has."""
     match info, value:
         case TensorInfo(), np.ndarray():
             return TensorInfo(tuple(const(d) for d in value.shape), None)

@@ -61,7 +61,9 @@ def evaluate_prim(
 
     outs: the outputs' shapes, for symbols that no input has.
 
-    Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads what was not written."""
+    Raises: UserError for arrays that do not fit, VerifyError for a function that is scheduled or reads unwritten
+    elements.
+    """
     blocks = plain_blocks(func)
     if blocks is None:
         raise VerifyError(f"{func.name}: wanted an unscheduled function of plain loops, found a scheduled one")
@@ -105,7 +107,7 @@ class _Block:
         self.block, self.symbols, self.stored = block, symbols, stored
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
-        self.extents, self.low = self.whole, 0  # of the part of the first iterator that is being evaluated
+        self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
 
     def run(self) -> None:
         target, kinds = self.block.body.buffer, [i.kind for i in self.block.iters]
@@ -138,9 +140,10 @@ class _Block:
         self.stored[target] = _held(out, target.dtype)
 
     def _windows(self) -> list[tuple[int, int]]:
-        """Return ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
+        """Return the ranges of the first iterator whose evaluation makes arrays of at most `CHUNK` elements.
 
-        Values that do not depend on the first iterator do not count: each range would evaluate them anew."""
+        Values that do not depend on the first iterator do not count, since each range evaluates them anew.
+        """
         first = self.whole[0] if self.whole else 1
         if not self.whole or self.block.iters[0].kind == "reduce":
             return [(0, first)]

@@ -79,7 +79,9 @@ class Deduction:
         return prove(cond, self.env)
 
     def require_equal(self, a: ExprLike, b: ExprLike, what: str) -> None:
-        """Require `a == b`; undecided becomes a check. `what` names the place. Raises DeduceError when it never holds."""
+        """Require `a == b`; an undecided condition becomes a check. `what` names the place. Raises DeduceError when it
+        never holds.
+        """
         x, y = expr(a), expr(b)
         proof = self.equal(x, y)
         if proof is Proof.NO:
@@ -88,7 +90,9 @@ class Deduction:
             self.require(eq(x, y), f"{what}: wanted {x!r} == {y!r}, found {{0}} and {{1}}", x, y)
 
     def require_at_least(self, e: ExprLike, least: int, what: str) -> None:
-        """Require `e >= least`; undecided becomes a check. `what` names `e`. Raises DeduceError when it never holds."""
+        """Require `e >= least`; an undecided condition becomes a check. `what` names `e`. Raises DeduceError when it
+        never holds.
+        """
         x = expr(e)
         proof = self.proves(ge(x, least))
         if proof is Proof.NO:
@@ -148,7 +152,7 @@ class OperatorSpec(Operator):
     name: ClassVar[str]
     arity: ClassVar[int] = 1
     unpacks: ClassVar[bool] = False
-    """Whether it is there so that weights can be small: it is not computed when building where that makes them larger."""
+    """True if the operator unpacks small weights: a build does not compute it if that makes them larger."""
     halves: ClassVar[Halves] = "never"
 
     @abstractmethod

@@ -20,9 +20,10 @@ from relax_tune.ir.op.indexing.movement import Reshape
 
 @dataclass(frozen=True, slots=True)
 class ShapeOperator(OperatorSpec):
-    """Operator that takes or gives a shape, or has data-dependent dims.
+    """Operator that takes or returns a shape, or has data-dependent dims.
 
-    It is never lowered to loops: the runtime computes it by its name (`runtime/program/host_operators`)."""
+    It is never lowered to loops: the runtime computes it by its name (`runtime/program/host_operators`).
+    """
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None

@@ -39,7 +39,7 @@ Pass = Callable[[IRModule], IRModule]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The point of a list of passes where users' rules of level `name` apply. `then` lowers what they put."""
+    """The point of a list of passes where users' rules of level `name` apply. `then` lowers the values that they put."""
 
     name: LevelName
     then: tuple[Pass, ...] = ()
@@ -97,7 +97,7 @@ FIRST_LEVELS: tuple[LevelName, ...] = ("import", "operators")
 class LoweredModule:
     """A module whose straight-line graph functions hold only `call_tir`, `call_dps_library`, views, tuples and match_cast.
 
-    checks: what deduction left to run time, by straight-line function.
+    checks: conditions that deduction left to run time, by straight-line function.
     stages: every pass that changed something, with the module it made.
     host_functions: the functions with control flow, which call the outlined subgraphs.
     entries: the functions that a built model offers by name.
@@ -135,19 +135,20 @@ class LoweredModule:
         return self.module.prims
 
     def calls(self, caller: str | None = None) -> tuple[CallTIR, ...]:
-        """Every call of a tensor function, function by function, in order; or those of one function."""
+        """Return every call of a tensor function, function by function, in order; `caller` selects one function."""
         found = (b.value for n, f in self.functions.items() if caller in (None, n) for b in f.bindings)
         return tuple(v for v in found if isinstance(v, CallTIR))
 
 
 @dataclass(slots=True)
 class PassManager:
-    """Runs passes in order and keeps what they did.
+    """A runner of passes in order, which records their results.
 
     verify: whether the module is verified before the first pass and after every pass that changes it.
-    after: the pass to stop behind, as `pass_names` calls it; None runs all.
+    after: the last pass to run, as `pass_names` calls it; None runs all.
     stages: every pass that changed something, as text, with the module it made.
-    seconds: the time of every pass, in the order in which they ran."""
+    seconds: the time of every pass, in the order in which they ran.
+    """
 
     always_verify: ClassVar[bool] = False
     """Set by tests: every manager verifies after each pass, unless the program was wrong before the first."""
@@ -159,7 +160,7 @@ class PassManager:
     _wrong_before: bool = False
 
     def run(self, module: IRModule, passes: Sequence[Pass]) -> IRModule:
-        """The module after the passes. Raises VerifyError naming the pass that breaks it."""
+        """Return the module after the passes. Raises VerifyError naming the pass that breaks it."""
         if self.verify:
             self._verified(module, "before the passes")
         elif self.always_verify:
@@ -178,7 +179,7 @@ class PassManager:
         return module
 
     def add(self, step: str, before: IRModule, after: IRModule) -> None:
-        """Note what `step` made of a module."""
+        """Record the module that `step` made."""
         if after is before:
             return
         if self.verify or (self.always_verify and not self._wrong_before):
@@ -194,7 +195,9 @@ class PassManager:
 
 
 def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
-    """The passes in order; one that runs again has a number: `DeadCode`, `DeadCode.2`. Marks of levels have no name."""
+    """Return the names of the passes in order. A repeated pass has a number: `DeadCode`, `DeadCode.2`. Marks of levels
+    have no name.
+    """
     seen: Counter[str] = Counter()
     names = []
     for step in passes:
@@ -206,16 +209,17 @@ def pass_names(passes: Sequence[Pass]) -> tuple[str, ...]:
 
 
 def run_passes(module: IRModule, passes: Sequence[Pass], verify: bool = False) -> tuple[tuple[str, IRModule], ...]:
-    """Each pass that changed something, and the module after it."""
+    """Return each pass that changed something, and the module after it."""
     manager = PassManager(verify)
     manager.run(module, with_rules(passes, ()))
     return tuple(manager.stages)
 
 
 def with_rules(passes: Sequence[Pass], rules: Sequence[Rule]) -> tuple[Pass, ...]:
-    """`passes` with users' rules in place of the marks of their levels.
+    """Return `passes` with users' rules in place of the marks of their levels.
 
-    Raises UserError for a rule of a level that these passes do not have."""
+    Raises UserError for a rule of a level that these passes do not have.
+    """
     found: list[Pass] = []
     left = [r for r in rules if r.level not in FIRST_LEVELS]
     for step in passes:
@@ -277,7 +281,10 @@ def _graph(module: IRModule, name: str) -> Function:
 def _outlined(
     module: IRModule, entries: tuple[str, ...], roots: tuple[str, ...]
 ) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]], tuple[str, ...]]:
-    """The straight-line `entries` and the subgraphs of `roots`, calls inlined; their checks; and the host functions."""
+    """Return the straight-line `entries` and subgraphs of `roots`, their checks, and the names of the host functions.
+
+    Calls are inlined.
+    """
     outlined = OutlineSubgraphs(roots).run(module)
     functions = {n: outlined.module.functions[n] for n in outlined.subgraphs}
     todo = list(entries)

@@ -11,12 +11,12 @@ from relax_tune.ir.core.names import same_objects
 
 @dataclass(slots=True)
 class Liveness:
-    """The variables that are read behind a point of a region."""
+    """The variables that are read after a point of a region."""
 
     read: set[GVar] = field(default_factory=set)
 
     def is_read(self, b: AnyBinding) -> bool:
-        """Return whether something behind reads the variable of `b`."""
+        """Return whether a later binding or the result reads the variable of `b`."""
         return b.var in self.read
 
     def needs(self, b: AnyBinding) -> bool:
@@ -24,15 +24,16 @@ class Liveness:
         return self.is_read(b) or isinstance(b, MatchCast) or is_impure(b.value)
 
     def reads(self, *values: Value) -> None:
-        """Note that `values` are computed at this point."""
+        """Record that `values` are computed at this point."""
         for value in values:
             self.read.update(used_vars(value))
 
 
 def without_dead_code(blocks: tuple[AnyBlock, ...], ret: Value) -> tuple[AnyBlock, ...]:
-    """The blocks of a region that returns `ret` without bindings that are not needed, sides of branches included.
+    """Return the blocks of a region that returns `ret`, without dead bindings, also inside branches.
 
-    The same objects where nothing is removed."""
+    Returns the same objects if nothing is removed.
+    """
     live = Liveness()
     live.reads(ret)
     found: list[AnyBlock] = []

@@ -19,16 +19,17 @@ from relax_tune.ir.op.indexing.movement import Reshape
 
 
 def tensor_info(value: g.Value) -> TensorInfo:
-    """The annotation of a tensor."""
+    """Return the annotation of a tensor."""
     info = value.info
     assert isinstance(info, TensorInfo), info
     return info
 
 
 def returned(func: g.Function) -> set[g.GVar]:
-    """Return the variables whose memory the function hands out: its results, and all that these view, rename or unpack.
+    """Return the variables whose memory the function returns: its results, and all that these view, rename or unpack.
 
-    A built program computes each result into memory of its own, so no existing value may replace one of these."""
+    A built program computes each result into memory of its own, so no existing value may replace one of these.
+    """
     made = {b.var: b.value for b in func.bindings}
     found: set[g.GVar] = set()
     stack = list(used_vars(func.ret))
@@ -73,13 +74,13 @@ class Emitter:
         return var
 
     def keep(self, binding: g.AnyBinding) -> None:
-        """The binding as it is, over new values."""
+        """Emit the binding unchanged, over new values."""
         value = self.value(binding.value)
         self.names.setdefault(binding.var.name, 1)
         self.bindings.append(binding if value is binding.value else replace(binding, value=value))
 
     def view(self, value: g.Value, info: TensorInfo, hint: str = "view") -> g.Value:
-        """`value` under the dims of `info`; nothing is emitted when it has them."""
+        """Return `value` under the dims of `info`; emit a reshape if they differ."""
         assert info.shape is not None
         if tensor_info(value).shape == info.shape:
             return value
@@ -100,14 +101,14 @@ class FunctionTable:
         return cls(dict(functions))
 
     def prim(self, name: str) -> PrimFunc:
-        """The tensor function `name`. Raises KeyError."""
+        """Return the tensor function `name`. Raises KeyError."""
         found = self.functions[name]
         if not isinstance(found, PrimFunc):
             raise KeyError(f"wanted a tensor function called {name!r}, found a {type(found).__name__}")
         return found
 
     def add(self, func: PrimFunc) -> str:
-        """The name under which `func` or an equal function is held."""
+        """Add `func`, unless an equal function is there; return its name."""
         if self.keys is None:
             self.keys = {}
             for name, f in self.functions.items():
@@ -129,11 +130,13 @@ def rewrite_function(
     env: Env | None = None,
     mapping: Mapping[g.Value, g.Value] | None = None,
 ) -> g.Function:
-    """Rebuild a function with `visit`, which emits something for every binding. Same object when nothing changed.
+    """Rebuild a function with `visit`, which emits something for every binding. Returns the same object when nothing
+    changes.
 
-    The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` adds what the condition says.
+    The sides of an `if` are visited before the `if` itself. On each side `Emitter.env` has the condition as a fact.
     env: facts about the symbols.
-    mapping: replacements from the start."""
+    mapping: replacements from the start.
+    """
     names = dict.fromkeys((v.name for v in (*func.params, *_variables(func))), 1)
     out = Emitter(dict(mapping or {}), names=names, env=env or Env())
     blocks = _rewrite_blocks(func.blocks, out, visit)
@@ -179,7 +182,9 @@ def _rewrite_sides(value: g.If, out: Emitter, visit: Callable[[Emitter, g.AnyBin
 
 
 def map_graphs(module: IRModule, fn: Callable[[g.Function, FunctionTable], g.Function]) -> IRModule:
-    """Apply `fn` to every graph function; tensor functions it makes go into the table. Same object when nothing changed."""
+    """Apply `fn` to every graph function; tensor functions it makes go into the table. Returns the same object when
+    nothing changes.
+    """
     table = FunctionTable.of(module.functions)
     changed = False
     for name, f in module.functions.items():

@@ -43,14 +43,15 @@ from relax_tune.ir.rewrite.rules import MAX_ROUNDS, Parts, Rule, Site, Unfit
 class RuleTable:
     """Rules in the order in which they are tried, indexed by the operator or tuple at their roots.
 
-    readers: the number of values that read each variable, for patterns that ask for it."""
+    readers: the number of values that read each variable, for patterns that need it.
+    """
 
     rules: tuple[Rule, ...]
     readers: Mapping[g.GVar, int] = field(default_factory=dict)
     _by_root: dict[type, tuple[Rule, ...]] = field(default_factory=dict)
 
     def at(self, value: g.Value) -> tuple[Rule, ...]:
-        """The rules whose pattern may match `value`."""
+        """Return the rules whose pattern may match `value`."""
         if not isinstance(value, (g.Call, g.TupleItem, g.TupleValue)):
             return ()
         kind = type(value.op) if isinstance(value, g.Call) else type(value)
@@ -67,9 +68,10 @@ class RuleTable:
         env: Env,
         var: g.GVar | None = None,
     ) -> g.Value | None:
-        """Return the value that the first matching rule puts in place of `value`, None when no rule matches. It may be nested.
+        """Return the replacement of `value` by the first matching rule, None when no rule matches. It may be nested.
 
-        definitions: the value of each variable so far. var: the variable that `value` is bound to, if any."""
+        definitions: the value of each variable so far. var: the variable that `value` is bound to, if any.
+        """
         rules = self.at(value)
         if not rules:
             return None
@@ -105,7 +107,8 @@ class RuleTable:
     ) -> g.Value:
         """Rewrite `value` until no rule matches; bind new parts in `out`.
 
-        keep: says of an existing value that it must not replace `var`, which then stays computed."""
+        keep: whether an existing value must not replace `var`, which then stays computed
+        """
         for _ in range(MAX_ROUNDS):
             found = self.put(value, definitions, module, out.env, var)
             if found is None:
@@ -119,7 +122,7 @@ class RuleTable:
     def _over_atoms(
         self, value: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter
     ) -> g.Value:
-        """`value` over atoms: each nested part is rewritten and bound, once where it stands in several places."""
+        """Return `value` over atoms. Each nested part is rewritten and bound, a repeated one once."""
         atoms: dict[int, g.Value] = {}
         stack = [value]
         while True:
@@ -136,7 +139,7 @@ class RuleTable:
                 atoms[id(v)] = self._bound(part, definitions, module, out)
 
     def _bound(self, part: g.Value, definitions: dict[g.GVar, g.Value], module: IRModule, out: Emitter) -> g.Value:
-        """A variable of `part`, rewritten; the value itself where that exists."""
+        """Bind a rewritten part and return its variable, or the existing value that it became."""
         var = g.GVar("part", infer_value(part, Deduction(out.env)))
         part = self.rewritten(part, var, definitions, module, out)
         if part.is_atom:
@@ -151,7 +154,9 @@ def _hint(value: g.Value) -> str:
 
 
 def root_kinds(p: Pattern) -> tuple[type, ...] | None:
-    """The operators and tuples that a value matched by `p` can have at its root; None for a pattern of any value."""
+    """Return the operators and tuples that a value matched by `p` can have at its root. None for a pattern of any
+    value.
+    """
     if isinstance(p, (Named, Once, Annotated, Conditional)):
         return root_kinds(p.inner)
     if isinstance(p, Either):
@@ -168,7 +173,8 @@ def root_kinds(p: Pattern) -> tuple[type, ...] | None:
 class RewriteToFixpoint:
     """A pass that applies rules until none matches.
 
-    Results stay computed. Rules do not look into a value that must be computed before its operand is overwritten."""
+    Results stay computed. Rules do not match through a value that must be computed before its operand is overwritten.
+    """
 
     rules: tuple[Rule, ...]
 

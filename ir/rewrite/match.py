@@ -73,7 +73,7 @@ class Scope:
     def over(cls, bindings: Sequence[AnyBinding], ret: Value, module: IRModule, env: Env) -> Scope:
         readers: dict[GVar, int] = {}
         for v in used_vars(ret):
-            readers[v] = readers.get(v, 0) + 2  # what is returned is read by who knows how many
+            readers[v] = readers.get(v, 0) + 2  # a returned value may have any number of readers
         for b in bindings:
             for v in used_vars(b.value):
                 readers[v] = readers.get(v, 0) + 1
@@ -81,17 +81,17 @@ class Scope:
         return cls(module, env, made, readers)
 
     def source(self, v: Value) -> Value:
-        """The value behind other names for it."""
+        """Return the value behind renamings."""
         while isinstance(v, GVar) and isinstance(self.definitions.get(v), (GVar, Constant)):
             v = self.definitions[v]
         return v
 
     def made(self, v: Value) -> Value | None:
-        """Return the value of a variable of this region, None for one from outside."""
+        """Return the definition of a variable of this region, None for one from outside."""
         return self.definitions.get(v) if isinstance(v, GVar) else None
 
     def call(self, v: Value) -> Call | None:
-        """Return the operator's call that computes a variable of this region, if one does."""
+        """Return the operator call that defines a variable of this region, else None."""
         found = self.made(v)
         return found if isinstance(found, Call) else None
 
@@ -129,21 +129,21 @@ class Match:
         return name in self.values
 
     def made(self, name: str) -> Value:
-        """Return the computation of a capture, such as an operator's call; the capture itself when it comes from outside."""
+        """Return the definition of a capture, such as an operator's call; the capture itself if it comes from outside."""
         found = self[name]
         return self.scope.made(found) or found
 
     def info(self, name: str) -> StructInfo:
-        """The annotation of a capture."""
+        """Return the annotation of a capture."""
         return self[name].info
 
     def shape(self, name: str) -> tuple[Expr, ...]:
-        """The dims of a capture; () for one that is no tensor of known dims."""
+        """Return the dims of a capture; () for one that is no tensor of known dims."""
         info = self.info(name)
         return info.shape or () if isinstance(info, TensorInfo) else ()
 
     def operator(self, name: str, kind: type[Op]) -> Op:
-        """The operator that computes a capture; the pattern says that it is a `kind`."""
+        """Return the operator that computes a capture; the pattern guarantees that it is a `kind`."""
         made = self.made(name)
         assert isinstance(made, Call) and isinstance(made.op, kind), f"the pattern does not make {name!r} a {kind}"
         return made.op
@@ -156,14 +156,14 @@ class Match:
         return made
 
     def dim(self, name: str) -> Expr:
-        """The dim that `of` calls `name`."""
+        """Return the dim that `of` calls `name`."""
         found = self.dims.get(name)
         if found is None:
             raise UserError(f"match: wanted a dim called {name!r}; there are: {', '.join(self.dims) or 'none'}")
         return found
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
-        """The elements of a captured constant."""
+        """Return the elements of a captured constant."""
         found = self[name]
         if not isinstance(found, Constant):
             raise UserError(f"match: wanted a constant as {name!r}, found {found!r}; capture it with weight({name!r})")
@@ -171,7 +171,7 @@ class Match:
 
 
 def find_matches(p: Operand, root: GVar, scope: Scope) -> Iterator[Match]:
-    """Every way in which the pattern matches `root`, in a fixed order."""
+    """Return every way in which the pattern matches `root`, in a fixed order."""
     return _match(pattern(p), root, Match(scope, root))
 
 
@@ -206,7 +206,7 @@ def _match(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
 
 
 def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
-    """Patterns of what computes a variable."""
+    """Yield the matches of a pattern with the definition of a variable."""
     made = m.scope.made(v)
     if made is None or not isinstance(v, GVar):
         return
@@ -229,7 +229,7 @@ def _computed(p: Pattern, v: Value, m: Match) -> Iterator[Match]:
 
 
 def _all(patterns: Sequence[Pattern] | None, values: Sequence[Value], m: Match) -> Iterator[Match]:
-    """Every pattern matches its value."""
+    """Yield the matches of all patterns with their values."""
     if patterns is None or (not patterns and not values):
         yield m
     elif len(patterns) == len(values):
@@ -263,7 +263,7 @@ def _annotated(p: Annotated, info: StructInfo, m: Match) -> Iterator[Match]:
 
 
 def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
-    """The match when the answer is yes; with the condition noted when it is unknown."""
+    """Yield the match unless the answer is no; an unknown condition is recorded in it."""
     if isinstance(answer, Expr):
         if answer.dtype is not bool_:
             raise UserError(f"pattern: wanted a condition, such as eq(m.dim('n') % 8, 0), found {answer!r}")
@@ -281,7 +281,7 @@ def _condition(answer: bool | Expr | Proof, m: Match) -> Iterator[Match]:
 
 
 def _has(found: object, wanted: Any) -> bool:
-    """An attribute is `wanted`, or what that accepts."""
+    """Return whether an attribute equals `wanted`, or satisfies it if it is a predicate."""
     if isinstance(wanted, (DType, Expr)) or not callable(wanted):
         return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
     return bool(wanted(found))
@@ -295,7 +295,7 @@ def _holds(array: np.ndarray[Any, Any] | None, number: float) -> bool:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Return whether two atoms are one value."""
+    """Return whether two atoms are the same value."""
     if isinstance(a, (Constant, FunctionRef)) and type(a) is type(b):
         return a.name == b.name
     if isinstance(a, ShapeValue) and isinstance(b, ShapeValue):

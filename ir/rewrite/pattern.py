@@ -1,6 +1,6 @@
 """Patterns over the dataflow of graph functions, with captures and conditions.
 
-A pattern is a frozen value that describes a value and what it was computed from. Patterns are put together with functions
+A pattern is a frozen value that describes a value and what it was computed from. Patterns are composed with functions
 and Python's operators:
 
     x, w = "x", "w"                                       # a text is a capture: any value, known by that name
@@ -12,8 +12,9 @@ and Python's operators:
     small = product.once().of("n", 64, dtype=f32)         # read by one other value; dims by name, number or expression
     even = small.where(lambda m: eq(m.dim("n") % 8, 0))   # proved, never guessed
 
-Dims and conditions are decided with yes, no or unknown. An unknown one is noted in `Match.unknown` (`relax_tune.ir.rewrite.match`); a
-rewrite (`relax_tune.ir.rewrite.rules`) then leaves the place alone, or puts an `if` around what it writes.
+Dims and conditions are decided with yes, no or unknown. An unknown one is noted in `Match.unknown`
+(`relax_tune.ir.rewrite.match`); a rewrite (`relax_tune.ir.rewrite.rules`) then does not change the place, or puts an
+`if` around the new value.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from relax_tune.ir.rewrite.match import Match
 
 Operand = Union["Pattern", str, int, float]
-"""Where a pattern is wanted: one, the name of a capture, or a number that a constant holds everywhere."""
+"""A pattern, or its short form: the name of a capture, or a number that all elements of a constant equal."""
 
 Dim = Union[Expr, int, str, None, EllipsisType]
 """A dim: an expression or number it must equal, a name for it, None for any; `...` first for any number of leading dims."""
@@ -49,28 +50,28 @@ class Pattern:
     """A description of a value and its computation. Base of all patterns."""
 
     def named(self, name: str) -> Pattern:
-        """The value is known as `name`; one that has the name already must be the same."""
+        """Capture the value as `name`. A value captured earlier under the name must be the same."""
         return Named(name, self)
 
     def once(self) -> Pattern:
-        """One binding alone reads the value, and the function does not return it."""
+        """Require that one binding is the only reader of the value, and the function does not return it."""
         return Once(self)
 
     def of(self, *dims: Dim, dtype: DType | None = None, ndim: int | None = None) -> Pattern:
-        """The value is a tensor of these dims (any when none are given), element type and number of dims."""
+        """Require a tensor of these dims (any when none are given), element type and number of dims."""
         return Annotated(self, dims or None, dtype, ndim)
 
     def where(self, condition: Callable[[Match], bool | Expr | Proof]) -> Pattern:
-        """`condition`, asked once this pattern matches: a bool, an answer, or an expression over the shape symbols to prove."""
+        """Require a `condition` of the match: a bool, a `Proof`, or an expression over the shape symbols to prove."""
         return Conditional(self, condition)
 
     def __or__(self, other: Pattern) -> Pattern:
-        """This, or where that does not match, `other`."""
+        """Match this pattern, or else `other`."""
         choices = [c for p in (self, pattern(other)) for c in (p.choices if isinstance(p, Either) else (p,))]
         return choices[0] if len(choices) == 1 else Either(tuple(choices))
 
     def __getitem__(self, index: int) -> Pattern:
-        """One field of a tuple."""
+        """Match one field of a tuple."""
         if type(index) is not int or index < 0:
             raise UserError(f"pattern: wanted the number of a tuple's field, found {index!r}; such as split[0]")
         return TupleField(self, index)
@@ -188,7 +189,7 @@ class Conditional(Pattern):
 
 
 def pattern(x: Operand) -> Pattern:
-    """Return `x` as a pattern. Raises UserError for anything that is none."""
+    """Convert `x` to a pattern. Raises UserError for a value that is no pattern."""
     if isinstance(x, Pattern):
         return x
     if isinstance(x, str):
@@ -199,13 +200,18 @@ def pattern(x: Operand) -> Pattern:
 
 
 def value(name: str) -> Pattern:
-    """Any value, known as `name`."""
+    """Match any value, captured as `name`."""
     return Named(name)
 
 
 def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
-    """An operator of this class (or of one below it) on `args`, or on anything when none are given. attributes: values it has,
-    or predicates of them. The arguments of a commutative operator match in either order, first as they are written."""
+    """Match an operator of this class or a subclass.
+
+    args: patterns of its arguments; any arguments when none are given
+    attributes: values of its attributes, or predicates of them
+
+    Arguments of a commutative operator match in either order, first as written.
+    """
     if not (isinstance(operator, type) and issubclass(operator, Operator)):
         raise UserError(f"pattern: wanted the class of an operator, such as Matmul, found {operator!r:.80}")
     known = [f.name for f in fields(operator)]
@@ -217,32 +223,35 @@ def op(operator: type[Operator], *args: Operand, **attributes: Any) -> Pattern:
 
 
 def item(owner: Operand) -> Pattern:
-    """Any field of the tuple `owner`; `owner[0]` is the first."""
+    """Match any field of the tuple `owner`; `owner[0]` is its first field."""
     return TupleField(pattern(owner), None)
 
 
 def packed() -> Pattern:
-    """A tuple that a binding puts together from its fields."""
+    """Match a tuple that a binding makes from its fields."""
     return Packed()
 
 
 def tir(*args: Operand, callee: str | None = None, kind: PatternKind | None = None) -> Pattern:
-    """A `call_tir` of the tensor function called `callee`, of any of this kind, or of any; on `args`, or on anything."""
+    """Match a `call_tir` of the tensor function `callee`, of any function of this kind, or of any function.
+
+    args: patterns of its arguments; any arguments when none are given
+    """
     return TensorCall(callee, kind, _args(args))
 
 
 def library(routine: str, *args: Operand) -> Pattern:
-    """A `call_dps_library` of `routine`."""
+    """Match a `call_dps_library` of `routine`."""
     return LibraryOperation(routine, _args(args))
 
 
 def weight(name: str | None = None, number: float | None = None) -> Pattern:
-    """A constant; `number` is what each of its elements is."""
+    """Match a constant; `number` is the value of each of its elements."""
     return Weight(number) if name is None else Named(name, Weight(number))
 
 
 def maybe(base: Pattern, wrap: Callable[[Pattern], Pattern]) -> Pattern:
-    """`wrap(base)`, or `base` alone."""
+    """Match `wrap(base)`, or else `base`."""
     return wrap(base) | base
 
 
@@ -251,7 +260,10 @@ def _args(args: Sequence[Operand]) -> tuple[Pattern, ...] | None:
 
 
 def _with_number(operator: type[Operator], p: Pattern, other: Operand, sign: int = 1) -> Pattern:
-    """The operator that holds the number itself, as importers write it; nothing for an operand that is no number."""
+    """Match an operator that holds the number as an attribute, as importers write it.
+
+    It matches nothing if the operand is no number.
+    """
     if not isinstance(other, (int, float)) or isinstance(other, bool):
         return Either(())
     wanted = np.float32(sign * other)

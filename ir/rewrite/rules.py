@@ -30,18 +30,18 @@ from relax_tune.ir.rewrite.pattern import Operand, Pattern, pattern
 from relax_tune.ir.text.printer import excerpt
 
 Given = Union[g.Value, str]
-"""An argument of what is put: a value, or the name of a capture."""
+"""An argument of a rule's value: a value, or the name of a capture."""
 
 T = TypeVar("T")
 Op = TypeVar("Op", bound=Operator)
 LevelName = Literal["import", "operators", "functions", "fused"]
 LEVELS: tuple[LevelName, ...] = ("import", "operators", "functions", "fused")
 MAX_ROUNDS = 100
-"""Rounds of rewriting after which rules that are run to a fixpoint are taken to have none."""
+"""Rounds of rewriting after which rules count as having no fixpoint."""
 
 
 class Unfit(Exception):
-    """A rule's new value cannot stand here."""
+    """The new value of a rule does not fit at the place."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Rule:
     """Put another computation in place of every value that `pattern` matches.
 
     put: builds the new value with the methods of `Site`; None leaves the place as it is.
-    guarded: where a condition is unknown until run time, put an `if` on it, with the old computation on its other side. Without
-        this, such a place is left alone. A place whose own run-time checks would be lost is always left alone.
+    guarded: if a condition is unknown until run time, put an `if` on it, with the old computation on its other side.
+        Otherwise such a place is not changed. A place whose own run-time checks would be lost is never changed.
     level: the point of the pipeline where `tune` and `build` apply the rule: "import" (the imported program, to a fixpoint),
         "operators", "functions" (the tensor functions that operators become) or "fused".
     equation: the old side and the new one, as a text for people.
@@ -82,8 +82,9 @@ class Rule:
 class Site:
     """A match with methods that build the new value from its captures.
 
-    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated like
-    the matched value, unless `out` says otherwise."""
+    Values may be nested; each part gets a binding of its own. `call_tir` and `call_dps_library` write results annotated
+    like the matched value, unless `out` is given.
+    """
 
     match: Match
     info: StructInfo
@@ -97,19 +98,19 @@ class Site:
         return name in self.match
 
     def made(self, name: str) -> g.Value:
-        """As `Match.made`."""
+        """Return the definition of a capture; see `Match.made`."""
         return self.match.made(name)
 
     def dim(self, name: str) -> Expr:
-        """As `Match.dim`."""
+        """Return a dim of a capture; see `Match.dim`."""
         return self.match.dim(name)
 
     def shape(self, name: str) -> tuple[Expr, ...]:
-        """As `Match.shape`."""
+        """Return the dims of a capture; see `Match.shape`."""
         return self.match.shape(name)
 
     def operator(self, name: str, kind: type[Op]) -> Op:
-        """As `Match.operator`."""
+        """Return the operator of a capture; see `Match.operator`."""
         return self.match.operator(name, kind)
 
     @property
@@ -135,7 +136,7 @@ class Site:
         return known
 
     def call(self, operator: Operator, *args: Given) -> g.Call:
-        """An operator on captures or values."""
+        """Make a call of an operator on captures or values."""
         return g.Call(operator, self._args(args))
 
     def tir(
@@ -145,7 +146,10 @@ class Site:
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
     ) -> g.CallTIR:
-        """`call_tir` of a tensor function, which joins the module, or of one that the module has under this name."""
+        """Make a `call_tir` of a tensor function.
+
+        func: a function, which joins the module, or the name of one in the module
+        """
         callee = self.module.table.add(func) if isinstance(func, PrimFunc) else func
         return g.CallTIR(callee, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
@@ -156,12 +160,15 @@ class Site:
         scalars: Sequence[ExprLike] = (),
         out: TensorInfo | Sequence[TensorInfo] | None = None,
     ) -> g.CallDPSLibrary:
-        """`call_dps_library` of a routine such as `openblas.sgemm`."""
+        """Make a `call_dps_library` of a routine such as `openblas.sgemm`."""
         return g.CallDPSLibrary(routine, self._args(args), self._out(out), tuple(expr(s) for s in scalars))
 
     def function(self, module: IRModule, *args: Given) -> g.CallFunction:
-        """A call of the one graph function of another module, which joins this one with all it needs; made by a
-        `GraphBuilder` of a name that is still free. At level "operators" only: calls are put in place before the others."""
+        """Make a call of the one graph function of another module, which joins this module.
+
+        The module comes from a `GraphBuilder` with a free name. Only rules of level "operators" may call this, since
+        calls are inlined before the other levels.
+        """
         if self.level != "operators":
             raise UserError(
                 f"wanted a graph function at level 'operators', found level {self.level!r}; put a tensor function"
@@ -171,7 +178,7 @@ class Site:
 
 @dataclass
 class Parts:
-    """Functions, weights and bounds of a module in the making."""
+    """Functions, weights and bounds of a module under construction."""
 
     table: FunctionTable
     constants: dict[str, NDArray[Any]]
@@ -179,7 +186,7 @@ class Parts:
 
     @classmethod
     def none(cls) -> Parts:
-        """For rules that put operators only."""
+        """Return an empty set of parts, for rules that make operators only."""
         return cls(FunctionTable({}), {}, ())
 
     def include(self, other: IRModule) -> g.FunctionRef:
@@ -212,14 +219,15 @@ class _Chosen:
 
 @dataclass(frozen=True, repr=False)
 class RewriteByPattern:
-    """Every place where a rule's pattern matches gets what the rule puts.
+    """Replace every value that a rule's pattern matches by the rule's value.
 
-    Deterministic: values are looked at from the last to the first, so the outermost match wins, and of several rules the
-    first. What only replaced values read is gone and matches nothing; what others read as well stays, and may match
-    itself. A match stays within one region (a function, or a side of an `if`) and sees through no match_cast. What is put
-    is not looked at again, unless `to_fixpoint` asks for rounds until nothing matches.
+    Deterministic: values are visited from the last to the first, so the outermost match wins, and of several rules the
+    first. A value that only replaced values read is dropped and matches nothing. One that others read too stays, and
+    may match itself. A match stays within one region (a function, or a side of an `if`) and does not pass a match_cast.
+    New values are not matched again, unless `to_fixpoint` repeats until nothing matches.
 
-    Raises: VerifyError when what a rule puts does not fit, showing the place."""
+    Raises: VerifyError when a rule's value does not fit, showing the place.
+    """
 
     rules: tuple[Rule, ...]
     to_fixpoint: bool = False
@@ -257,14 +265,18 @@ class RewriteByPattern:
 
 
 def rewrite(module: IRModule, rules: Rule | Iterable[Rule]) -> IRModule:
-    """The module with every place that a rule matches rewritten, whatever its level; the same object when none does.
+    """Rewrite every place that a rule matches, of any level. Returns the same object when none matches.
 
-    Raises: as `RewriteByPattern`."""
+    Raises: as `RewriteByPattern`.
+    """
     return RewriteByPattern((rules,) if isinstance(rules, Rule) else tuple(rules))(module)
 
 
 def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
-    """Every match in the module's graph functions, outside branches, from the last value to the first; for trying a pattern."""
+    """Yield every match in the module's graph functions outside branches, from the last value to the first.
+
+    It serves to try a pattern.
+    """
     for f in module.functions.values():
         if isinstance(f, g.Function):
             scope = Scope.over(f.bindings, f.ret, module, env_of(module.bounds))
@@ -273,7 +285,7 @@ def matches(module: IRModule, wanted: Operand) -> Iterator[Match]:
 
 
 class _Rewriter:
-    """One graph function."""
+    """Rewriter of one graph function."""
 
     def __init__(self, rules: Sequence[Rule], module: IRModule, parts: Parts, f: g.Function) -> None:
         self.rules, self.module, self.parts, self.f = rules, module, parts, f
@@ -291,7 +303,7 @@ class _Rewriter:
         return replace(self.f, blocks=graph_walk.into_blocks(bindings), ret=ret)
 
     def region(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> list[g.AnyBinding] | None:
-        """The bindings of a function or a side of an `if`, rewritten; None when nothing is."""
+        """Rewrite the bindings of a function or of a side of an `if`; None when no rule applies."""
         scope = Scope.over(bindings, ret, self.module, self.env)
         chosen: dict[g.GVar, _Chosen] = {}
         claimed: set[g.GVar] = set()
@@ -309,7 +321,7 @@ class _Rewriter:
             chosen[b.var] = found
             claimed.update(found.match.inside)
             live.reads(*(x.value for x in found.bindings), found.value)
-            if found.unknown:  # the other side of the `if` computes what it looked into
+            if found.unknown:  # the other side of the `if` computes the matched values
                 inside = set(found.match.inside)
                 live.read.update(v for i in inside for v in used_vars(scope.definitions[i]) if v not in inside)
         mark, changed = len(self.out.bindings), bool(chosen)
@@ -326,7 +338,7 @@ class _Rewriter:
         return made if changed else None
 
     def keep(self, b: g.AnyBinding) -> bool:
-        """The binding itself, over what its operands have become; whether anything inside it was rewritten."""
+        """Emit the binding over the new values of its operands. Returns whether anything inside it was rewritten."""
         if not isinstance(b.value, g.If):
             self.out.keep(b)
             return False
@@ -359,7 +371,7 @@ class _Rewriter:
 
     def fill(self, rule: Rule, match: Match, b: g.Binding) -> _Chosen | None:
         ctx, old = Deduction(self.env), Deduction(self.env)
-        if not match.inside:  # a pattern of any value or of a weight, which nothing computes
+        if not match.inside:  # a pattern of any value or of a weight, which has no computation to replace
             return None
         try:
             put = rule.put(Site(match, b.var.info, rule.level, self.parts))
@@ -382,12 +394,12 @@ class _Rewriter:
             ) from None
         asked, before = (dict.fromkeys(c.cond for c in checks) for checks in (ctx.checks, old.checks))
         if not asked.keys() >= before.keys():
-            return None  # a check of what would go would be lost
+            return None  # a run-time check of the replaced value would be lost
         more = [c for c in asked if c not in before]
         return _Chosen(match, tuple(bindings), value, tuple(dict.fromkeys((*match.unknown, *more))))
 
     def flat(self, value: g.Value, bindings: list[g.Binding], ctx: Deduction, rule: Rule) -> g.Value:
-        """`value` over atoms, with a binding for each part that is none."""
+        """Return `value` over atoms, with a binding for each part that is no atom."""
         if not isinstance(value, (*g.ATOMS, g.Call, g.CallTIR, g.CallDPSLibrary, g.CallFunction, g.TupleValue)):
             raise DeduceError(f"wanted a value that the site's methods make, found a {type(value).__name__}")
         args: list[g.Value] = []
@@ -401,7 +413,7 @@ class _Rewriter:
         return value.with_operands(args)
 
     def infer(self, value: g.Value, ctx: Deduction) -> StructInfo:
-        """The annotation of a value; what that leaves to run time goes into `ctx`."""
+        """Return the annotation of a value; conditions left to run time go into `ctx`."""
         if isinstance(value, g.CallTIR):
             callee = self.parts.table.functions.get(value.callee)
             if not isinstance(callee, PrimFunc):
@@ -435,7 +447,7 @@ class _Rewriter:
         out.bindings.append(g.Binding(b.var, g.If(g.PrimValue(cond), then, orelse)))
 
     def side(self, bindings: Sequence[g.Binding], value: g.Value, b: g.AnyBinding) -> g.Body:
-        """A side of a guard: `bindings` under variables of its own, then `value` as annotated before."""
+        """Emit one side of a guard: `bindings` under variables of its own, then `value` annotated as before."""
         out, mark, before = self.out, len(self.out.bindings), dict(self.out.mapping)
         for x in bindings:
             made = out.bind(out.value(x.value), x.var.info, x.var.name)
@@ -454,7 +466,7 @@ class _Rewriter:
 
 
 def _hint(value: g.Value) -> str:
-    """A name for what a value computes."""
+    """Return a name for the result of a value."""
     if isinstance(value, g.Call):
         return str(getattr(value.op, "name", "v"))
     if isinstance(value, g.CallTIR):

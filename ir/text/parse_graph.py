@@ -306,7 +306,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _dims(wanted: object, value: object) -> object:
-    """Convert the numbers of an attribute to expressions where the operator holds a tuple of expressions: `(n, 6)`, `(3, 2)`."""
+    """Convert the numbers of an attribute to expressions if the operator holds expressions there: `(n, 6)`, `(3, 2)`."""
     if wanted != tuple[Expr, ...] or not isinstance(value, tuple):
         return value
     return tuple(expr(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value)

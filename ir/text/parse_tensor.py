@@ -72,7 +72,7 @@ class TensorReader:
 
     @contextmanager
     def declaring(self) -> Iterator[None]:
-        """Let unknown names in dims declare symbols inside the context."""
+        """Allow unknown names in dims to declare symbols inside the context."""
         before, self.implicit = self.implicit, True
         yield
         self.implicit = before
@@ -164,7 +164,7 @@ class TensorReader:
         return result
 
     def _operand(self, node: ast.expr) -> tuple[Expr, bool]:
-        """Parse an operand, and say whether it is a plain number."""
+        """Parse an operand; return it and whether it is a plain number."""
         return self.expr(node), plain_number(node) is not None
 
     def _alike(self, *operands: tuple[Expr, bool]) -> list[Expr]:
@@ -381,7 +381,7 @@ class TensorReader:
             return For(var, extent, body, cast(LoopKind, kind), axis, cast(Tail, tail), LoopMarks(**given))
 
     def mark(self, node: ast.expr, default: object) -> Any:
-        """Return the value of a loop mark, of the type of its default."""
+        """Parse a loop mark of the type of its default."""
         if isinstance(default, bool):
             return self.constant(node, bool, "True or False")
         return (

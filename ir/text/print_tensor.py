@@ -82,7 +82,7 @@ class TensorPrinter:
         return {line.split(" = ", 1)[0] for line in self.header[since:]}
 
     def name(self, x: _Identity) -> str:
-        """Return the name of `x`; an unbound `x` is declared in the header (or by its first annotation)."""
+        """Return the name of `x`. An unbound `x` is declared in the header, or by its first annotation."""
         if x in self.names:
             return self.names[x]
         if isinstance(x, Tunable):

@@ -1,4 +1,4 @@
-"""The `Device` contract: what a machine that runs kernels promises. One contract suite tests every implementation."""
+"""The `Device` contract of machines that run kernels. One contract suite tests every implementation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from relax_tune.runtime.program.program import KernelSource
 Launch = Callable[[], None]
 
 OwnBuffer: TypeAlias = Any
-"""A buffer that the device allocated, in the device's own class."""
+"""A buffer of the device's own class."""
 OwnKernel: TypeAlias = Any
-"""A kernel that the device compiled, in the device's own class."""
+"""A compiled kernel of the device's own class."""
 
 
 class DeviceBuffer(Protocol):
-    """Device memory that somebody else than the device holds: opaque but for the `nbytes` it was allocated with."""
+    """Device memory outside the device object: opaque but for `nbytes`, its allocated size."""
 
     @property
     def nbytes(self) -> int: ...
@@ -51,7 +51,7 @@ class Device(Protocol):
     Executors take the turn for a whole call, from the first upload to the last download. `compile` alone needs no turn.
 
     Errors: `compile` raises `BuildError` with the compiler's log; every other method raises `MeasureError` when the
-    device is lost or a request exceeds its limits (asked, allowed).
+    device is lost or a request exceeds its limits (the message has request and limit).
 
     Buffers are opaque but for `nbytes`, the size they were allocated with.
     """
@@ -64,8 +64,10 @@ class Device(Protocol):
         ...
 
     def alloc(self, nbytes: int, lasting: bool = False) -> DeviceBuffer:
-        """Device memory, 64-byte aligned, contents undefined. Zero bytes is allowed. lasting: it is kept about as long as all else
-        that is, as weights are, and may share pages with it."""
+        """Allocate device memory, 64-byte aligned, with undefined contents. Zero bytes are allowed.
+
+        lasting: it lives about as long as other lasting memory, such as weights, and may share pages with it
+        """
         ...
 
     def upload(self, buffer: OwnBuffer, array: NDArray[Any]) -> None:
@@ -73,11 +75,11 @@ class Device(Protocol):
         ...
 
     def download(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """A fresh host array with the buffer's first elements; waits for earlier launches."""
+        """Return a fresh host array with the buffer's first elements; waits for earlier launches."""
         ...
 
     def free(self, buffer: OwnBuffer) -> None:
-        """Give memory back; the caller promises no launch is under way that uses it."""
+        """Free memory; the caller promises that no running launch uses it."""
         ...
 
     def bind(
@@ -88,7 +90,7 @@ class Device(Protocol):
         grid: Sequence[int],
         local: Sequence[int],
     ) -> Launch:
-        """A closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
+        """Return a closure that enqueues this launch. In-order: a later launch sees the effects of earlier ones.
         A grid with a zero in it launches nothing. Valid as long as the buffers live."""
         ...
 
@@ -99,15 +101,21 @@ class Device(Protocol):
         ...
 
     def place(self, buffer: OwnBuffer, array: NDArray[Any] | None) -> bool:
-        """Until the next call, launches reach the memory of `array` where they were bound to `buffer`, whose own contents stay;
-        None: its own memory again. False, and nothing changes, where the device cannot, or host code reaches the buffer too.
-        array: C-contiguous, its elements where their type wants them, of as many bytes as launches use; it lives until then."""
+        """Let launches bound to `buffer` use the memory of `array` until the next call. The buffer keeps its own
+        contents.
+
+        Returns False without effect if the device cannot do this, or if host code reaches the buffer too.
+        array: C-contiguous and aligned for its type, of as many bytes as launches use; it lives until the next call.
+            None: the buffer's own memory
+        """
         ...
 
     def native(self, buffers: Sequence[OwnBuffer]) -> tuple[int, tuple[int, ...]] | None:
-        """The driver's own handles of the queue and of the buffers' memory, or None where there is no queue. What is enqueued
-        there takes its turn among launches; valid as long as the buffers live. This is how libraries with kernels of their
-        own join a device."""
+        """Return the driver's handles of the queue and of the buffers' memory, or None without a queue.
+
+        Through them, libraries with kernels of their own join a device. Work enqueued there runs in order with
+        launches. The handles are valid as long as the buffers live.
+        """
         ...
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
@@ -117,7 +125,7 @@ class Device(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued."""
+        """Wait for all enqueued work."""
         ...
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from relax_tune.errors import BuildError
 
 
 def cache_folder() -> Path:
-    """`$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`."""
+    """Return `$RELAX_TUNE_CACHE`, else `$XDG_CACHE_HOME/relax-tune`, else `~/.cache/relax-tune`."""
     explicit = os.environ.get("RELAX_TUNE_CACHE")
     if explicit:
         return Path(explicit)
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def hashed(parts: Sequence[str]) -> str:
-    """A name for what these make together."""
+    """Return a hash of the parts, as a file name."""
     key = hashlib.blake2b(digest_size=20)
     for part in parts:
         key.update(f"{len(part)}:{part}".encode())
@@ -37,14 +37,17 @@ def hashed(parts: Sequence[str]) -> str:
 
 
 class Binaries:
-    """Machine code under the hash of what made it, with what its compiler said of it. What is damaged or was cut short is not found,
-    and what cannot be written is not kept: nothing depends on it. Several processes may use one folder."""
+    """A cache of machine code by a hash of its sources, with facts from its compiler.
+
+    A damaged or truncated entry counts as missing, and an entry that cannot be written is dropped. Several processes
+    may use one folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, name: str) -> tuple[bytes, Mapping[str, Any]] | None:
-        """The code and the facts it was kept with."""
+        """Return stored code and its facts, None if there is none or the file is damaged."""
         try:
             head, _, code = (self.folder / name).read_bytes().partition(b"\n")
             said = json.loads(head)
@@ -55,7 +58,7 @@ class Binaries:
         return (code, facts) if right else None
 
     def keep(self, name: str, code: bytes, facts: Mapping[str, Any]) -> None:
-        """facts: of JSON."""
+        """Store code and facts of JSON under a name. An error of the file system is ignored."""
         head = {"facts": facts, "hash": _hash(code, facts)}
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -57,8 +57,13 @@ void relax_tune_probe(float* x, int64_t n) {
 
 
 class CBuffer:
-    """Host memory of a C device: `array` is a byte view, 64-byte aligned; `address` its first byte. Launches pass `pointer`, which
-    `CDevice.place` may turn elsewhere; seen: host code was bound to the memory itself."""
+    """Host memory of a C device.
+
+    array: byte view, 64-byte aligned
+    address: its first byte
+    pointer: argument of launches, which `CDevice.place` may redirect
+    seen: host code was bound to the memory itself
+    """
 
     __slots__ = ("address", "array", "nbytes", "pointer", "seen")
 
@@ -119,7 +124,7 @@ class CDevice:
         self._try_compiler()
 
     def _try_compiler(self) -> None:
-        """Once per cache: a compiler that lacks something says so now, and not kernel by kernel."""
+        """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
         try:
             self.compile([KernelSource("relax_tune_probe", "c", _PROBE)])
         except BuildError as error:
@@ -135,7 +140,7 @@ class CDevice:
         """Compile all kernels.
 
         Raises: BuildError with gcc's messages, which name the kernel as the file; MeasureError when the cache cannot be
-        written, which is no kernel's fault.
+        written, for which no kernel is at fault.
         """
         for kernel in kernels:
             if kernel.language != "c":
@@ -179,7 +184,7 @@ class CDevice:
             ) from None
 
     def _build(self, source: str, flags: tuple[str, ...]) -> Path:
-        """The shared library of one translation unit, from the cache when it is there."""
+        """Return the shared library of one translation unit, from the cache when it is there."""
         folder = cache_folder() / "c"
         command = [*BASE_FLAGS, *flags]
         target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
@@ -265,21 +270,21 @@ class CDevice:
         return True
 
     def native(self, buffers: Sequence[CBuffer]) -> None:
-        """None: there is no queue."""
+        """Return None: there is no queue."""
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """None: a launch is a call."""
+        """Return None: a launch is a plain call."""
         return None
 
     def synchronize(self) -> None:
-        """Nothing to wait for: launches return when they are done."""
+        """Return at once: launches return when they are done."""
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
 
 
 def find_compiler() -> str:
-    """The C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
+    """Return the C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
     wanted = os.environ.get("CC")
     others: list[tuple[str, str, str]] = []
     for name in (wanted,) if wanted else ("gcc", "cc"):
@@ -323,7 +328,7 @@ def _ask(command: list[str]) -> str:
 
 
 def _identity(compiler: str) -> tuple[str, str]:
-    """(version line, hash of every target option that -march=native resolves to here)."""
+    """Return (version line, hash of every target option that -march=native resolves to here)."""
     version = (_ask([compiler, "--version"]).splitlines() or [""])[0].strip()
     options = _ask([compiler, "-march=native", "-Q", "--help=target"])
     if not version or "-march=" not in options:
@@ -332,7 +337,7 @@ def _identity(compiler: str) -> tuple[str, str]:
 
 
 def _openmp_threads() -> int:
-    """Threads a parallel region of libgomp gets in this process."""
+    """Return the number of threads that a parallel region of libgomp gets in this process."""
     try:
         library = ctypes.CDLL("libgomp.so.1")
     except OSError:

@@ -1,10 +1,11 @@
 """The CUDA device, through pycuda (extra `cuda`) and NVRTC.
 
-The device's primary context is used, which torch and others of the process use too; it is current only while a method runs. One
-stream, in order. A launch is packed when it is bound, and allocates nothing. Host arrays travel through two pinned buffers.
+The device's primary context is used, which torch and other users in the process share; it is current only while a
+method runs. One stream, in order. A launch is packed when it is bound, and allocates nothing. Host arrays travel
+through two pinned buffers.
 
-An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call fail, so
-that whoever measures replaces the process.
+An error that leaves the context unusable (an illegal address, a trap, a watchdog's end) makes this and every later call
+fail, so that the supervisor replaces the process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from relax_tune.runtime.program.program import KernelSource
 
 T = TypeVar("T")
 
-# What a driver says (cuGetErrorString) when nothing more can be done with a context.
+# Messages of the driver (cuGetErrorString) after which a context is unusable.
 STICKY = re.compile(
     r"illegal|misaligned|unspecified launch failure|timed out|assert|hardware stack|invalid program counter|address space|"
     r"ECC|NVLink|context is destroyed|invalid device context|shutting down|MPS|tensor memory|unknown (internal )?error",
@@ -42,8 +43,8 @@ STICKY = re.compile(
 )
 REGISTERS = 255
 PINNED_BYTES = 4 << 20
-RECORDED = 3  # launches that are worth a recording
-MODULES = 256  # that are kept for kernels compiled again
+RECORDED = 3  # fewest launches that are recorded
+MODULES = 256  # modules that are kept for kernels compiled again
 
 # name of a limit: the driver's attribute
 LIMITS = {
@@ -77,7 +78,7 @@ class Compiler(Protocol):
 
 
 def load_pycuda() -> Any:
-    """The module pycuda.driver, initialised. Raises BuildError that says what is missing."""
+    """Return the module pycuda.driver, initialised. Raises BuildError that says what is missing."""
     try:
         import pycuda.driver as driver
     except (ImportError, OSError) as error:
@@ -108,8 +109,13 @@ class CUDABuffer:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A loaded kernel. pointers, scalars: what it takes; shared_bytes: what a launch has to ask for. module: kept while it lives;
-    wide: what is compiled for numbers of more than 32 bits."""
+    """A loaded kernel.
+
+    pointers, scalars: numbers of its parameters
+    shared_bytes: dynamic shared memory that a launch requests
+    module: kept alive with it
+    wide: the kernel compiled for 64-bit integers
+    """
 
     name: str
     function: Any
@@ -126,7 +132,7 @@ class CUDADevice:
     """The `Device` contract over one NVIDIA GPU and one stream.
 
     driver: a module with the names of `pycuda.driver` that are used here; compiler: makes a compiler for an architecture;
-    recorder: makes what records launches, or None. Tests give others, which need no GPU.
+    recorder: makes a recorder of launches, or None. Tests pass others, which need no GPU.
     """
 
     def __init__(
@@ -168,7 +174,7 @@ class CUDADevice:
         return driver.Stream(), pinned
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
-        """See `Device.compile`; several threads may compile at once, and take turns at loading."""
+        """Compile kernels; see `Device.compile`. Several threads may compile at once, and load in turn."""
         for kernel in kernels:
             if kernel.language != "cuda":
                 raise BuildError(f"CUDA device: wanted kernels in cuda, found {kernel.name} in {kernel.language}")
@@ -192,7 +198,7 @@ class CUDADevice:
 
     def _loaded(self, key: tuple[object, ...], binary: CompiledModule) -> Any:
         def load() -> Any:
-            while len(self._modules) >= MODULES:  # here, where the context is current that they are taken from
+            while len(self._modules) >= MODULES:  # modules are unloaded here, where their context is current
                 del self._modules[next(iter(self._modules))]
             self._modules[key] = self._driver.module_from_buffer(binary.code), binary
 
@@ -327,23 +333,26 @@ class CUDADevice:
             raise MeasureError(f"{what}: {threads} threads in a block, allowed {kernel.group_size}")
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CUDABuffer]) -> Launch | None:
-        """None: the device has memory of its own."""
+        """Return None: the device has memory of its own."""
         return None
 
     def place(self, buffer: CUDABuffer, array: NDArray[Any] | None) -> bool:
-        """False: kernels reach the device's own memory."""
+        """Return False: kernels reach only the device's own memory."""
         return False
 
     def native(self, buffers: Sequence[CUDABuffer]) -> tuple[int, tuple[int, ...]]:
-        """The stream's handle and addresses in device memory. The primary context is the one they belong to."""
+        """Return the stream's handle and addresses in device memory. They belong to the primary context."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)
 
     def within(self, what: str, action: Callable[[], T]) -> T:
-        """Have a library do something on the stream of `native`: with the device's context current."""
+        """Run a library's action on the stream of `native`, with the device's context current."""
         return self._call(what, action)
 
     def held(self, owner: object, make: Callable[[], T], end: Callable[[T], None]) -> T:
-        """Return the object that `owner` makes for this device, once, with the context current. Closing the device calls `end`."""
+        """Return the object that `owner` has for this device, made once with the context current.
+
+        Closing the device calls `end`.
+        """
         found = self._held.get(owner)
         if found is None:
             made = self._call("opening a library", make)
@@ -372,7 +381,7 @@ class CUDADevice:
         self._call("waiting", self._stream.synchronize)
 
     def close(self) -> None:
-        """Wait for everything enqueued, then give all memory back."""
+        """Wait for all enqueued work, then free all memory."""
         try:
             if not self._lost:
                 self.synchronize()
@@ -386,7 +395,7 @@ class CUDADevice:
     def _call(
         self, what: str, action: Callable[[], T], kind: type[BuildError] | type[MeasureError] = MeasureError
     ) -> T:
-        """Do something with the context current."""
+        """Run an action with the context current."""
         self._enter()
         try:
             return action()
@@ -394,11 +403,11 @@ class CUDADevice:
             failure = self._failure(what, error)
             raise (failure if self._lost else kind(str(failure))) from None
         finally:
-            with suppress(self._driver.Error):  # of a context that is lost
+            with suppress(self._driver.Error):  # the context may be lost
                 self._driver.Context.pop()
 
     def _enter(self) -> None:
-        """Make the context current, if there is any use in it."""
+        """Make the context current. Raises MeasureError if the device is lost."""
         if self._lost:
             raise MeasureError(self._lost)
         try:
@@ -452,4 +461,4 @@ def _parameters(kernel: KernelSource) -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """The launch of an empty grid."""
+    """Launch an empty grid: do nothing."""

@@ -46,7 +46,7 @@ class CompiledModule:
 
 
 def load_nvrtc() -> Any:
-    """The module cuda.bindings.nvrtc with a library behind it. Raises UserError naming the extra to install."""
+    """Return the module cuda.bindings.nvrtc with a loaded library. Raises UserError naming the extra to install."""
     try:
         from cuda.bindings import nvrtc
 
@@ -58,9 +58,10 @@ def load_nvrtc() -> Any:
 
 
 class CUDACompiler:
-    """NVRTC for one architecture (`sm_80`, `sm_90a`). What it made is kept (`binaries.Binaries`) by text, options and version.
+    """NVRTC for one architecture (`sm_80`, `sm_90a`). Binaries are cached (`binaries.Binaries`) by text, options and
+    version.
 
-    version: the compiler's name and version; unit: of several kernels each is compiled by itself, at the same time as others.
+    version: the compiler's name and version; unit: 1, so that several kernels are compiled separately and in parallel.
     Raises: UserError when it is not installed.
     """
 
@@ -73,7 +74,7 @@ class CUDACompiler:
         self.version = "NVRTC " + ".".join(str(x) for x in self._nvrtc.nvrtcVersion()[1:])
 
     def compile(self, kernels: Sequence[KernelSource], flags: Sequence[str] = ()) -> CompiledModule:
-        """All kernels as one translation unit. Raises: BuildError with the compiler's log."""
+        """Compile all kernels as one translation unit. Raises: BuildError with the compiler's log."""
         options = [f"--gpu-architecture={self.architecture}", *OPTIONS, *flags]
         source = join_sources(kernels)
         name = f"{hashed((self.version, *options, source))}.cubin"
@@ -126,7 +127,7 @@ def _numbers(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
 
 
 def reports(log: str) -> dict[str, KernelReport]:
-    """The kernels an assembler's log (`-v`) speaks of."""
+    """Return the reports of an assembler's log (`-v`), by kernel."""
     found: dict[str, KernelReport] = {}
     starts = [*_ENTRY.finditer(log)]
     for entry, after in zip(starts, [*(m.start() for m in starts[1:]), len(log)], strict=True):

@@ -10,15 +10,15 @@ from relax_tune.runtime.device.base import Launch
 
 
 class Recorder(Protocol):
-    """Records what is enqueued on a stream, by the driver's handle of it."""
+    """A recorder of the operations enqueued on a stream, given by the driver's handle."""
 
     def record(self, stream: int, enqueue: Callable[[], None]) -> Launch | None:
-        """Capture the stream operations of `enqueue` as one launch, or return None if the driver refuses. Nothing runs."""
+        """Capture the stream operations of `enqueue` as one launch, without running them. None if the driver refuses."""
         ...
 
 
 def load_recorder() -> Recorder | None:
-    """The recorder of cuda-bindings; None where it is not installed."""
+    """Return the recorder of cuda-bindings; None where it is not installed."""
     try:
         from cuda.bindings import driver
     except (ImportError, OSError, RuntimeError):

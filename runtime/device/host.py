@@ -14,7 +14,7 @@ _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty where there is no such file."""
+    """Return the first processor's lines of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -27,7 +27,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The processor's name with family and model numbers, which tell generations apart where the name does not."""
+    """Return the processor's name with family and model numbers, which distinguish generations of one name."""
     facts = _cpuinfo()
     name = facts.get("model name") or facts.get("CPU part") or platform.processor() or "unknown"
     numbers = [facts[key] for key in ("cpu family", "model", "stepping") if key in facts]
@@ -35,18 +35,18 @@ def cpu_model() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction set flags as Linux names them (`avx2`, `avx512f`, `asimd` ...)."""
+    """Return instruction set flags as Linux names them (`avx2`, `avx512f`, `asimd` ...)."""
     facts = _cpuinfo()
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def short_hash(text: str) -> str:
-    """Sixteen hex digits of a BLAKE2 hash, for fingerprints."""
+    """Return sixteen hex digits of a BLAKE2 hash, for fingerprints."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def vector_bits() -> int:
-    """Width of the widest vector register."""
+    """Return the width of the widest vector register, in bits."""
     flags = cpu_flags()
     if "avx512f" in flags:
         return 512
@@ -54,19 +54,19 @@ def vector_bits() -> int:
 
 
 def vector_registers() -> int:
-    """The number of vector registers that the instruction set names."""
+    """Return the number of vector registers that the instruction set names."""
     return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
 
 
 def usable_cpus() -> int:
-    """Processors this process may run on."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cache_bytes() -> dict[str, int]:
-    """`l1_bytes`, `l2_bytes`, `l3_bytes` of the first processor's data caches (plain guesses where unknown)."""
+    """Return `l1_bytes`, `l2_bytes`, `l3_bytes` of the first processor's data caches. Unknown sizes are typical ones."""
     sizes = dict(_DEFAULT_CACHE_BYTES)
     for index in sorted(_CACHES.glob("index*")):
         try:
@@ -80,7 +80,7 @@ def cache_bytes() -> dict[str, int]:
 
 
 def memory_bytes() -> int:
-    """Memory this process may use: the machine's, or its container's limit where that is less."""
+    """Return the memory that this process may use: the machine's, or its container's limit if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = _GROUP_LIMIT.read_text().strip()
@@ -90,7 +90,9 @@ def memory_bytes() -> int:
 
 
 def worker_threads() -> int:
-    """Threads a parallel kernel or library should use: `$OMP_NUM_THREADS` when it is a number, else every processor
-    this process may run on. The same rule libgomp follows."""
+    """Return the number of threads that a parallel kernel or library should use, by libgomp's rule.
+
+    It is `$OMP_NUM_THREADS` if that is a number, else the number of processors that this process may use.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else usable_cpus()

@@ -18,7 +18,7 @@ LARGE_PAGE = 2 << 20
 
 
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """A byte array of `nbytes` rounded up to whole cache lines (at least one), its first byte 64-byte aligned.
+    """Return a byte array of `nbytes` rounded up to whole cache lines (at least one), its first byte 64-byte aligned.
 
     Raises: MeasureError when the memory cannot be had.
     """
@@ -34,17 +34,20 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Slabs:
-    """Memory that lives long, in large pages where the system gives them to who asks: arrays smaller than such a page lie in one
-    behind each other, so that reading many of them in turn crosses few pages. A slab is given back with the last of its arrays."""
+    """Long-lived memory, in large pages if the system provides them.
+
+    Arrays smaller than such a page are placed contiguously in one, so that reading many of them crosses few pages. A
+    slab is freed with the last of its arrays.
+    """
 
     def __init__(self) -> None:
         self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """As `aligned_bytes`."""
+        """Return a byte array as `aligned_bytes` does; small ones share slabs."""
         rounded = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         if nbytes < 0 or rounded > SLAB_BYTES:
-            return aligned_bytes(nbytes)  # NumPy asks for large pages itself
+            return aligned_bytes(nbytes)  # NumPy requests large pages itself
         if rounded > self._free.size:
             self._free = _slab(nbytes)
         found, rest = self._free[:rounded], self._free[rounded:]
@@ -66,12 +69,12 @@ def _slab(nbytes: int) -> NDArray[np.uint8]:
 
 
 def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array whose first element is 64-byte aligned, contents undefined. Raises: as `aligned_bytes`."""
+    """Return an array whose first element is 64-byte aligned, contents undefined. Raises: as `aligned_bytes`."""
     nbytes = math.prod(shape) * dtype.itemsize
     return aligned_bytes(nbytes)[:nbytes].view(dtype).reshape(shape)
 
 
 def check_transfer(what: str, wanted: int, size: int) -> None:
-    """Raises MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
+    """Raise MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
     if wanted > size:
         raise MeasureError(f"{what}: wanted {wanted} bytes, found a buffer of {size}")

@@ -29,7 +29,7 @@ _SIMULATORS = ("oclgrind",)
 
 
 def load_pyopencl() -> Any:
-    """The pyopencl module. Raises BuildError naming the extra to install."""
+    """Return the pyopencl module. Raises BuildError naming the extra to install."""
     try:
         import pyopencl
     except ImportError as error:
@@ -40,7 +40,7 @@ def load_pyopencl() -> Any:
 
 
 def all_devices() -> list[tuple[str, Any]]:
-    """Every (label, pyopencl device), sorted; the label is `platform name | platform version | device name`."""
+    """Return every (label, pyopencl device), sorted; the label is `platform name | platform version | device name`."""
     cl = load_pyopencl()
     try:
         platforms = cl.get_platforms()
@@ -57,10 +57,12 @@ def all_devices() -> list[tuple[str, Any]]:
 
 
 def choose_device(substring: str | None) -> tuple[str, Any]:
-    """The one device whose label contains `substring` (any case). Without one: PoCL, oldest version first (the wheel
-    ships 3.0; a system's newer one adds to it), else the only device that is not a simulator.
+    """Return the one device whose label contains `substring` (any case).
 
-    Raises: MeasureError naming the devices there are, when none or several match.
+    Without one, it is PoCL in its oldest version (the wheel ships 3.0, and a system may add a newer one). Without PoCL,
+    it is the only device that is not a simulator.
+
+    Raises: MeasureError that lists the devices, when none or several match.
     """
     everything = all_devices()
     if substring is None:
@@ -87,7 +89,7 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
 
 
 def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
-    """True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
+    """Return True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
     cl = load_pyopencl()
     try:
         installed = any(platform.name == PREFERRED_PLATFORM for platform in cl.get_platforms())
@@ -111,8 +113,11 @@ class OpenCLBuffer:
 
 
 class _Handle:
-    """A compiled kernel: its program (to make one kernel object per binding) and what the compiler says it needs. wide: what is
-    compiled for numbers of more than 32 bits, and made: what it was."""
+    """A compiled kernel: its program (for one kernel object per binding), and the resources that the compiler reports.
+
+    wide: source for 64-bit integers
+    made: its compiled form
+    """
 
     __slots__ = ("group_size", "made", "name", "program", "wide")
 
@@ -133,8 +138,8 @@ class OpenCLDevice:
         except self._cl.Error as error:
             raise MeasureError(f"OpenCL: {label} is there but cannot be opened: {error}") from None
         self._is_cpu = bool(self._device.type & self._cl.device_type.CPU)
-        # PoCL's processor driver runs kernels on the host memory itself and its map only hands the pointer out, at 20 us a
-        # buffer: there, waiting for the queue is all that host code needs.
+        # PoCL's processor driver runs kernels on the host memory itself, and mapping a buffer only returns the pointer,
+        # in 20 us. There, host code only needs to wait for the queue.
         self._in_place = self._is_cpu and self._device.platform.name == PREFERRED_PLATFORM
         self.info = _describe(self._device, self._is_cpu, repair_target(self._device), self._cl.Error)
         limits = dict(self.info.limits)
@@ -299,14 +304,14 @@ class OpenCLDevice:
         return launch
 
     def place(self, buffer: OpenCLBuffer, array: NDArray[Any] | None) -> bool:
-        """False: kernels reach what the driver knows as memory objects."""
+        """Return False: kernels reach only the driver's memory objects."""
         return False
 
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """None: OpenCL 1.2 has no recordings."""
+        """Return None: OpenCL 1.2 has no recordings."""
         return None
 
     def synchronize(self) -> None:
@@ -323,7 +328,7 @@ class OpenCLDevice:
 
 
 def _nothing() -> None:
-    """The launch of an empty grid."""
+    """Launch an empty grid: do nothing."""
 
 
 def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) -> DeviceInfo:

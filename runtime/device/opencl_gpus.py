@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-# How many work-items run together: cl_nv_device_attribute_query, cl_amd_device_attribute_query.
+# Work-items in lockstep: cl_nv_device_attribute_query, cl_amd_device_attribute_query.
 WARPS = ("warp_size_nv", "wavefront_width_amd")
 REGISTERS = "registers_per_block_nv"
 
 
 def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
-    """The limits by which rules take a device for a GPU (`schedules/target.Machine`); none where it does not tell how many work-items
-    run together. refusal: what asking for something it does not have raises."""
+    """Return the limits that make rules treat a device as a GPU (`schedules/target.HardwareInfo`).
+
+    They are empty if the device does not tell how many work-items run in lockstep.
+    refusal: exception of a query that the device does not support
+    """
     warp = max(_told(device, name, refusal) for name in WARPS)
     if warp <= 1:
         return {}
@@ -26,7 +29,7 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
 
 
 def _told(device: Any, name: str, refusal: type[Exception]) -> int:
-    """A number, 0 where the device or the package has none of that name."""
+    """Return a numeric property, 0 if the device or the package has none of that name."""
     try:
         return int(getattr(device, name))
     except (AttributeError, refusal):

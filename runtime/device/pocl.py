@@ -33,7 +33,10 @@ _names: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 
 def repair_target(device: Any) -> str:
-    """The processor name PoCL compiles for on this pyopencl device, repaired where it must be; empty when unknown."""
+    """Return the processor name that PoCL compiles for on this pyopencl device; empty when unknown.
+
+    A wrong name in PoCL is repaired.
+    """
     if "PoCL" not in str(device.platform.version):
         return ""
     reported = str(device.version).rpartition("gnu-")[2].strip()
@@ -61,8 +64,9 @@ def repair_target(device: Any) -> str:
 
 
 def _points_at(memory: BinaryIO, field: int, text: str) -> bool:
-    """True if the pointer stored at address `field` points at this NUL-terminated text. Raises OSError for an unmapped
-    address."""
+    """Return True if the pointer stored at address `field` points at this NUL-terminated text. Raises OSError for an
+    unmapped address.
+    """
     memory.seek(field)
     (address,) = struct.unpack("<Q", memory.read(8))
     if not 4096 <= address < 2**47:

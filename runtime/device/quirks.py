@@ -17,11 +17,16 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """One thing seen of a device.
+    """A fact observed about a device.
 
-    kind: the device kind; where: (field of the fingerprint, regular expression) that must all be found. changes: what is done
-    because of it; seen: how it showed. caps: limits that are at most this; facts: limits that nothing tells.
-    refused: the compiler cannot be used; options: compiler options that are refused.
+    kind: device kind
+    where: (field of the fingerprint, regular expression), which must all match
+    changes: effect of the entry
+    seen: symptom
+    caps: largest values of limits
+    facts: limits that the device does not report
+    refused: the compiler cannot be used
+    options: refused compiler options
     """
 
     name: str
@@ -35,11 +40,11 @@ class Quirk:
     options: tuple[str, ...] = ()
 
     def applies(self, kind: str, fingerprint: Mapping[str, str]) -> bool:
-        """True if it applies to a device of this kind and fingerprint."""
+        """Return True if it applies to a device of this kind and fingerprint."""
         return kind == self.kind and all(re.search(p, fingerprint.get(key, "")) for key, p in self.where)
 
     def matched(self, fingerprint: Mapping[str, str]) -> str:
-        """The text that its first pattern matches in a fingerprint."""
+        """Return the text that its first pattern matches in a fingerprint."""
         key, pattern = self.where[0]
         found = re.search(pattern, fingerprint.get(key, ""))
         return found[0] if found else ""
@@ -148,13 +153,13 @@ QUIRKS: tuple[Quirk, ...] = (
 
 
 def quirks_of(kind: str, fingerprint: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[Quirk, ...]:
-    """The quirks of a device, in the order of the table."""
+    """Return the quirks of a device, in the order of the table."""
     found = dict(fingerprint)
     return tuple(q for q in QUIRKS if q.applies(kind, found))
 
 
 def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, int]:
-    """The limits a device tells, with what its quirks cap and add."""
+    """Return the limits of a device, capped and extended by its quirks."""
     result = dict(limits)
     for quirk in quirks_of(kind, fingerprint):
         result |= {key: min(result.get(key, most), most) for key, most in quirk.caps.items()}
@@ -163,12 +168,12 @@ def with_quirks(kind: str, fingerprint: Mapping[str, str], limits: Mapping[str, 
 
 
 def refusal(kind: str, fingerprint: Mapping[str, str]) -> Quirk | None:
-    """The quirk that forbids a device or compiler, if one does."""
+    """Return the quirk that forbids a device or compiler, else None."""
     return next((q for q in quirks_of(kind, fingerprint) if q.refused), None)
 
 
 def refused_option(kind: str, fingerprint: Mapping[str, str], options: Sequence[str]) -> tuple[str, Quirk] | None:
-    """The first option that a quirk forbids, with it."""
+    """Return the first option that a quirk forbids, and the quirk."""
     for quirk in quirks_of(kind, fingerprint):
         for option in options:
             if option in quirk.options:

@@ -1,4 +1,4 @@
-"""Opening devices by name, and listing those there are."""
+"""Opening and listing devices by name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class DeviceFailure:
 
 
 def open_device(spec: str) -> Device:
-    """Open `c`, `opencl`, or `opencl:PART` with a part of platform name, version or device name, or `cuda:NUMBER` (`cuda`: the first).
+    """Open `c`, `opencl`, `opencl:PART` (part of a platform name, version or device name), or `cuda:NUMBER` (`cuda`:
+    the first).
 
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
-    but cannot be opened is the same error: nothing waits.
+    but cannot be opened raises the same error, without waiting.
     """
     if not isinstance(spec, str):
         raise UserError(f"wanted the name of a device, found a {type(spec).__name__}; there are: {_known()}")
@@ -45,7 +46,7 @@ def open_device(spec: str) -> Device:
 
 
 def _known() -> str:
-    """The names that `open_device` takes on this machine, in one line."""
+    """Return the names that `open_device` takes on this machine, in one line."""
     try:
         labels = [label for label, _ in all_devices()]
     except BuildError:
@@ -64,7 +65,7 @@ def _gpus() -> str:
 
 
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
-    """List the devices that can be opened, and the reason for each kind that cannot. Opens and closes every device."""
+    """List the devices that can be opened, and the reason for each kind that cannot. Every device is opened and closed."""
     found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia()]
     try:
         labels = [label for label, _ in all_devices()]

@@ -1,7 +1,7 @@
 """Putting several kernels into one translation unit.
 
-Each `KernelSource.source` can be compiled on its own. Text its printer repeats in every kernel (types, polynomial
-functions) stands between the lines `/*prelude*/` and `/*end prelude*/`; here each distinct prelude is kept once.
+Each `KernelSource.source` can be compiled on its own. Text that the printer repeats in every kernel (types, polynomial
+functions) is between the lines `/*prelude*/` and `/*end prelude*/`. Each distinct prelude is kept once.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ _PRELUDE = re.compile(
 )
 
 
-# Integers of 32 bits hold what a launch computes with where its last scalar, which such texts name, is at most the second.
+# Name of the last scalar of kernels with 32-bit integers, and its largest value for which 32 bits suffice.
 NARROW, INT_MOST = "rt_most", (1 << 31) - 1
-# what has texts compute with 64 bits
+# compiles kernels with 64-bit integers
 WIDE_FLAG = "-DRT_WIDE"
 
 _SHARED = re.compile(r"/\*shared (\d{1,9})\*/")
 
 
 def dynamic_shared_bytes(source: str) -> int:
-    """The shared memory that launches of a CUDA kernel ask for, as its text says."""
+    """Return the shared memory that launches of a CUDA kernel must request, as its text declares."""
     found = _SHARED.search(source)
     return 0 if found is None else int(found[1])
 
 
 def wide_form(kernel: KernelSource) -> KernelSource | None:
-    """The kernel for launches whose integers want 64 bits; None when it is that already."""
+    """Return the kernel for launches that need 64-bit integers; None if it has them already."""
     if NARROW not in kernel.source or WIDE_FLAG in kernel.flags:
         return None
     return replace(kernel, flags=(*kernel.flags, WIDE_FLAG))
 
 
 def join_sources(kernels: Iterable[KernelSource]) -> str:
-    """One translation unit: every distinct prelude once, in order of first use, then each kernel's own text under a
-    `#line` directive, so that a compiler's messages name the kernel."""
+    """Join kernels to one translation unit: distinct preludes once, in order of first use, then the kernels' own text.
+
+    A `#line` directive makes compiler messages name the kernel.
+    """
     preludes: dict[str, None] = {}
     bodies: list[str] = []
     for kernel in kernels:
@@ -53,7 +55,7 @@ def join_sources(kernels: Iterable[KernelSource]) -> str:
 
 
 def group_by_flags(kernels: Iterable[KernelSource]) -> dict[tuple[str, ...], list[KernelSource]]:
-    """Kernels that may share a translation unit: those with the same flags, in the order given."""
+    """Group kernels by their flags, in the order given: those of one group may share a translation unit."""
     groups: dict[tuple[str, ...], list[KernelSource]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.flags, []).append(kernel)

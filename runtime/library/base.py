@@ -1,4 +1,4 @@
-"""The `Library` contract: tuned routines somebody else wrote, called on device buffers."""
+"""The `Library` contract: tuned routines of other authors, called on device buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Library(Protocol):
     Who binds or launches holds the device's turn. What a library shares between devices, or in the process, it guards itself.
 
     `name` is the part of a routine before the dot; `routines` maps each routine to the names of its int64 scalars, in
-    order. Buffers are those of the step, outputs last. A package of one's own brings a library as a class that opens
+    order. Buffers are those of the step, outputs last. A separate package provides a library as a class that opens
     without arguments, by an entry point of the group `relax_tune.libraries`.
     """
 
@@ -22,11 +22,11 @@ class Library(Protocol):
     routines: dict[str, tuple[str, ...]]
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
-        """Sorted (text, text) that identifies version and settings well enough to reuse a timing."""
+        """Return sorted (text, text) that identifies version and settings well enough to reuse a timing."""
         ...
 
     def bind(self, routine: str, device: Device, buffers: Sequence[Any], scalars: Sequence[int]) -> Launch:
-        """A closure that runs the routine. Sizes of 0 do what the mathematics says (an empty sum is 0).
+        """Return a closure that runs the routine. Sizes of 0 are allowed: an empty sum is 0.
 
         Raises: ArtifactError for an unknown routine or a wrong number of buffers or scalars; MeasureError when sizes
         exceed the buffers or the library, or when host code cannot reach this device's memory.

@@ -22,9 +22,10 @@ _FILES = ("libclblast.so.1", "libclblast.so", "libclblast.dylib", "clblast.dll")
 _FUNCTIONS = ("CLBlastSgemm", "CLBlastSgemv", "CLBlastSgemmStridedBatched")
 _ROW_MAJOR, _AS_STORED, _TRANSPOSED = 101, 111, 112
 _FLOAT = 4
-_TILE = 128  # of its large kernels: operands are copied to multiples of at most this
+_TILE = 128  # largest tile: operands are padded to multiples of at most this
 
-# gemv reads what it overwrites, with a factor of 0 that leaves a NaN there a NaN; and an empty sum is not for it to compute.
+# Zeroes C before gemv, which multiplies the old values by 0, so that a NaN would stay; also computes empty sums, which
+# CLBlast refuses.
 _CLEAR, _GROUP = "relax_tune_clear", 64
 _CLEAR_SOURCE = f"""kernel void {_CLEAR}(global float* restrict c, long rows, long columns, long lead, long stride) {{
   long i = get_global_id(0);
@@ -60,7 +61,7 @@ def _load() -> Any:
 
 
 def _file(dll: Any) -> Path | None:
-    """The path of the loaded library; None if the loader does not tell."""
+    """Return the path of the loaded library; None if the loader does not tell."""
     try:
         locate = ctypes.CDLL(None).dladdr
     except (AttributeError, OSError, TypeError):
@@ -73,7 +74,7 @@ def _file(dll: Any) -> Path | None:
 
 @dataclass(eq=False)
 class _Known:
-    """Of one device: the functions that have compiled their kernels, and the kernel that clears."""
+    """State of one device: the functions with compiled kernels, and the kernel that clears."""
 
     compiled: set[str] = field(default_factory=set)
     clear: Any = None
@@ -82,15 +83,15 @@ class _Known:
 class ClBlast:
     """`sgemm` and `sgemm_batched` on OpenCL devices, with the scalars and buffers of `runtime/library/product`.
 
-    What it launches goes on the device's own in-order queue, over the same buffers: nothing is copied to the host and nothing waits.
-    A plain product with one row or column is done by its matrix-vector function.
+    Its launches go to the device's own in-order queue, over the same buffers, without copies or waiting. A plain
+    product with one row or column uses its matrix-vector function.
 
-    CLBlast compiles its kernels when a function is first called in a process, which takes seconds, and tens of them with PoCL.
-    `bind` has that done by a product of one element, so that the first launch need not; the driver may still compile what it needs
-    for a new form (PoCL: a second or two).
+    CLBlast compiles its kernels when a function is first called in a process, which takes seconds, and tens of them
+    with PoCL. `bind` triggers that by a product of one element, so that the first launch is fast. The driver may still
+    compile for a new form (PoCL: a second or two).
 
-    Its kernels count elements in 32 bits, so matrices of 2**31 and more are refused. Its products of 16-bit floats are not used:
-    they sum in 16 bits, where ours sum in 32.
+    Its kernels count elements in 32 bits, so matrices of 2**31 and more are refused. Its products of 16-bit floats are
+    not used, since they sum in 16 bits.
     """
 
     name = "clblast"
@@ -100,7 +101,7 @@ class ClBlast:
     }
 
     def __init__(self, dll: Any = None) -> None:
-        """dll: the loaded library; None finds it where the system looks for libraries."""
+        """Load the library. dll: the loaded library; None finds it where the system looks for libraries."""
         self._dll = _load() if dll is None else dll
         self._known: weakref.WeakKeyDictionary[Device, _Known] = weakref.WeakKeyDictionary()
 
@@ -113,7 +114,7 @@ class ClBlast:
             data = b""
         if file is None or not data:
             return (("file", "unknown"),)
-        # the tuning results it was built with, which many build it for, are in the file and in no version
+        # many users build it with tuning results of their own, which no version number shows
         return (("build", hashlib.blake2b(data, digest_size=8).hexdigest()), ("file", file.name))
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
@@ -146,7 +147,9 @@ class ClBlast:
         return cleared
 
     def _launch(self, device: Device, name: str, buffers: Sequence[Any], arguments: Sequence[Any]) -> Launch:
-        """arguments: those of the function but for the queue, with the numbers of buffers in place of them."""
+        """Make a closure that calls a function of the library. arguments: all but the queue, with numbers for the
+        buffers
+        """
         handles = device.native(buffers)
         assert handles is not None
         queue, memory = handles
@@ -163,7 +166,7 @@ class ClBlast:
         return launch
 
     def _compile(self, device: Device, name: str) -> None:
-        """Have the kernels of a function compiled: by a product of one element, in memory of its own."""
+        """Compile the kernels of a function, by a product of one element in memory of its own."""
         known = self._known.setdefault(device, _Known())
         if name in known.compiled:
             return
@@ -177,7 +180,7 @@ class ClBlast:
         known.compiled.add(name)
 
     def _clear(self, device: Device, c: Any, sizes: Sizes) -> Launch:
-        """Zeros in C, and in C alone where its rows lie apart."""
+        """Make a launch that zeroes the elements of C, but not the gaps between its rows."""
         known = self._known.setdefault(device, _Known())
         if known.clear is None:
             known.clear = device.compile([KernelSource(_CLEAR, "opencl", _CLEAR_SOURCE)])[_CLEAR]
@@ -194,7 +197,7 @@ class _Buffer:
 
 
 def _call(sizes: Sizes) -> tuple[str, list[Any]]:
-    """The function for a product that is not empty, and its arguments."""
+    """Return the function for a product that is not empty, and its arguments."""
     if sizes["batch"] > 1:
         name = "CLBlastSgemmStridedBatched"
     else:
@@ -203,7 +206,7 @@ def _call(sizes: Sizes) -> tuple[str, list[Any]]:
 
 
 def _arguments(name: str, sizes: Sizes, offsets: tuple[int, int, int] = (0, 0, 0)) -> list[Any]:
-    """offsets: where A, B and C begin in their buffers, in floats."""
+    """Return the arguments of a function. offsets: starts of A, B and C in their buffers, in floats"""
     number, one, zero = ctypes.c_size_t, ctypes.c_float(1.0), ctypes.c_float(0.0)
     m, n, k, lda, ldb, ldc = (sizes[x] for x in ("m", "n", "k", "lda", "ldb", "ldc"))
     turned_a, turned_b = bool(sizes["trans_a"]), bool(sizes["trans_b"])
@@ -248,4 +251,4 @@ def _check_counts(routine: str, sizes: Sizes, needs: Sequence[int]) -> None:
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

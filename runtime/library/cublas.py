@@ -20,12 +20,12 @@ from relax_tune.runtime.library import cublas_api as api
 from relax_tune.runtime.library.product import BATCHED, PLAIN, product_bytes, product_sizes
 
 WORKSPACE_BYTES = 32 << 20
-"""What NVIDIA names for Hopper, the most of any; for one stream."""
+"""NVIDIA's recommendation for Hopper, the largest of all GPUs; for one stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """On one device. workspace: of the handle."""
+    """State of one device. workspace: of the handle."""
 
     handle: ctypes.c_void_p
     workspace: Any
@@ -48,7 +48,7 @@ class CuBlas:
     }
 
     def __init__(self, dll: Any = None) -> None:
-        """dll: the loaded library; None finds it."""
+        """Load the library. dll: the loaded library; None finds it."""
         self._cublas = api.Functions("cublas", api.CUBLAS, dll)
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
@@ -110,12 +110,12 @@ class CuBlas:
 
 
 def elements_of(routine: str) -> api.Elements:
-    """By the end of its name."""
+    """Return the element types that the end of a routine's name states."""
     return api.ELEMENTS[routine.split("_", 1)[1].removesuffix("_batched")]
 
 
 def check_buffers(routine: str, sizes: Mapping[str, int], buffers: Sequence[Any], elements: api.Elements) -> None:
-    """Raises MeasureError where A, B or C is smaller than what the sizes say."""
+    """Raise MeasureError if A, B or C is smaller than the sizes require."""
     widths = (elements.operand_bytes, elements.operand_bytes, elements.result_bytes)
     needs = product_bytes(routine, sizes, widths)
     for which, wanted, buffer in zip("ABC", needs, (*buffers[:2], buffers[-1]), strict=True):
@@ -126,7 +126,7 @@ def check_buffers(routine: str, sizes: Mapping[str, int], buffers: Sequence[Any]
 def over_zeros(
     device: CUDADevice, sizes: Mapping[str, int], buffers: Sequence[Any], elements: api.Elements
 ) -> tuple[dict[str, int], list[Any]]:
-    """An empty sum as the sum over one row of zeros, which stand in for A and B."""
+    """Return sizes and buffers that compute an empty sum over one row of zeros, which replace A and B."""
     m, n = sizes["m"], sizes["n"]
     zeros = np.zeros(max(m, n) * elements.operand_bytes, np.uint8)
     row = device.alloc(zeros.nbytes)
@@ -136,4 +136,4 @@ def over_zeros(
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

@@ -1,4 +1,5 @@
-"""cuBLAS's and cuBLASLt's C interfaces as far as `cublas` and `cublaslt` use them: where the libraries are, prototypes, numbers.
+"""The parts of the C interfaces of cuBLAS and cuBLASLt that `cublas` and `cublaslt` use: search paths, prototypes,
+constants.
 
 Prototypes and numbers are those of cublas_api.h, cublasLt.h and library_types.h of CUDA 12 and 13, which agree in them.
 """
@@ -119,9 +120,10 @@ ELEMENTS: Mapping[str, Elements] = {
 
 
 class Functions:
-    """A library with its prototypes declared. name: as NVIDIA's packages call it, `cublas` or `cublasLt`.
+    """A library with declared prototypes. name: of NVIDIA's package, `cublas` or `cublasLt`.
 
-    Raises BuildError where it is not installed, or lacks a function."""
+    Raises BuildError where it is not installed, or lacks a function.
+    """
 
     def __init__(self, name: str, prototypes: Mapping[str, Sequence[Any]], dll: Any = None) -> None:
         self._dll = _load(name) if dll is None else dll
@@ -139,17 +141,17 @@ class Functions:
         return value.value
 
     def __call__(self, function: str, *arguments: Any) -> None:
-        """Raises MeasureError with the status where that is not success."""
+        """Call a function. Raises MeasureError with its status on failure."""
         check(function, self.raw(function)(*arguments))
 
     def raw(self, function: str) -> Callable[..., int]:
-        """The function itself, which answers a status."""
+        """Return a function that returns its status."""
         found: Callable[..., int] = getattr(self._dll, function)
         return found
 
 
 def check(function: str, status: int) -> None:
-    """Raises MeasureError for a status that is not success."""
+    """Raise MeasureError for a status that is not success."""
     if status:
         raise MeasureError(
             f"cuBLAS: wanted {function} to succeed, found status {status} (cublasStatus_t in cublas_api.h)"
@@ -157,7 +159,7 @@ def check(function: str, status: int) -> None:
 
 
 def _load(name: str) -> Any:
-    """By NVIDIA's own finder where it is installed (wheels, conda, CUDA_HOME), else where the system looks."""
+    """Load a library by NVIDIA's finder if installed (wheels, conda, CUDA_HOME), else by the system's search path."""
     reasons = []
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -176,7 +178,7 @@ def _load(name: str) -> Any:
 
 
 def on_gpu(routine: str, device: Device) -> CUDADevice:
-    """The device, which may be one that stands before a CUDA device. Raises MeasureError for those the library cannot reach."""
+    """Return the device, which may wrap a CUDA device. Raises MeasureError for a device that the library cannot reach."""
     if device.info.kind != "cuda":
         raise MeasureError(f"{routine}: wanted a CUDA device, found {device.info.name}")
     return cast(CUDADevice, device)

@@ -1,4 +1,4 @@
-"""cuBLASLt, where it is installed (extra `cuda`): matrix products with what follows them, on a CUDA device's own stream.
+"""cuBLASLt, where it is installed (extra `cuda`): matrix products with epilogues, on a CUDA device's own stream.
 
 Written against NVIDIA's headers and tested with a library of the same functions that computes on the processor; it was never run
 on a GPU.
@@ -20,11 +20,11 @@ from relax_tune.runtime.library.cublas import WORKSPACE_BYTES, check_buffers, el
 from relax_tune.runtime.library.product import BATCHED, PLAIN, named_sizes
 
 FOLLOWS = ("bias", "residual", "relu", "gelu_tanh")
-"""What can follow a product; the scalar `follows` is the sum of (place here, from 1) * 16**position."""
+"""Epilogue operations; the scalar `follows` is the sum of (index here, from 1) * 16**position."""
 WITH_ARRAY = ("bias", "residual")
 _AFTER = ("follows", *(f"{what}_d{i}" for i in range(len(WITH_ARRAY)) for what in ("stride", "row", "column")))
 _EPILOGUES = {"relu": api.EPILOGUE_RELU, "gelu_tanh": api.EPILOGUE_GELU, "": 0}
-_ALIGNMENT = 256  # the most that is told apart
+_ALIGNMENT = 256  # largest alignment that is distinguished
 
 Sizes = Mapping[str, int]
 
@@ -42,7 +42,7 @@ class _After:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """On one device. workspace: of all its products. algorithms: what was found for a shape, its layout and alignments."""
+    """State of one device. workspace: of all its products. algorithms: found for a shape, its layout and alignments."""
 
     handle: ctypes.c_void_p
     workspace: Any
@@ -53,10 +53,10 @@ class CuBlasLt:
     """`matmul_T` and `matmul_T_batched`: C = act(op(A) op(B) + residual + bias), row-major, with the types T of `CuBlas`.
 
     Buffers A, B, an array for the bias and one for the residual in the order of `follows`, C. Scalars: those of
-    `runtime/library/product`, strides and row lengths in elements; `follows` names what is done (see FOLLOWS), each at most once and
-    an activation last; `stride_d0`, `row_d0`, `column_d0` are the strides of the first array, 0 along what it does not have, `*_d1` of
-    the second. A bias has columns alone, a residual all that C has; both have elements of C's type. The activations are ReLU and
-    GELU by tanh.
+    `runtime/library/product`, strides and row lengths in elements; `follows` names the epilogue operations (see
+    FOLLOWS), each at most once and an activation last; `stride_d0`, `row_d0`, `column_d0` are the strides of the first
+    array, 0 along missing dims, `*_d1` of the second. A bias has only columns, a residual all dims of C; both have
+    elements of C's type. The activations are ReLU and GELU by tanh.
 
     The library's heuristics choose an algorithm once for each shape, layout and alignment. An algorithm may use
     WORKSPACE_BYTES, which are allocated once, and adds partial sums in f32; f32 is not rounded to TF32. A product without an
@@ -70,7 +70,7 @@ class CuBlasLt:
     }
 
     def __init__(self, dll: Any = None) -> None:
-        """dll: the loaded library; None finds it."""
+        """Load the library. dll: the loaded library; None finds it."""
         self._lt = api.Functions("cublasLt", api.CUBLASLT, dll)
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
@@ -219,8 +219,11 @@ def _alignment(address: int) -> int:
 
 
 def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Elements) -> _After:
-    """Raises: ArtifactError for an order that cannot be, or a wrong number of buffers; MeasureError for arrays laid out otherwise, or
-    too small."""
+    """Read the epilogue that a call's sizes and arrays describe.
+
+    Raises: ArtifactError for an impossible order, or a wrong number of buffers; MeasureError for arrays of another
+        layout, or too small.
+    """
     names, code = [], sizes["follows"]
     while code:
         code, place = divmod(code, 16)
@@ -261,4 +264,4 @@ def _after(routine: str, sizes: Sizes, buffers: Sequence[Any], elements: api.Ele
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

@@ -1,4 +1,4 @@
-"""oneDNN through the `onednn-cpu-gomp` wheel (extra `onednn`): single-precision matrix products with what follows them."""
+"""oneDNN through the `onednn-cpu-gomp` wheel (extra `onednn`): single-precision matrix products with epilogues."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.library.onednn_primitives import FLOAT, TWO_SIDED, Engine, MatmulPrimitive, Place, WeightPacking
 
 FOLLOWS = ("add", "mul", "relu", "gelu", "gelu_tanh", "tanh", "sigmoid", "swish")
-"""What can follow a product; the scalar `follows` is the sum of (place here, from 1) * 16**position."""
+"""Epilogue operations; the scalar `follows` is the sum of (index here, from 1) * 16**position."""
 OPERANDS = 2
 
 Views = list[NDArray[Any]]
 
-_LIMIT = 2**40  # of every size and stride: their products are far below 2**63 for memory that exists
+_LIMIT = 2**40  # limit of every size and stride: products stay below 2**63 for memory that exists
 
 _PLAIN = ("m", "n", "k", "trans_a", "trans_b", "lda", "ldb", "ldc")
 _PACKED = tuple(name for name in _PLAIN if name not in ("trans_b", "ldb"))
@@ -31,10 +31,10 @@ class OneDnn:
     """`matmul` and `matmul_batched`: C = follow(op(A) op(B)), row-major f32, op is transposition where `trans_*` is non-zero,
     `follow` a chain of operations on every element before it is stored.
 
-    Buffers A, B, an array for each two-sided operation, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row lengths in
-    memory, in floats; in the batched form `stride_*` is the distance between matrices, in floats, 0 for one matrix that all
-    share. `follows` names the operations (see FOLLOWS); `stride_d0`, `row_d0`, `column_d0` are the strides of the first array they
-    read, in floats, 0 along what it does not have, `*_d1` of the second.
+    Buffers A, B, an array for each two-sided operation, C. op(A) is (m, k), op(B) (k, n), C (m, n); `ld*` are the row
+    lengths in memory, in floats; in the batched form `stride_*` is the distance between matrices, in floats, 0 for one
+    shared matrix. `follows` names the operations (see FOLLOWS); `stride_d0`, `row_d0`, `column_d0` are the strides of
+    the first array they read, in floats, 0 along missing dims, `*_d1` of the second.
 
     Any alignment will do; sizes and strides are at most 2**40, and overlapping rows are refused. Scratch memory is the library's
     own. These routines read plain weights, which the library packs in each call. `matmul_packed` reads weights that `pack`
@@ -93,7 +93,7 @@ class OneDnn:
         needs = [_bytes(dims, strides) for dims, strides in places]
         layout = None
         zeros: NDArray[np.float32] | None = None
-        if sizes["k"] == 0:  # the empty sum is that over one row of zeros, which stand in for A and B
+        if sizes["k"] == 0:  # an empty sum is computed over one row of zeros, which replace A and B
             zeros = np.zeros(max(sizes["m"], sizes["n"]), np.float32)
             places[0], places[1] = (
                 ((1, sizes["m"], 1), (sizes["m"], 1, 1)),
@@ -102,8 +102,8 @@ class OneDnn:
         elif packed:
             layout = self._engine.layout(sizes["k"], sizes["n"])
             needs[1] = layout.nbytes
-        # In batches, version 3.2 was seen to read wrong elements of what is shared by several matrices or rows: one matrix at a
-        # time then.
+        # In batches, version 3.2 reads wrong elements of arrays that several matrices or rows share, so these products
+        # run one matrix at a time.
         whole = (sizes["batch"], sizes["m"], sizes["n"])
         shared = places[0][0][0] == 1 or places[1][0][0] == 1 or any(dims != whole for dims, _ in places[2:])
         apart = sizes["batch"] > 1 and shared
@@ -142,7 +142,7 @@ def _decoded(routine: str, code: int) -> tuple[str, ...]:
 
 
 def _places(routine: str, sizes: Mapping[str, int], arrays: int) -> list[Place]:
-    """Of A, B, the arrays and C."""
+    """Return the places of A, B, the arrays and C."""
     batch, m, n, k = (sizes[x] for x in ("batch", "m", "n", "k"))
 
     matrix = partial(_matrix, routine, sizes)
@@ -164,7 +164,7 @@ def _matrix(routine: str, sizes: Mapping[str, int], which: str, rows: int, colum
 
 
 def _tidy(dims: tuple[int, int, int], strides: tuple[int, int, int]) -> Place:
-    """With strides for dims of 1, which mean nothing, that the library takes for rows behind one another."""
+    """Return dims and strides with strides for dims of 1 under which the library recognises contiguous rows."""
     widest = max((d * s for d, s in zip(dims, strides) if d != 1), default=1)
     batch, row, column = (s if d != 1 else None for d, s in zip(dims, strides))
     return dims, (
@@ -187,7 +187,7 @@ def _run(
     batch: int,
     views: Views,
 ) -> None:
-    """steps: bytes between matrices where the product is of one of them at a time."""
+    """Run a primitive. steps: bytes between matrices, if the product is of one matrix at a time"""
     for at, (wanted, view) in enumerate(zip(needs, views, strict=True)):
         if view.nbytes < wanted:
             raise MeasureError(f"{routine}: buffer {at}: wanted {wanted} bytes, found {view.nbytes}")
@@ -202,4 +202,4 @@ def _run(
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""

@@ -1,4 +1,4 @@
-"""oneDNN's C interface as far as `onednn` uses it: memory descriptors, and two primitives made for their sizes."""
+"""The part of oneDNN's C interface that `onednn` uses: memory descriptors, and two primitives made for their sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOAT = 4
 # Of oneDNN 3's dnnl_types.h.
 _F32, _CPU, _IN_ORDER, _ANY_LAYOUT, _WEIGHTS_LAYOUT = 3, 1, 1, 1, 131
 _SOURCE, _WEIGHTS, _RESULT, _BIAS, _SECOND, _FOLLOWING = 1, 33, 17, 41, 2, 32768
-_LAYOUT_ROWS = 512  # what weights are laid out for: the layout was seen to be the same from 1 row to 512
+_LAYOUT_ROWS = 512  # rows that the layout of weights assumes; the layout was the same from 1 row to 512
 
 Place = tuple[tuple[int, int, int], tuple[int, int, int]]
 """Dims and strides of matrices, in floats."""
@@ -61,7 +61,9 @@ def _load() -> Any:
 
 
 class Engine:
-    """The library, loaded, with one engine and one stream. Raises BuildError where it is not installed, or another version."""
+    """The library, loaded, with one engine and one stream. Raises BuildError if it is not installed, or of another
+    version.
+    """
 
     def __init__(self) -> None:
         self._dll = _load()
@@ -79,21 +81,21 @@ class Engine:
         self._layouts: dict[tuple[int, int], WeightLayout] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the library. Raises MeasureError with its status where that is not success."""
+        """Call a function of the library. Raises MeasureError with its status on failure."""
         status = self.status(name, *arguments)
         if status:
             raise MeasureError(f"oneDNN: wanted dnnl_{name} to succeed, found status {status}")
 
     def status(self, name: str, *arguments: Any) -> Any:
-        """The status that a function of the library returns."""
+        """Call a function of the library and return its status."""
         return getattr(self._dll, f"dnnl_{name}")(*arguments)
 
     def execution(self, primitive: ctypes.c_void_p, arguments: ctypes.Array[_Argument]) -> partial[int]:
-        """Return a closure that runs a primitive and returns its status."""
+        """Make a closure that runs a primitive and returns its status."""
         return partial(self._dll.dnnl_primitive_execute, primitive, self.stream, len(arguments), arguments)
 
     def layout(self, k: int, n: int) -> WeightLayout:
-        """The layout that products want for (k, n) weights."""
+        """Return the layout that products prefer for (k, n) weights."""
         if (k, n) not in self._layouts:
             self._layouts[k, n] = WeightLayout(self, k, n)
         return self._layouts[k, n]
@@ -114,7 +116,7 @@ class _Handles:
         return handle
 
     def _described(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
-        """The description of a primitive."""
+        """Create the description of a primitive."""
         handle = ctypes.c_void_p()
         self._engine.call(f"{kind}_primitive_desc_create", ctypes.byref(handle), *arguments)
         self._free.append(("primitive_desc_destroy", handle))
@@ -126,7 +128,7 @@ class _Handles:
 
 
 class WeightLayout(_Handles):
-    """The layout that a product wants for (k, n) weights; `nbytes`: their size."""
+    """The layout that a product prefers for (k, n) weights; `nbytes`: their size."""
 
     def __init__(self, engine: Engine, k: int, n: int) -> None:
         super().__init__(engine)
@@ -141,7 +143,7 @@ class WeightLayout(_Handles):
 
 
 class _Primitive(_Handles):
-    """`run` takes an address for each array."""
+    """A primitive; `run` takes the address of each array."""
 
     def _bind(self, described: ctypes.c_void_p, kinds: Sequence[int], descriptors: Sequence[ctypes.c_void_p]) -> None:
         engine = self._engine
@@ -162,8 +164,10 @@ class _Primitive(_Handles):
 
 
 class MatmulPrimitive(_Primitive):
-    """A matrix product made for its sizes; `run` takes the addresses of A, B, the arrays of `follows`, and C. layout: how B lies,
-    where its place does not say."""
+    """A matrix product made for its sizes; `run` takes the addresses of A, B, the arrays of `follows`, and C.
+
+    layout: layout of B, if its place does not define it
+    """
 
     def __init__(
         self, engine: Engine, places: Sequence[Place], follows: Sequence[str], layout: WeightLayout | None = None
@@ -206,7 +210,7 @@ class MatmulPrimitive(_Primitive):
 
 
 class WeightPacking(_Primitive):
-    """Weights written as a layout wants them; `run` takes the addresses of both."""
+    """The packing of weights into a layout; `run` takes the addresses of both."""
 
     def __init__(self, engine: Engine, place: Place, layout: WeightLayout) -> None:
         super().__init__(engine)

@@ -25,8 +25,8 @@ _FLOAT = 4
 
 Views = list[NDArray[Any]]
 
-# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another:
-# `team` says how many a region really gets.
+# Runs OpenBLAS's jobs on libgomp's team. Every job must have a thread of its own, because jobs wait for one another;
+# `team` returns the number of threads that a region gets.
 _TEAM_SOURCE = """#include <stddef.h>
 #include <stdint.h>
 #include <omp.h>
@@ -72,7 +72,7 @@ class OpenBlas:
     Threads: two pools that both spin while idle take the processors from each other (a product followed by an OpenMP
     kernel was seen 100 times slower on two busy cores). So on the C device OpenBLAS runs its jobs on libgomp's threads,
     through its threads callback, and its own pool stays asleep. On an OpenCL device its jobs run on threads that sleep
-    while idle (`team.SleepingTeam`). The choice is the process's; each launch makes it its own device's. Products of several
+    while idle (`thread_pool.SleepingTeam`). The choice is the process's; each launch makes it its own device's. Products of several
     threads take turns.
     """
 
@@ -191,7 +191,7 @@ class OpenBlas:
 
 
 def _nothing() -> None:
-    """The product with no elements."""
+    """Compute a product without elements: do nothing."""
 
 
 def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
@@ -201,7 +201,7 @@ def _check_views(routine: str, needs: Sequence[int], views: Views) -> None:
 
 
 def _clear(routine: str, sizes: dict[str, int], needs: Sequence[int], views: Views) -> None:
-    """k = 0: every element of C is an empty sum."""
+    """Zero every element of C, which is an empty sum for k = 0."""
     _check_views(routine, needs, views)
     floats = views[2][: needs[2]].view(np.float32)
     for index in range(sizes["batch"]):

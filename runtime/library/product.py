@@ -21,7 +21,7 @@ _FLOAT = 4
 def product_sizes(
     library: str, routines: Mapping[str, Sequence[str]], routine: str, buffers: Sequence[Any], scalars: Sequence[int]
 ) -> dict[str, int]:
-    """As `named_sizes`, of a product alone: a wrong number of buffers is an ArtifactError too."""
+    """Return the sizes of a product as `named_sizes` does. A wrong number of buffers raises ArtifactError too."""
     names = routines.get(routine)
     if names is not None and (len(buffers) != 3 or len(scalars) != len(names)):
         raise ArtifactError(
@@ -55,7 +55,7 @@ def named_sizes(
 def product_bytes(
     routine: str, sizes: Mapping[str, int], widths: tuple[int, int, int] = (_FLOAT, _FLOAT, _FLOAT)
 ) -> tuple[int, int, int]:
-    """The bytes that A, B and C must have. widths: bytes of an element of each. Raises MeasureError for rows that overlap."""
+    """Return the bytes that A, B and C must have. widths: bytes of an element of each. Raises MeasureError for rows that overlap."""
     needs = []
     for which, width, rows, columns, transposed in (
         ("a", widths[0], sizes["m"], sizes["k"], sizes["trans_a"]),

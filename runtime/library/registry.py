@@ -24,13 +24,14 @@ OURS: Mapping[type[Library], str] = {
     OneDnn: "pip install 'relax-tune[onednn]'",
     OpenBlas: "pip install 'relax-tune[openblas]'",
 }
-"""Each with what installs it."""
+"""Our libraries, each with the way to install it."""
 
 
 def open_libraries() -> dict[str, Library]:
-    """Every library that is installed here, by name: a class of the `Library` protocol that opens without arguments.
+    """Open every installed library, by name: a class of the `Library` protocol that opens without arguments.
 
-    Raises: BuildError for a package whose entry point gives something else, or a name twice."""
+    Raises: BuildError for a package whose entry point gives something else, or a name twice.
+    """
     found: dict[str, Library] = {}
     for origin, kind in (*(("relax-tune", k) for k in OURS), *from_packages(GROUP)):
         try:
@@ -72,7 +73,7 @@ def needed_libraries(program: Program, given: Mapping[str, Library] | None) -> M
 
 
 def library_facts(libraries: Mapping[str, Library]) -> tuple[tuple[str, str], ...]:
-    """Sorted (name, fingerprint as one text, parts divided by `; `): what times with these libraries depend on."""
+    """Return sorted (name, fingerprint as one text, parts separated by `; `), on which library times depend."""
     return tuple(
         sorted((n, "; ".join(f"{key} {value}" for key, value in x.fingerprint())) for n, x in libraries.items())
     )

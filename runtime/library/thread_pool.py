@@ -1,7 +1,7 @@
-"""A team of threads that sleep while idle, for host libraries beside a device that has threads of its own.
+"""A team of threads that sleep while idle, for host libraries on a device with threads of its own.
 
-Two pools that spin between jobs take the processors from each other; sleepers cost a wake-up (some ten microseconds) per
-job instead. Jobs are C function pointers, so they run without the interpreter's lock.
+Two pools that spin between jobs compete for the processors. A sleeping pool instead costs a wake-up (about ten
+microseconds) per job. Jobs are C function pointers, so they run without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ RunJobs = ctypes.CFUNCTYPE(
 
 
 class SleepingTeam:
-    """Run the jobs of one parallel section at a time. Jobs wait for one another, so each has its own thread."""
+    """A team that runs the jobs of one parallel section at a time. Jobs wait for one another, so each has its own
+    thread.
+    """
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[int, int, int, int]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._size = 0
         self.callback = RunJobs(self._run)
-        """Give this to the library; the team must live as long as the library may call it."""
+        """The callback for the library; the team must live as long as the library may call it."""
 
     def _run(self, _sync: int, job: int, count: int, step: int, data: int, argument: int) -> None:
         while self._size < count - 1:

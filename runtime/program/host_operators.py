@@ -1,4 +1,4 @@
-"""Operators whose results' sizes depend on data, or that take and give shapes: computed here, in NumPy, between parts."""
+"""Operators with data-dependent sizes or shape operands, computed in NumPy between subgraphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def is_shape(value: Any) -> bool:
-    """A tuple of whole numbers."""
+    """Return whether a value is a tuple of whole numbers."""
     return isinstance(value, tuple) and all(type(d) is int for d in value)
 
 

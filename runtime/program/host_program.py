@@ -40,9 +40,11 @@ Want = Literal["tensor", "shape", "scalar", "tuple", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything that the instructions of a host program may name.
+    """The names that the instructions of a host program may use.
 
-    parts: programs by name. arity: number of parameters of each host program. blocks: number of blocks of this one.
+    parts: programs by name
+    arity: number of parameters of each host program
+    blocks: number of blocks of this one
     """
 
     parts: Mapping[str, Program]
@@ -218,7 +220,8 @@ class CheckValue(_Instruction):
     """Check the kind, element type and rank of a value; the cast of `match_cast`.
 
     want: the kind; dtype: the element type; count: the number of dims or fields (None: any). functions: the names that a
-    function may have. into: registers of the dims, or of a whole scalar itself (empty: none)."""
+    function may have. into: registers of the dims, or of a scalar itself (empty: none).
+    """
 
     value: int
     want: Want
@@ -364,11 +367,11 @@ class HostProgram:
     schema: int = SCHEMA
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same host program gives the same bytes."""
+        """Return canonical JSON text: the same host program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     def instructions(self) -> Iterable[Instruction]:
-        """All of them, block by block."""
+        """Yield all instructions, block by block."""
         return (i for block in self.blocks for i in block)
 
     @property
@@ -400,7 +403,7 @@ def verify_host_programs(host_programs: Sequence[HostProgram], programs: Sequenc
 
 
 def parts_of(host_programs: Iterable[HostProgram]) -> frozenset[str]:
-    """The names of the subgraphs that host programs call."""
+    """Return the names of the subgraphs that host programs call."""
     return frozenset(i.part for d in host_programs for i in d.instructions() if isinstance(i, CallSubgraph))
 
 
@@ -438,7 +441,7 @@ def _verify(host_program: HostProgram, parts: Mapping[str, Program], arity: Mapp
 
 
 def _verify_defined(host_program: HostProgram, where: str) -> None:
-    """Nothing reads a register that may not have been set. Sets of registers are bits of a number."""
+    """Check that no instruction reads a register that may be unset. Sets of registers are bits of a number."""
     needs, gives = [0] * len(host_program.blocks), [0] * len(host_program.blocks)
     for number in reversed(range(len(host_program.blocks))):  # blocks of a branch come after it
         need = give = 0

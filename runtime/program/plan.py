@@ -1,4 +1,4 @@
-"""Plans: which variant a symbol binding dispatches.
+"""Plans: the variant that a symbol binding dispatches.
 
 A plan is an ordered, total list of (guard, variant). A guard is a scalar slot that is non-zero where the entry applies;
 the first that applies wins, and the last entry is unconditional. `choice_slot` folds a plan into one slot, so one
@@ -39,7 +39,7 @@ class Entry:
 
 
 def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
-    """The slot whose value is the variant of the first entry that applies.
+    """Return the slot whose value is the variant of the first entry that applies.
 
     Raises: UserError when the plan is empty, its last entry has a guard, or an earlier one has none.
     """
@@ -55,7 +55,7 @@ def choice_slot(builder: ScalarBuilder, plan: Sequence[Entry]) -> int:
 
 
 def formula(program: Program, slot: int) -> str:
-    """The expression a slot stands for, with the program's symbol names; cut where it grows long."""
+    """Return the expression of a slot, with the program's symbol names; cut where it grows long."""
     code = program.scalars
     texts: list[str] = []
     for at in range(slot + 1):
@@ -93,7 +93,7 @@ def plan_of(program: Program, call: CallSite) -> list[Entry]:
 
 
 def explain(program: Program) -> str:
-    """A table as text: for each call, where each variant is dispatched."""
+    """Return a table as text: for each call, where each variant is dispatched."""
     lines: list[str] = []
     for call in program.calls:
         lines.append(f"{call.name} (task {call.task})")

@@ -1,8 +1,8 @@
 """All plans of a program as one C function without branches.
 
-Only what the choices depend on is computed, in the order of the scalar list. Selections and comparisons are masks, so the time does
-not depend on the shape. Where an operation divides by zero or leaves int64 the evaluator raises; here every operation stays defined,
-the function returns 1 and every choice is 0, a variant that every call has.
+Only the slots that the choices depend on are computed, in the order of the scalar list. Selections and comparisons are
+masks, so the time does not depend on the shape. The evaluator raises for a division by zero or a result outside int64.
+Here the function returns 1 in that case, and every choice is 0, a variant that every call has.
 """
 
 from __future__ import annotations
@@ -70,8 +70,11 @@ _TEXT: dict[Opcode, str] = {
 
 
 def plans_in_c(programs: Sequence[Program]) -> str:
-    """A C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program: given the value of every symbol, in the
-    program's order and within its bounds, it writes the variant of every call and returns 0."""
+    """Return a C file (gcc or clang) with a function `NAME_plan(symbols, choices)` for each program.
+
+    Given the value of every symbol, in the program's order and within its bounds, it writes the variant of every call
+    and returns 0.
+    """
     texts = [_PRELUDE]
     names: set[str] = set()
     for program in programs:
@@ -84,7 +87,7 @@ def plans_in_c(programs: Sequence[Program]) -> str:
 
 
 def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
-    """The function alone: over a verified scalar list, the slots whose values are the choices."""
+    """Return one function over a verified scalar list. choices: the slots whose values are the choices"""
     needed = set(choices)
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:

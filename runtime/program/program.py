@@ -1,11 +1,11 @@
 """The executable form of a model or candidate: a `Program` of plain numbers and text.
 
-A built model and a candidate under measurement are the same thing here: a `Program`. A model has many calls, each with
+A built model and a candidate under measurement have the same form, a `Program`. A model has many calls, each with
 several variants and a scalar slot that says which variant this symbol binding dispatches; a candidate has one call with
 one variant. So measuring and serving run through the same code.
 
-Everything that depends on shapes is a *slot*: the index of an instruction in `Program.scalars`
-(see `relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. No live IR object is held.
+Everything that depends on shapes is a *slot*: the index of an instruction in `Program.scalars` (see
+`relax_tune.runtime.program.scalars`), one flat int64 list evaluated once per symbol binding. No live IR object is held.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ class BufferSpec:
 class KernelSource:
     """One entry point. Its arguments are the step's buffers (pointers, in order), then the step's scalars (int64).
 
-    language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP).
-    language `opencl`: `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid.
-    language `cuda`: `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
-    says what a launch has to ask for.
+    language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP). language `opencl`:
+    `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid. language `cuda`:
+    `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
+    declares the shared memory that a launch must request.
     """
 
     name: str
@@ -149,7 +149,7 @@ class LaunchStep:
 
 @dataclass(frozen=True, slots=True)
 class CallVariant:
-    """One way to compute a call: steps in order. label: `tuned`, `library` or `generic`; key: of the record."""
+    """One way to compute a call: steps in order. label: `tuned`, `library` or `generic`; key: key of its record."""
 
     label: str
     steps: tuple[LaunchStep, ...]
@@ -187,7 +187,7 @@ class Program:
     checked: tuple[CheckedIndex, ...] = ()
 
     def to_json(self) -> str:
-        """Canonical JSON text: the same program gives the same bytes."""
+        """Return canonical JSON text: the same program gives the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
 
@@ -209,12 +209,12 @@ _FLAG = re.compile(
 
 
 def format_message(message: str, values: Sequence[int]) -> str:
-    """Put `values` in for `{0}`, `{1}` ...; any other braces stay as they are."""
+    """Insert `values` for `{0}`, `{1}` ...; other braces stay as they are."""
     return _PLACEHOLDER.sub(lambda match: str(values[int(match[1])]), message)
 
 
 def program_from_json(text: str) -> Program:
-    """Read what `Program.to_json` wrote; hostile text is refused, never repaired.
+    """Read the text of `Program.to_json`; hostile text is refused, never repaired.
 
     Raises: ArtifactError saying where (a path such as `calls[3].variants[0].steps[1].target`), wanted and found.
     """
@@ -222,7 +222,7 @@ def program_from_json(text: str) -> Program:
 
 
 def programs_from_json(text: str) -> tuple[Program, ...]:
-    """Read a list of what `Program.to_json` wrote, with distinct names. Raises as `program_from_json`."""
+    """Read a list of `Program.to_json` texts, with distinct names. Raises as `program_from_json`."""
     data = parse_json(text, "programs")
     check_list(data, "programs", "a list of programs")
     found = tuple(_program(item, "program" if len(data) == 1 else f"programs[{i}]") for i, item in enumerate(data))
@@ -231,7 +231,7 @@ def programs_from_json(text: str) -> tuple[Program, ...]:
 
 
 def verify_names(programs: Sequence[Program]) -> None:
-    """Raises ArtifactError unless every name occurs once, in order."""
+    """Raise ArtifactError unless the names are distinct and sorted."""
     names = [p.name for p in programs]
     if names != sorted(set(names)):
         raise wrong("programs", "distinct names in their order", names)

@@ -164,7 +164,7 @@ def _cached(code: tuple[int, ...], n_symbols: int) -> Evaluator:
 
 
 def evaluate(code: Sequence[int], symbol_values: Sequence[int]) -> list[int]:
-    """The value of every slot. Raises as `compile_scalars` and its result do. To evaluate one list often, keep the
+    """Return the value of every slot. Raises as `compile_scalars` and its result do. To evaluate one list often, keep the
     function `compile_scalars` returns."""
     if any(type(number) is not int for number in code):
         verify(code, len(symbol_values))  # keeps True == 1 from finding a cached list
@@ -172,7 +172,7 @@ def evaluate(code: Sequence[int], symbol_values: Sequence[int]) -> list[int]:
 
 
 def symbolic_slots(code: Sequence[int]) -> list[bool]:
-    """For each slot of a verified list: does its value depend on any symbol?"""
+    """Return for each slot of a verified list whether its value depends on any symbol."""
     depends: list[bool] = []
     for slot in range(len(code) // WIDTH):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
@@ -182,7 +182,7 @@ def symbolic_slots(code: Sequence[int]) -> list[bool]:
 
 
 def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:
-    """The value of each slot that depends on no symbol; None for the others. Raises as `compile_scalars` does."""
+    """Return the value of each slot that depends on no symbol; None for the others. Raises as `compile_scalars` does."""
     verify(code, n_symbols)
     depends = symbolic_slots(code)
     plain: list[int] = []
@@ -193,8 +193,10 @@ def constant_values(code: Sequence[int], n_symbols: int) -> list[int | None]:
 
 
 class ScalarBuilder:
-    """Puts a list together; the same instruction gives the same slot (operands of commutative opcodes are sorted), and
-    an instruction over constants becomes the constant unless it would be an error at run time."""
+    """A builder of an instruction list. Equal instructions share a slot (operands of commutative opcodes are sorted).
+
+    An instruction over constants becomes a constant, unless it would be an error at run time.
+    """
 
     def __init__(self) -> None:
         self._code: list[int] = []
@@ -210,7 +212,7 @@ class ScalarBuilder:
         return len(self._code) // WIDTH
 
     def const(self, value: int) -> int:
-        """Slot of a constant. Raises UserError outside int64."""
+        """Return slot of a constant. Raises UserError outside int64."""
         value = int(value)
         if not INT64_MIN <= value <= INT64_MAX:
             raise UserError(f"scalar constant: wanted an int64, found {value}")
@@ -219,11 +221,11 @@ class ScalarBuilder:
         return slot
 
     def symbol(self, index: int) -> int:
-        """Slot of the program symbol with this index."""
+        """Return slot of the program symbol with this index."""
         return self._intern((int(Opcode.SYMBOL), int(index), 0, 0))
 
     def op(self, op: Opcode, a: int, b: int = 0, c: int = 0) -> int:
-        """Slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
+        """Return the slot of one instruction over earlier slots. Raises UserError for a slot that does not exist."""
         arity = ARITY[op]
         operands = (a, b, c)
         if arity == 0:
@@ -273,5 +275,5 @@ class ScalarBuilder:
         code = (int(Opcode.SYMBOL), 0, 0, 0, int(Opcode.SYMBOL), len(used) - 1, 0, 0, int(op), 0, len(used) - 1, 0)
         try:
             return self.const(_cached(code, len(used))([constants[slot] for slot in used])[-1])
-        except UserError:  # a division by zero or an overflow stays an instruction: it is an error only if evaluated
+        except UserError:  # a division by zero or an overflow stays an instruction, which raises only if evaluated
             return None

@@ -18,7 +18,7 @@ class ConstraintFunction:
         self._run, self.variables = compile_numpy(list(sketch.constraints))
 
     def __call__(self, tunables: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
-        """tunables: each (R,) -> (R,) bool."""
+        """Evaluate the constraints for each row of tunables (R,): (R,) bool."""
         rows = len(next(iter(tunables.values()))) if tunables else 1
         result = np.ones(rows, bool)
         columns = {n: np.asarray(a, np.float64) for n, a in tunables.items()}

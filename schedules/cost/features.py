@@ -60,7 +60,7 @@ class FeatureFunction:
     def __call__(
         self, tunables: Mapping[str, NDArray[np.int64]], shapes: Mapping[str, NDArray[np.int64]]
     ) -> NDArray[np.float32]:
-        """tunables: each (R,), shapes: each (S,) -> (R, S, F) float32."""
+        """Evaluate the features for tunables (R,) and shapes (S,): (R, S, F) float32."""
         rows = len(next(iter(tunables.values()))) if tunables else 1
         points = len(next(iter(shapes.values()))) if shapes else 1
         out = np.empty((rows, points, len(self.features)), np.float32)
@@ -106,7 +106,7 @@ def _float_ops(block: Block) -> list[Expr]:
 
 
 def _main(func: PrimFunc) -> Block:
-    """Return the block with most loops around it; among equals a reduction, then the later one."""
+    """Return the block with the most loops around it; among equals a reduction, then the later block."""
     compute = [b for b in blocks(func.body) if b.role == "compute"]
     return max(compute, key=lambda b: (len(enclosing(func, b)), b.is_reduction, compute.index(b)))
 
@@ -141,7 +141,7 @@ def _footprint(access: _Access, inner: Sequence[For]) -> Expr:
 
 
 def _stride(access: _Access, var: Var | None) -> Expr:
-    """Return the elements between neighbours along `var`; 0 when the access does not move."""
+    """Return the elements between neighbours along `var`; 0 when `var` does not move the access."""
     if var is None:
         return const(0)
     total: Expr = const(0)

@@ -191,7 +191,7 @@ def bank_conflicts(x: WarpAccess) -> Expr:
     For a stride it is the greatest common divisor of the stride and the number of banks, both in accesses. Wide accesses are
     served to as many work-items at a time as there are banks for. Known places are counted.
     """
-    if len(x.bank_words) == BANKS:  # words of a whole warp: those that meet the first one
+    if len(x.bank_words) == BANKS:  # words of a whole warp: count the conflicts with the first one
         first, *others = x.bank_words
         return _sum(
             [ONE, *(select(and_(ne(a, first), eq(floormod(a - first, BANKS), 0)), ONE, const(0)) for a in others)]

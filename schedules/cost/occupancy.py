@@ -134,7 +134,7 @@ def _touched_extent(buffer: Buffer, d: int, found: Sequence[_Access], depth: int
     for where, path, _ in found:
         e, moving = where[d], {p.var for p in path[depth:] if p.kind == "serial"}
         if e.op == "floormod" and e.args[1] is size and moving & set(free_vars(e)):
-            return size  # a ring, all of which is used in turn
+            return size  # a circular buffer, all slots of which are used in turn
     for where, path, _ in found:
         inner = {p.var: p.extent for p in path[depth:] if buffer.scope != "local" or p.kind != "item"}
         reach = _index_range(where[d], inner)
@@ -217,7 +217,7 @@ def registers(func: PrimFunc, kernel: Stmt, least: bool = False) -> Expr:
 
 
 def _live_blocks(func: PrimFunc, used: Sequence[Block]) -> Iterator[Block]:
-    """Yield the blocks that use a buffer, and all blocks of the loops that come back to a use."""
+    """Yield the blocks in the live range of a buffer: its users, and all blocks of loops that repeat a use."""
     paths = [enclosing(func, b) for b in used]
     for b, path in zip(used, paths):
         own = (p for p in path if p.kind not in ("item", "vectorized") and not all(p in other for other in paths))

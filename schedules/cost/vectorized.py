@@ -21,7 +21,7 @@ _NAMES = ("floor", "minimum", "maximum", "logical_and", "logical_or", "logical_n
 
 
 def compile_numpy(exprs: Sequence[Expr]) -> tuple[Compiled, tuple[Var, ...]]:
-    """A function from `{variable name: float64 array}` to one array per expression, and the variables it wants.
+    """Return a function from `{variable name: float64 array}` to one array per expression, and its variables.
 
     Shared subexpressions are computed once. Arrays broadcast: give tunables as (R, 1) and shapes as (1, S).
     """

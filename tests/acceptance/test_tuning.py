@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
+from tests.support.effort import thinned
 from tests.support.tuner_models import (
     PAPER_DEVICE,
     QUICK,
@@ -199,7 +200,9 @@ print(json.dumps({"ids": sent, "measurements": work.measurements, "target": job.
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("devices", [("one", "one"), ("one", "two")], ids=["one-device", "two-devices"])
+@pytest.mark.parametrize(
+    "devices", thinned([pytest.param(("one", "one"), id="one-device"), pytest.param(("one", "two"), id="two-devices")])
+)
 def test_25_two_processes_tune_into_one_database(devices: tuple[str, str], sql_url: str) -> None:
     open_store(sql_url).close()
     running = [

@@ -10,6 +10,7 @@ import pytest
 from tests.cuda_emulation.gpus import gpu, on
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of
 from tests.support.candidates import CASES, arguments, drawn, problems
+from tests.support.effort import thinned
 
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.cuda_compiler import CUDACompiler
@@ -64,7 +65,7 @@ def test_flash_decoding_kernels_match_attention(guessed: bool, where: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", thinned(["sm_90", "sm_80"]))
 def test_flash_decoding_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     for k in (k for func in candidates(True) for k in kernels_of(func, "cuda")):

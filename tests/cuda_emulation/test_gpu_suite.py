@@ -43,6 +43,7 @@ def test_gpu_suite_without_gpu_fails_with_reason(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
+@pytest.mark.heavy
 def test_gpu_suite_on_emulated_gpu_writes_results(tmp_path: Path) -> None:
     """Tuned in a child process, built three ways, timed, and written."""
     path = os.pathsep.join([str(HERE / "packages"), str(ROOT), *sys.path])
@@ -104,6 +105,7 @@ def test_parts(rows: Rows, part: str, keys: list[str]) -> None:
 
 @pytest.mark.process
 @pytest.mark.ccompiler
+@pytest.mark.heavy
 def test_products_of_four_warps_are_verified(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_parts
     import gpu_warpgroups

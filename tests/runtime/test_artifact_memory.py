@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.device.watched import serial_loops
 from tests.runtime.whole_models import MODELS
+from tests.support.effort import thinned
 from tests.support.tuner_models import minilm_folder
 
 CHILD = Path(__file__).with_name("artifacts_checked.py")
@@ -66,7 +67,14 @@ def needed(names: list[str]) -> None:
 @pytest.mark.ccompiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [SMALL, BERTS, pytest.param(MINILM, marks=pytest.mark.minilm)], ids=["small", "berts", "minilm"]
+    "names",
+    thinned(
+        [
+            pytest.param(SMALL, id="small"),
+            pytest.param(BERTS, id="berts"),
+            pytest.param(MINILM, id="minilm", marks=pytest.mark.minilm),
+        ]
+    ),
 )
 def test_c_artifacts(names: list[str], tmp_path: Path) -> None:
     needed(names)
@@ -76,7 +84,7 @@ def test_c_artifacts(names: list[str], tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.opencl
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [SMALL, BERTS], ids=["small", "berts"])
+@pytest.mark.parametrize("names", thinned([pytest.param(SMALL, id="small"), pytest.param(BERTS, id="berts")]))
 def test_opencl_artifacts(names: list[str], tmp_path: Path) -> None:
     needed(names)
     child(simulator(tmp_path / "log"), "opencl", str(tmp_path / "log"), *names)

@@ -1,13 +1,36 @@
-"""How much a property test tries: all of it, or little in the fast lane (`pytest --fast`)."""
+"""How much a test tries: little in the fast lane (`pytest --fast`), all under `pytest --heavy`, a part otherwise."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
 
-FAST = "RELAX_TUNE_FAST_TESTS" in os.environ
-MOST = 15
+import pytest
+
+T = TypeVar("T")
+Effort = Literal["fast", "usual", "heavy"]
+
+VARIABLE = "RELAX_TUNE_TEST_EFFORT"
+EFFORT = os.environ.get(VARIABLE, "usual")
+FEWEST = 15
 
 
 def examples(count: int) -> int:
-    """The number of Hypothesis examples: `count`, at most MOST in the fast lane."""
-    return min(count, MOST) if FAST else count
+    """Return the number of Hypothesis examples: `count` under --heavy, a third otherwise, FEWEST in the fast lane."""
+    share = {"fast": 1, "usual": max(FEWEST, count // 3), "heavy": count}[EFFORT]
+    return min(count, max(FEWEST, share))
+
+
+def some(items: Iterable[T], every: int = 3) -> list[T]:
+    """Return all items under --heavy, otherwise every `every`-th of them, from the first."""
+    return list(items)[:: 1 if EFFORT == "heavy" else every]
+
+
+def thinned(values: Iterable[Any], every: int = 3) -> list[Any]:
+    """Return parameters of which all but every `every`-th, from the first, are marked `heavy`."""
+    found = [v if hasattr(v, "marks") else pytest.param(*(v if isinstance(v, tuple) else (v,))) for v in values]
+    return [
+        p if at % every == 0 else pytest.param(*p.values, id=p.id, marks=(*p.marks, pytest.mark.heavy))
+        for at, p in enumerate(found)
+    ]

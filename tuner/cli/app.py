@@ -1,7 +1,7 @@
-"""The command line: `relax-tune COMMAND`. The table of commands, what every command shares, and nothing heavy.
+"""The command line, `relax-tune COMMAND`: the table of commands and their common parts, without heavy imports.
 
-Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted (`tuner/cli/start.py`);
-1 when whoever read the output has gone (`relax-tune db top | head -1`), which is nobody's mistake and said to nobody.
+Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted
+(`tuner/cli/start.py`); 1 when the reader of the output has gone (`relax-tune db top | head -1`), without a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ USER_ERROR, NOTHING_MEASURED = 2, 3
 
 
 class CommandEntry(NamedTuple):
-    """A command: where it is (`attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`), its line
-    of help, and command lines that show it."""
+    """A command.
+
+    module, attribute: `attribute` of `commands/MODULE.py`, a function or, for a group, a `typer.Typer`
+    summary: its line of help
+    examples: command lines that show it
+    """
 
     module: str
     attribute: str
@@ -122,13 +126,16 @@ COMMANDS: dict[str, CommandEntry] = {
 
 
 def examples(*lines: str) -> str:
-    """The last paragraph of a command's help."""
+    """Return the last paragraph of a command's help."""
     return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))
 
 
 class LazyCommands(TyperGroup):
-    """A group that imports a command's module when that command runs: `--help`, `--version` and the completion of a
-    command's name stay quick, and a command's heavy imports can stand at the top of its module."""
+    """A group that imports a command's module when the command runs.
+
+    So `--help`, `--version` and the completion of a command's name stay quick, and a command's module may import heavy
+    packages.
+    """
 
     _listing = False
 
@@ -138,7 +145,7 @@ class LazyCommands(TyperGroup):
             self.commands[name] = TyperCommand(name, help=entry.summary)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command itself; while listing, one that knows only its line of help."""
+        """Return the command; while listing, return a stub that knows only its line of help."""
         if self._listing or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
         return load_command(cmd_name)
@@ -169,7 +176,7 @@ class LazyCommands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The command `name` of `COMMANDS`, its module imported now."""
+    """Return the command `name` of `COMMANDS`, its module imported now."""
     entry = COMMANDS[name]
     found = getattr(importlib.import_module(f"relax_tune.tuner.cli.commands.{entry.module}"), entry.attribute)
     if isinstance(found, typer.Typer):
@@ -211,22 +218,25 @@ def relax_tune(
 
 
 def main() -> None:
-    """The command line, with standard streams that can be trusted. Raises SystemExit."""
+    """Run the command line with prepared standard streams. Raises SystemExit."""
     _prepare_output()
     try:
         app(prog_name="relax-tune")
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF):
             raise
-        # a full disk behind `> file`: what is left in the buffer has nowhere to go either
+        # a full disk behind `> file`: the rest of the buffer cannot be written either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(f"error: the output could not be written: {error.strerror}; send it elsewhere", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 
 def _prepare_output() -> None:
-    """Whole lines at once, and no character that cannot be printed. A standard stream that is closed becomes /dev/null:
-    else the next file that is opened (the database) would take its place and receive what libraries print."""
+    """Set standard streams to whole lines, and to escapes for characters that cannot be printed.
+
+    A closed standard stream becomes /dev/null. Otherwise the next file opened (the database) would take its place and
+    receive what libraries print.
+    """
     for number in range(3):
         try:
             os.fstat(number)

@@ -78,7 +78,7 @@ _NARROW_CORES = ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `advice` says what to do, and is empty when there is nothing to."""
+    """One checked thing. `advice` names a remedy; empty if none is needed."""
 
     area: str
     name: str
@@ -87,13 +87,15 @@ class Finding:
     advice: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 def examine(db: str | None, environment: Mapping[str, str] | None = None) -> list[Finding]:
-    """Everything there is to say, by area. Opens and closes devices, libraries and the database; changes nothing but the cache of compiled
-    kernels."""
+    """Return all findings, by area.
+
+    Devices, libraries and the database are opened and closed. Only the cache of compiled kernels changes.
+    """
     variables = os.environ if environment is None else environment
     devices = list_devices()
     return [
@@ -171,7 +173,7 @@ def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
 
 
 def probe(spec: str, kind: str) -> str | None:
-    """Compile and run a kernel of one line on a device: None when it computes what it should, else why not."""
+    """Compile and run a kernel of one line on a device. Returns None when its result is right, else the reason."""
     try:
         device = open_device(spec)
     except UserError as error:

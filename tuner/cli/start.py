@@ -1,4 +1,4 @@
-"""The `relax-tune` program: from its first import to its last line, an interruption is one sentence and an exit code."""
+"""The `relax-tune` program: at any point of its run, an interruption gives one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from relax_tune.tuner.measure.interrupts import STOPPING
 
-# After a first Ctrl-C, others are taken for impatience while the first one's clean-up runs.
+# After a first Ctrl-C, further ones are ignored this long while the first one's clean-up runs.
 GRACE_SECS = 5.0
 SENTENCE = "interrupted; everything measured so far is kept, and the same command again goes on from there"
 
 
 class Interruptions:
-    """Turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt, wherever the program is."""
+    """A handler that turns Ctrl-C, termination and a closed terminal into one KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._raised = -math.inf
 
     def install(self) -> None:
-        """Handle what is not ignored on purpose (`nohup`, a shell's background jobs)."""
+        """Install handlers of signals that are not ignored on purpose (by `nohup`, or by a shell's background jobs)."""
         for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -48,7 +48,7 @@ class Interruptions:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 
     def end(self) -> None:
-        """Nothing is left that could be interrupted: whatever comes now must not disturb the interpreter's own end."""
+        """Ignore interruptions from now on, so that none disturbs the interpreter's own end."""
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
 

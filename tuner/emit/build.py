@@ -1,6 +1,7 @@
 """The build: records to plans, plans and a lowered module to one `Program`.
 
-A pure function of the module, the set of records, the policy and the target: no clock, no randomness, nothing measured.
+It is a pure function of the module, the set of records, the policy and the target: no clock, no randomness, no
+measurement.
 """
 
 from __future__ import annotations
@@ -33,13 +34,19 @@ MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
     "inplace": (PlanMemory(), True),
     "constant-inplace": (PlanMemory(constant=True), True),
 }
-"""How storages are planned, and whether outputs are put in place of arguments."""
+"""The plan of storages, and whether outputs may take the memory of arguments."""
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The program of every straight function, the plan of every task, and for each task what it lacked. packings: what the steps of
-    each program's `prepare` do. host_programs: one for each function with branches or calls."""
+    """The result of a build: programs, plans and notes.
+
+    programs: one for every straight-line function
+    plans: one for every task
+    notes: for each task, what it lacked
+    packings: the packing steps of each program's `prepare`
+    host_programs: one for each function with branches or calls
+    """
 
     programs: Mapping[str, Program]
     plans: Mapping[str, TaskPlan]
@@ -63,9 +70,13 @@ def build_programs(
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
 ) -> BuildResult:
-    """Plan every task and emit the program or host program of every graph function. `choices` by the name of the tensor function in the
-    module; `facts` holds the records, and the libraries there are; `memory` says how storages are planned, and whether outputs
-    take the memory of arguments that nobody reads later; `stored` are the plans of policy `stored`."""
+    """Plan every task and emit the program or host program of every graph function.
+
+    choices: by name of the tensor function in the module
+    facts: the records and the installed libraries
+    memory: how storages are planned, and whether outputs take the memory of arguments that are not read later
+    stored: the plans of policy `stored`
+    """
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
@@ -93,7 +104,7 @@ def build_programs(
 
 
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
-    """List what a task lacks, a sentence each."""
+    """List what a task lacks, one sentence each."""
     found = []
     if policy != "generic":
         if not plan.times:
@@ -119,7 +130,7 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
 
 
 def check_policy(policy: str) -> Policy:
-    """Raises UserError for an unknown policy."""
+    """Return the policy. Raises UserError for an unknown one."""
     if policy not in get_args(Policy):
         raise UserError(f"--policy wants one of {', '.join(get_args(Policy))}; found {policy!r}")
     return policy  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""A straight graph function and the plans of its tasks to one `Program`: arrays, memory, calls and checks."""
+"""Emit one `Program` of a straight-line graph function and the plans of its tasks: arrays, memory, calls and checks."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ from relax_tune.tuner.task.task import Choices
 def choose_inplace(
     lowered: LoweredModule, choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], find: bool
 ) -> tuple[LoweredModule, list[str]]:
-    """Decide for every output whether it takes the memory of an argument; and note the refused candidates.
+    """Decide for every output whether it takes the memory of an argument. Returns notes on the refused candidates.
 
-    An output takes it when neither the graph nor a dispatched variant stands against it. find: candidates are sought beyond
-    the pairs that the model states."""
+    An output takes it when neither the graph nor a dispatched variant forbids it. find: seek candidates beyond the
+    pairs that the model states
+    """
     functions, notes = dict(lowered.module.functions), []
     for name, f in lowered.module.graphs.items():
         chosen = []
@@ -71,7 +72,7 @@ def choose_inplace(
 
 
 def _variant_obstacle(pair: InplacePair, own: Choices, plan: TaskPlan) -> str | None:
-    """Return why a dispatched variant may not write the output in the memory of the argument, if one may not."""
+    """Return why a dispatched variant may not write the output in the memory of the argument; None if every one may."""
     func = own.task.func
     output, sources = func.output_buffers[pair.output], [func.input_buffers[k] for k in pair.inputs]
     found = (
@@ -102,12 +103,12 @@ def workspaces(
 
 
 def _calls(main: Function) -> Iterator[tuple[GVar, CallTIR]]:
-    """Iterate over the calls of tensor functions, each with the variable of its result."""
+    """Yield the calls of tensor functions, each with the variable of its result."""
     return ((b.var, b.value) for b in main.bindings if isinstance(b.value, CallTIR))
 
 
 class GraphEmitter:
-    """Walks one graph function once and declares arrays, calls and checks."""
+    """An emitter that walks one graph function once, and declares arrays, calls and checks."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class GraphEmitter:
         return outputs[:own]
 
     def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
-        """The values parameters from outside may hold that are used as indices."""
+        """Return the valid range of each parameter of the model that is used as an index."""
         found: dict[GVar, tuple[int, int]] = {}
         outside = self.lowered.outside[self.main.name]
         params = {p for position, p in enumerate(self.main.params) if position in outside}
@@ -197,12 +198,15 @@ class GraphEmitter:
         return found
 
     def _number(self, v: Value) -> int | None:
-        """The value of an integer constant without dims."""
+        """Return the value of an integer constant without dims."""
         array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
         return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
     def _output(self, value: Value, name: str) -> int:
-        """The array a result is read from: one of its own, or one that another result, a parameter or a weight has."""
+        """Return the array from which a result is read.
+
+        It may be that of another result, a parameter or a weight.
+        """
         source, wanted = self._source(value), _buffer(name, _known(name, value.info))
         if isinstance(source, tuple) and source not in self.arrays:
             self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
@@ -211,7 +215,10 @@ class GraphEmitter:
         return self.builder.view(name, wanted, held, self.symbols)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
-        """The made tensor, parameter or weight whose memory `v` is: through casts, tuples, views and calls that write in place."""
+        """Return the allocated tensor, parameter or weight whose memory `v` is.
+
+        It follows casts, tuples, views and in-place calls.
+        """
         fields: list[int] = []
         while True:
             if isinstance(v, Constant):
@@ -245,7 +252,7 @@ class GraphEmitter:
         return self.constants[source.name]
 
     def _destinations(self, var: GVar, call: CallTIR | CallDPSLibrary, storages: Sequence[int]) -> list[int]:
-        """The arrays a call writes, declared unless they are results of the model."""
+        """Return the arrays that a call writes, declared unless they are results of the model."""
         found = []
         for i, info in enumerate(call.out):
             source = self._source(var if len(call.out) == 1 else TupleItem(var, i))
@@ -260,7 +267,7 @@ class GraphEmitter:
         return found
 
     def _library(self, var: GVar, call: CallDPSLibrary, storages: Sequence[int]) -> None:
-        """A routine that the model itself names: one variant, nothing to choose."""
+        """Emit the call of a routine that the model names: one variant without a choice."""
         b = self.builder
         buffers = (*map(self._array, call.args), *self._destinations(var, call, storages))
         step = LaunchStep("library", call.routine, buffers, tuple(b.slot(e, self.symbols) for e in call.scalars))
@@ -300,7 +307,7 @@ class GraphEmitter:
 
 
 def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
-    """The slot that is 1 where a test holds of the product in a slot."""
+    """Return the slot that is 1 where a test holds of the product in a slot."""
     if test.divisor > 1:
         ahead = scalars.op(Opcode.ADD, product, scalars.const(test.divisor - 1))
         product = scalars.op(Opcode.FLOORDIV, ahead, scalars.const(test.divisor))
@@ -310,9 +317,10 @@ def guard_slot(scalars: ScalarBuilder, product: int, test: GuardTest) -> int:
 
 
 def results(ret: Value, name: str = "result") -> Iterator[tuple[Value, str]]:
-    """The tensors that are returned, tuples taken apart, and what each is called.
+    """Yield each returned tensor and its name; tuples are flattened.
 
-    Raises BuildError for anything else."""
+    Raises BuildError for anything else.
+    """
     if isinstance(ret, TupleValue):
         for field in ret.fields:
             yield from results(field, name)

@@ -58,7 +58,9 @@ from relax_tune.tuner.program.program_builder import lower_scalar
 
 
 def emit_host_program(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
-    """The host program of the graph function `name`, whose parts are among `programs`. Raises BuildError for what no run can do."""
+    """Return the host program of the graph function `name`, whose subgraphs are `programs`. Raises BuildError for
+    anything that no run can do.
+    """
     return _Emitter(name, cut, programs).run(entry)
 
 
@@ -69,7 +71,10 @@ _WANTED: Mapping[type[StructInfo], Want] = {
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """Something an annotation says in symbols, and the register of what was found: `axis` of a tensor or shape, or a scalar."""
+    """A dim or scalar that an annotation states over symbols, and the register of its value.
+
+    axis: number of the dim; 0 for a scalar
+    """
 
     where: str
     info: StructInfo
@@ -119,7 +124,7 @@ class _Emitter:
     # annotations
 
     def match(self, register: int, info: StructInfo, where: str, node: object) -> list[_Dim]:
-        """Ask for all that `info` says but in symbols; the dims that are left to `bind`."""
+        """Emit a check of everything that `info` claims without symbols. Returns the dims for `bind`."""
         return _MATCHED[type(info)](self, register, info, where, node)
 
     def match_tuple(self, register: int, info: TupleInfo, where: str, node: object) -> list[_Dim]:
@@ -214,14 +219,14 @@ class _Emitter:
         self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(found)))
 
     def agree(self, register: int, wanted: StructInfo, found: StructInfo, where: str, node: object) -> None:
-        """A check that a value is as `wanted`, unless what is known of it already says so."""
+        """Emit a check that a value fits `wanted`, unless its annotation already proves it."""
         if any(True for _ in differences(wanted, found, self.ctx.env)):
             self.bind(self.match(register, wanted, where, node))
 
     # values
 
     def scalars(self, exprs: Sequence[Expr], scope: Mapping[Var, int]) -> list[int]:
-        """Registers of scalars over symbols."""
+        """Emit the computation of scalars over symbols; return their registers."""
         wanted = [e for e in dict.fromkeys(exprs) if not isinstance(e, Var)]
         for e in wanted:
             if not e.dtype.is_int and e.dtype is not bool_:
@@ -238,7 +243,7 @@ class _Emitter:
         return [scope[e] if isinstance(e, Var) else into[e] for e in exprs]
 
     def value(self, v: g.Value, node: object) -> int:
-        """The register of an atom, or of a tuple of atoms."""
+        """Return the register of an atom, or of a tuple of atoms."""
         if type(v) not in _VALUES:
             raise BuildError(f"{self.f.name}: wanted a variable or constant, found a {type(v).__name__}")
         return _VALUES[type(v)](self, v, node)
@@ -282,11 +287,11 @@ class _Emitter:
             return
         ctx = Deduction(self.ctx.env)
         found = infer_value(value, ctx)
-        if isinstance(value, g.CallFunction):  # a callee asks for itself
+        if isinstance(value, g.CallFunction):  # a callee checks its own arguments
             if (name := _direct(value)) in self.cut.subgraphs:
                 self.part(b, name, value)
                 return
-            found = found if name else ObjectInfo()  # it fits its annotation as far as signatures tell
+            found = found if name else ObjectInfo()  # the signature guarantees the annotation
         else:
             for check in ctx.checks:
                 self.require(check.cond, check.message, check.values, self.symbols, b)
@@ -312,7 +317,7 @@ class _Emitter:
         return into
 
     def part(self, b: g.Binding, name: str, value: g.CallFunction) -> None:
-        """The program of a part on the tensors among the arguments, given every symbol of its own."""
+        """Emit the call of a subgraph's program on the tensors among the arguments, and on the program's symbols."""
         program = self.programs[name]
         f = self.cut.module.graphs[name]
         by_name = {v.name: v for v in own_symbols(signature(f))}
@@ -366,7 +371,7 @@ class _Emitter:
 _Matching = Callable[[_Emitter, int, Any, str, object], list[_Dim]]
 _Computing = Callable[[_Emitter, Any, Any], int]
 
-# what each class of annotation asks for
+# the checks of each class of annotation
 _MATCHED: Mapping[type[StructInfo], _Matching] = {
     ObjectInfo: lambda emitter, register, info, where, node: [],
     TupleInfo: _Emitter.match_tuple,
@@ -397,12 +402,12 @@ _COMPUTED: Mapping[type[g.Value], _Computing] = {
 
 
 def _direct(value: g.CallFunction) -> str:
-    """Return the name of the function that is called, empty if a variable holds it."""
+    """Return the name of the called function, empty if a variable holds it."""
     return value.callee.name if isinstance(value.callee, g.FunctionRef) else ""
 
 
 def described(name: str, info: StructInfo, path: tuple[int, ...] = ()) -> Value:
-    """A parameter or result, for people."""
+    """Describe a parameter or result."""
     element = info.dtype if is_known(info) else None
     if not is_known(info) or element is None:
         return Value(name, _WANTED.get(type(info)), repr(info), path=path)

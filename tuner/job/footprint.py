@@ -14,12 +14,12 @@ from relax_tune.ir.core.expr import as_int, const, substitute
 from relax_tune.ir.core.function import Bound
 from relax_tune.tuner.task.task import Task
 
-# Arrays exist in the process that measures, beside their reference in double precision.
+# An array, and its reference in double precision, which is twice as large.
 COPIES = 3
 
 
 def task_bytes(task: Task) -> int:
-    """Bytes of a task's arguments and results at its largest anchor."""
+    """Return the bytes of a task's arguments and results at its largest anchor."""
     most = 0
     for point in task.domain.points:
         values = {v: const(x) for v, x in zip(task.func.symbols, point, strict=True)}
@@ -31,7 +31,7 @@ def task_bytes(task: Task) -> int:
 
 
 def check_footprint(tasks: Sequence[Task], bounds: Sequence[Bound], available: int) -> None:
-    """Raises UserError when measuring the largest task takes more than `available` bytes, naming it and the bounds."""
+    """Raise UserError when measuring the largest task takes more than `available` bytes, naming it and the bounds."""
     largest = max(tasks, key=task_bytes, default=None)
     wanted = COPIES * task_bytes(largest) if largest is not None else 0
     if largest is not None and wanted > available:

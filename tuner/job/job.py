@@ -1,4 +1,4 @@
-"""A job from end to end: model, device and store; tuned, built, opened. The commands are thin over this."""
+"""A job from end to end: model, device and store; tuned, built, opened. The commands are thin wrappers of it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ def model_key(module: IRModule) -> str:
 
 
 def open_runner(settings: Settings) -> Runner:
-    """The local supervised device process, or a cluster's when a scheduler is given. Raises MeasureError when there is none,
-    UserError for some but not all of the certificate files."""
+    """Open the local supervised device process, or a cluster's when a scheduler is given.
+
+    Raises MeasureError when it cannot be opened, UserError for some but not all of the certificate files.
+    """
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
         return DaskRunner(settings.scheduler, settings.target, tls=tls)
@@ -67,7 +69,7 @@ def open_runner(settings: Settings) -> Runner:
 
 
 def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
-    """`name=low:high` items. Raises UserError for anything else."""
+    """Parse items `name=low:high`. Raises UserError for any other text."""
     found: dict[str, tuple[int, int]] = {}
     for item in items:
         name, _, span = item.partition("=")
@@ -85,10 +87,10 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
 
 @dataclass(eq=False)
 class Job:
-    """A lowered model for one device, with everything that can be tried for each of its tasks.
+    """A lowered model for one device, with the possible variants of each of its tasks.
 
-    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules: a user's
-    own rewriting, each at its level of the lowering. verify: check the module around every pass.
+    overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules:
+        rewriting rules of the user, each applied at its level. verify: check the module around every pass.
     """
 
     module: IRModule
@@ -128,7 +130,7 @@ class Job:
 
     @cached_property
     def profile(self) -> ShapeProfile | None:
-        """Served shapes, where the settings ask for them: from their file or from the database.
+        """Served shapes, if the settings name a profile: from its file or from the database.
 
         Raises UserError for a file of another model, another kind of file, and when there is no profile.
         """
@@ -144,7 +146,7 @@ class Job:
 
     @cached_property
     def libraries(self) -> Mapping[str, str]:
-        """Name and fingerprint of each library beside the device: what was told with it, or what this process finds."""
+        """Name and fingerprint of each library on the device, as given to the job or as found by this process."""
         told = self.device.libraries
         return dict(library_facts(open_libraries()) if told is None else told)
 
@@ -158,13 +160,14 @@ class Job:
 
     @cached_property
     def choices(self) -> dict[str, Choices]:
-        """By the name of the tensor function in the lowered module."""
+        """The choices of each task, by the name of its tensor function in the lowered module."""
         alternatives = alternatives_here(self.hardware.language, self.libraries)
         return {t.name: Choices(t, self.hardware, self.code_target, alternatives) for t in self.tasks}
 
     def tune(self, runner: Runner) -> TuningSummary:
-        """Measure what the settings ask for and the store does not have yet. Raises UserError for bounds that cannot be
-        measured on this machine."""
+        """Measure what the settings require and the store lacks. Raises UserError for bounds that cannot be measured on
+        this machine.
+        """
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
         self.store.add_target(self.target)
@@ -178,18 +181,18 @@ class Job:
             return tuner.run()
 
     def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
-        """The programs that the store's records ask for. memory: other than the settings'."""
+        """Build the programs that the store's records select. memory: overrides the settings"""
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
         return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
 
     def plan_sets(self) -> list[PlanSet]:
-        """The plans of this model that were stored for this device, the current ones last."""
+        """Return the plans of this model that were stored for this device, the current ones last."""
         workloads = frozenset(c.task.key for c in self.choices.values())
         return plan_sets(self.store, self.target.key, self.key, workloads)
 
     def current_plans(self) -> PlanSet:
-        """Raises UserError when none were stored."""
+        """Return the current plans. Raises UserError when none are stored."""
         found = self.plan_sets()
         if not found:
             raise UserError(
@@ -199,13 +202,16 @@ class Job:
         return found[-1]
 
     def store_plans(self, built: BuildResult) -> None:
-        """Make a build's plans the current ones, all at once; nothing is added where they are already."""
+        """Make a build's plans the current ones, all at once. Plans that are stored already are not added again."""
         texts = plan_texts(self.key, {self.choices[name].task.key: plan for name, plan in built.plans.items()})
         self.store.put_plans(self.target.key, texts)
 
     def artifact(self, built: BuildResult, pack: bool = False) -> Artifact:
-        """A build of this model with the weights it needs and where it was measured; `Artifact.save` writes it. pack: weights as
-        the chosen kernels want them, instead of packing them whenever the artifact is opened."""
+        """Return a build of this model as an artifact, with its weights and its device; `Artifact.save` writes it.
+
+        pack: store weights in the layouts of the chosen kernels, instead of packing them whenever the artifact is
+            opened
+        """
         programs, constants = tuple(built.programs.values()), self.lowered.module.constants
         if pack:
             programs, constants = pack_weights(programs, built.packings, constants)
@@ -213,7 +219,7 @@ class Job:
         constants = {n: a for n, a in constants.items() if n in names}
         driven = {w.name for d in built.host_programs for w in d.weights}
         constants |= {n: self.lowered.module.constants[n] for n in driven}
-        solver = installed_solver()  # it can decide more: other checks, other reuse of memory
+        solver = installed_solver()  # with it more is decided: checks and reuse of memory differ
         extra = {
             "fingerprint": dict(self.target.fingerprint),
             "model": self.key,
@@ -225,7 +231,7 @@ class Job:
 
 
 def store_profile(store: Store, profile: ShapeProfile) -> None:
-    """Keep a model's profile in the database, in place of what was there of its symbols."""
+    """Store a model's profile in the database, in place of earlier counts of its symbols."""
     for function, symbols in profile.histograms.items():
         for symbol, histogram in symbols.items():
             counts = canonical_json({str(value): count for value, count in histogram.values.items()})
@@ -233,7 +239,7 @@ def store_profile(store: Store, profile: ShapeProfile) -> None:
 
 
 def stored_profile(store: Store, model: str) -> ShapeProfile:
-    """The profile of a model in the database. Raises UserError when there is none."""
+    """Return the profile of a model in the database. Raises UserError when there is none."""
     found = ShapeProfile(model)
     for histogram in store.histograms(model):
         function, _, symbol = histogram.symbol.rpartition(".")
@@ -247,7 +253,7 @@ def stored_profile(store: Store, model: str) -> ShapeProfile:
 
 
 def device_info(spec: str) -> DeviceInfo:
-    """Describe a local device, which is opened and closed for it."""
+    """Describe a local device, which is opened and closed."""
     device = open_device(spec)
     try:
         return device.info

@@ -13,7 +13,7 @@ from relax_tune.tuner.job.job_names import lives, new_holder
 from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.settings import Settings
 
-# A job says that it is alive this often; one that has not for `SILENT_SECS` is taken for dead.
+# A job records this often that it is alive; one silent for `SILENT_SECS` counts as dead.
 BEAT_SECS = 20.0
 SILENT_SECS = 120.0
 SEEN = "seen_at"
@@ -22,8 +22,8 @@ SEEN = "seen_at"
 class RunningJob:
     """One tuning job in the database, from `running` to `done` or `interrupted`; a context manager.
 
-    name: unique among all that write to the store; it also tells readers on this machine whether the job's process still
-    lives (`relax_tune.tuner.job.job_names`). Readers elsewhere go by the time it was last seen, which `beat` writes down.
+    name: unique among all writers to the store; readers on this machine also see from it whether the job's process is
+        alive (`relax_tune.tuner.job.job_names`). Other readers use the time of the last `beat`.
     """
 
     def __init__(self, store: Store, settings: Settings) -> None:
@@ -40,7 +40,7 @@ class RunningJob:
         self._beaten = 0.0
 
     def beat(self) -> None:
-        """Say that the job is alive, unless it has said so a moment ago."""
+        """Record that the job is alive, at most once in BEAT_SECS."""
         if time.monotonic() - self._beaten >= BEAT_SECS:
             self._put("running")
             self._beaten = time.monotonic()
@@ -66,11 +66,11 @@ class RunningJob:
         except DatabaseError:
             if kind is None:
                 raise
-            # the first error says more: perhaps that this very database is gone
+            # the first error says more, for example that this database is gone
 
 
 def state_of(job: JobRecord, now: float | None = None) -> JobState:
-    """The state of a job as far as can be known: one that says `running` may have been killed.
+    """Return the most likely state of a job: one recorded as `running` may have been killed.
 
     now: Unix seconds. A job of this machine runs as long as its process lives, one of another machine as long as it was
     seen lately.

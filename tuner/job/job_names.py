@@ -1,8 +1,8 @@
-"""Names of running jobs, and whether the process a name was given to is still there.
+"""Names of running jobs, from which other processes see whether the job's process is alive.
 
-A name is `RANDOM@HOST:PID:START:MACHINE`. MACHINE stands for one boot of one kernel and the namespaces its process ids and
-times are counted in, START for when the process began: on that machine the name says for sure whether its process lives,
-whatever got the same process id since. Elsewhere it says nothing, and only a clock helps.
+A name is `RANDOM@HOST:PID:START:MACHINE`. MACHINE identifies one boot of one kernel, and the namespaces of its process
+ids and times. START is when the process began. On that machine the name decides whether its process is alive, even if
+another process has the same id by now. On other machines only a time limit helps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[0-9a-f]+@[^@]*:(\d{1,18}):(\d{1,18}):([0-9a-f]{16})")
 
 
 def new_holder() -> str:
-    """A name for a job of this process, different at each call."""
+    """Return a name for a job of this process, different at each call."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
     pid = os.getpid()
     started = _started(pid)
@@ -28,9 +28,9 @@ def new_holder() -> str:
 
 
 def lives(holder: str) -> bool | None:
-    """Say whether the named process is alive; None where that cannot be known.
+    """Return True if the named process is alive; None if that is unknown.
 
-    It cannot for names of other machines, boots or containers, and on systems without /proc.
+    It is unknown for names of other machines, boots or containers, and on systems without /proc.
     """
     found = _NAME.fullmatch(holder)
     machine = _machine()
@@ -48,8 +48,10 @@ def lives(holder: str) -> bool | None:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from boot to the start of a process; 0 for one that has ended and was not waited for; None when it
-    cannot be read."""
+    """Return the clock ticks from boot to the start of a process; None when they cannot be read.
+
+    The result is 0 for a process that has ended but was not waited for.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -59,7 +61,7 @@ def _started(pid: int) -> int | None:
 
 @cache
 def _machine() -> str | None:
-    """This boot of this kernel, and the namespaces this process counts process ids and times in; None off Linux."""
+    """Identify the boot of this kernel and the namespaces of process ids and times; None off Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")]

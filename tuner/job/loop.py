@@ -42,10 +42,10 @@ FORMAT_VERSION = 1
 LEASE_SECS = 60.0
 # How long to wait before asking again for tasks that other jobs hold, when nothing else is left to do.
 LEASE_POLL_SECS = 0.5
-# Contenders get this many times the time a trial gets.
+# Factor on a trial's time budget for contenders.
 FINAL_BUDGETS = 3
-# Samples of a shape in a trial, at least and at most; and of a contender, more than twice as many: of the samples of both, the
-# median is then one of the second timing's, and luck in the first, which is what made a contender, does not decide.
+# Fewest and most samples of a shape in a trial. Contenders get more than twice as many, so that the median of all
+# samples is one of the second timing's: luck in the first timing, which selects contenders, does not decide.
 ROUNDS = (3, 20)
 FINAL_ROUNDS = (7, 60)
 # The longest a single step of a measurement may take before its process is killed.
@@ -58,10 +58,10 @@ LIBRARY_DEADLINE_SECS = 180.0
 class Tuner:
     """Tunes the tasks of one model on one device into one store.
 
-    libraries: name and fingerprint of each that the device process has; every record names them.
+    libraries: name and fingerprint of each library in the device process; every record names them.
 
-    `report` is called after every batch, `beat` every now and then while the job is alive. `job` names this run among all
-    that write to the store; it must be unique (`relax_tune.tuner.job.job_names` makes such names, and tells which have died).
+    `report` is called after every batch, `beat` regularly while the job is alive. `job` is the name of this run, unique
+    among all writers to the store (see `relax_tune.tuner.job.job_names`).
 
     Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
     candidate or task is recorded and never stops the others.
@@ -110,7 +110,9 @@ class Tuner:
         return state
 
     def _begin(self, state: TaskState) -> None:
-        """Make the task's strategy, whose sketches take a while: what needs none is measured before."""
+        """Make the task's strategy. It makes the sketches, which takes a while, so variants without sketches are
+        measured before.
+        """
         with self._isolated(state):
             self._reseed(state)
             state.begin(self._strategy(state))
@@ -130,7 +132,7 @@ class Tuner:
             return self._history.rows(choices)
 
     def _reseed(self, state: TaskState) -> None:
-        """Make the next draw depend on the seed and the number of records, not on the number of interruptions."""
+        """Seed the next draw by the seed and the number of records, so that interruptions do not change it."""
         text = f"{self.settings.seed}:{state.task.key}:{len(state.tuned)}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         state.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
@@ -161,8 +163,11 @@ class Tuner:
         return self.result
 
     def _next(self, but: set[int]) -> TaskState | None:
-        """The task to work on: first those without baselines, then those without a first batch, then the most promising while
-        one promises anything, then those whose contenders were timed only once."""
+        """Return the task to work on.
+
+        Tasks without baselines come first, then tasks without a first batch, then the most promising one. Tasks whose
+        contenders were timed once or lack shapes come last.
+        """
         able = [s for s in self.states if s.position not in but and not s.given_up]
         for wanted in (self._missing, self._wants_first):
             for state in able:
@@ -174,7 +179,7 @@ class Tuner:
         return promising or next((s for s in able if s.finalists() or self._unvalidated(s)), None)
 
     def _advance(self, state: TaskState) -> None:
-        """The next batch of a task."""
+        """Measure the next batch of a task."""
         if missing := self._missing(state):
             self._measure(state, missing)
         elif self._wants_first(state):
@@ -200,7 +205,7 @@ class Tuner:
             self._measure(state, contenders, f"validation{state.validations}", shapes=shapes)
 
     def _unvalidated(self, state: TaskState) -> Mapping[str, Sequence[Point]]:
-        """Shapes that the plan's variants lack; nothing when asking brought no record."""
+        """Return the shapes at which the plan's variants lack times. Shapes that brought no record are not tried again."""
         if state.lacking is None or state.lacking[0] != len(state.records):
             with shielded():
                 found = self.store.query(self.target_key, state.task.key, regime=state.task.regime)
@@ -224,7 +229,7 @@ class Tuner:
 
     @property
     def _left(self) -> int:
-        """Candidates the budget still has, less what tasks held by other jobs will take for their first batch."""
+        """Candidates left in the budget, less the first batches of tasks held by other jobs."""
         spent = sum(len(s.tuned) if s.exhausted or s.given_up else max(len(s.tuned), self._first) for s in self.states)
         return self.settings.candidates * len(self.states) - spent
 
@@ -232,7 +237,7 @@ class Tuner:
         return [v for v in state.baselines if not state.settled(v.key)]
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
-        """Seconds of the whole model that another batch is expected to save."""
+        """Return the seconds of the whole model that another batch is expected to save, and the task's key."""
         return state.saving(min(self.settings.batch, self._left)), state.task.key
 
     def _round(self, state: TaskState, count: int) -> None:
@@ -255,7 +260,7 @@ class Tuner:
 
     @contextmanager
     def _leased(self, state: TaskState) -> Iterator[bool]:
-        """Hold a task against other jobs, and learn what they have added; False when another job holds it."""
+        """Hold the lease of a task and learn what other jobs have added. Yields False when another job holds it."""
         try:
             with shielded():
                 self._lease = self._acquire(state)
@@ -271,7 +276,7 @@ class Tuner:
                     self.store.release_lease(lease)
 
     def _acquire(self, state: TaskState) -> Lease | None:
-        """The lease of a task; the lease of a holder that has died on this machine is given back for it first."""
+        """Acquire the lease of a task; first release the lease of a holder that has died on this machine."""
         self._renewed = time.monotonic()
         task = (state.task.key, self.target_key)
         mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
@@ -281,7 +286,7 @@ class Tuner:
         return mine
 
     def _renew(self) -> None:
-        """Keep the lease and the job's sign of life fresh."""
+        """Renew the lease and the job's sign of life."""
         self.beat()
         if self._lease is not None and time.monotonic() - self._renewed >= LEASE_SECS / 3:
             with shielded():
@@ -289,7 +294,7 @@ class Tuner:
             self._renewed = time.monotonic()
 
     def _refresh(self, state: TaskState) -> None:
-        """Learn what the store has on a task by now."""
+        """Learn the records of a task that were added to the store."""
         with shielded():
             key, regime = state.task.key, state.task.regime
             new = self.store.count(self.target_key, key, regime=regime) != len(state.records)
@@ -325,7 +330,7 @@ class Tuner:
         budget_secs: float | None = None,
         shapes: Mapping[str, Sequence[Point]] | None = None,
     ) -> None:
-        """Build, check and time variants at the anchors, or each at shapes of its own, and keep the records."""
+        """Build, check and time variants at the anchors, or each at shapes of its own, and store the records."""
         if not variants:
             return
         task = state.task
@@ -362,7 +367,7 @@ class Tuner:
             self.result.trials += len(candidates)
         state.attempted.update(v.key for v in variants)
         state.learn(records, self.job)
-        state.tuned.update(candidates)  # spent, even on answers that say nothing
+        state.tuned.update(candidates)  # counted as spent, even without a usable result
         self._tell_progress(state)
 
     def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:
@@ -378,7 +383,7 @@ class Tuner:
                 self._renew()
 
     def _stops(self, state: TaskState) -> tuple[float | None, ...]:
-        """A shape stops early where a candidate is no contender, as far as is known."""
+        """Return the time at each anchor above which measuring stops early, since the candidate is no contender."""
         best = [state.best_at(a) for a in range(len(state.task.domain.points))]
         return tuple(None if b is None else HOPELESS * b for b in best)
 
@@ -457,7 +462,7 @@ class Tuner:
 
 
 def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
-    """The generic form, the library forms and those in parts, which are timed wherever anything is timed."""
+    """Return the generic form, the library forms and the unfused variants, which are always timed."""
     found: list[VariantRecord] = []
     for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
         try:
@@ -472,5 +477,5 @@ def _deadline(variant: VariantRecord) -> float:
 
 
 def _described(error: Exception) -> str:
-    """Errors of ours say what to do; of any other, the type matters as well."""
+    """Return the text of an error, with its type if it is not one of ours."""
     return str(error) if isinstance(error, RelaxTuneError) else f"{type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ class TuningProgress:
 
 @dataclass
 class TuningSummary:
-    """Counts of what a job measured. problems: (task, sentence) for each task that could not be tuned."""
+    """Counts of a job's measurements. problems: (task, sentence) for each task that could not be tuned."""
 
     trials: int = 0
     measurements: int = 0

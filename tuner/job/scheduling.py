@@ -1,11 +1,12 @@
 """The choice of the task that gets the next trials: the one whose next batch is expected to save most time of the model.
 
-The idea of a gradient per task is Ansor's (Zheng et al., OSDI 2020). The expected gain of a batch is read off the set of
-candidates tried so far. The distance from the best to the next best ones tells the room below it. Times near
-their lower end thin out about exponentially. With a spread s between neighbours there, b more candidates after n lower the
-best log time by s log((n + b) / n). Where another variant is dispatched, such as the library, only a gain on that one counts.
+The idea of a gradient per task is Ansor's (Zheng et al., OSDI 2020). The expected gain of a batch follows from the
+candidates tried so far. The distance from the best to the next best ones estimates how much lower times can get, since
+the density of times falls about exponentially near their lower end. With a spread s between neighbours there, b more
+candidates after n lower the best log time by s log((n + b) / n). Where another variant is dispatched, such as the
+library, only a gain on that one counts.
 
-Nothing here looks at the time of a record, so an interrupted job goes on where an undisturbed one would have.
+The time of a record has no influence, so an interrupted job continues like an undisturbed one.
 """
 
 from __future__ import annotations
@@ -14,18 +15,15 @@ import math
 from collections.abc import Sequence
 
 NEAREST = 8
-"""How many of the best candidates say what the spread is."""
+"""Number of the best candidates that determine the spread."""
 FIRST_SPREAD = 0.3
-"""The spread where fewer than three candidates have a time; elsewhere it weighs in as one candidate among all tried."""
+"""The spread if fewer than three candidates have a time; otherwise it counts as one candidate among all tried."""
 WORTHWHILE = 2e-5
 """A batch that is expected to save less than this share of the model's time is not measured."""
 
 
 def spread(times: Sequence[float], tried: int) -> float:
-    """Mean distance in log time between neighbours among the best few.
-
-    The i-th best of an exponential lower end lies s (1 + 1/2 + ... 1/(i-1)) behind the best on average, i counting from 1.
-    """
+    """Return the mean distance in log time between neighbours among the best few."""
     best = sorted(math.log(t) for t in times)[: max(3, min(NEAREST, tried // 3))]
     if len(best) < 3:
         return FIRST_SPREAD
@@ -36,9 +34,10 @@ def spread(times: Sequence[float], tried: int) -> float:
 
 
 def expected_saving(times: Sequence[float], tried: int, batch: int, dispatched: float) -> float:
-    """Seconds by which `batch` more candidates are expected to lower what is dispatched at one shape.
+    """Return the seconds by which `batch` more candidates are expected to lower the dispatched time at one shape.
 
-    times: of the candidates that have one; tried: all of them, failed ones too; dispatched: seconds of the best there is.
+    times: of the candidates that have one; tried: number of candidates, failed ones included; dispatched: smallest
+    seconds
     """
     mean = spread(times, tried) * math.log1p(batch / max(tried, batch))
     behind = max(0.0, math.log(min(times) / dispatched)) if times else mean

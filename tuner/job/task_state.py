@@ -29,9 +29,9 @@ class TaskState:
     times: seconds per variant key and anchor, medians of all samples, for variants without a failure
     failed: variants with a failure
     tuned: candidates of this version's space that need no more measuring
-    attempted, retimed: variants that this job has asked for, and asked for once more
+    attempted, retimed: variants that this job has measured, and measured once more
     visits: records per variant and anchor
-    counts: a test for records that say something here; the others are passed over
+    counts: a test for records that are valid here; others are ignored
     finals, validations: numbers of batches of contenders
     lacking: number of records, and the shapes that contenders lacked then
     rng: generator that the strategy draws from
@@ -66,15 +66,15 @@ class TaskState:
         return self.choices.task
 
     def known(self, key: str) -> bool:
-        """Say whether a variant has a time at every anchor, or failed."""
+        """Return True if a variant has a time at every anchor, or failed."""
         return key in self.failed or (key in self.times and None not in self.times[key])
 
     def settled(self, key: str) -> bool:
-        """Say whether this job has no reason to measure a variant."""
+        """Return True if this job has no reason to measure a variant."""
         return self.known(key) or key in self.attempted
 
     def best(self, kind: str | None = None) -> float | None:
-        """Weighted seconds over the anchors of the best variant at each; None when some anchor has none."""
+        """Return the weighted seconds over the anchors of the best variant at each; None when some anchor lacks a time."""
         keys = [k for k in self.times if kind is None or self.variants[k].kind == kind]
         total = 0.0
         for a, w in enumerate(self.task.domain.weights):
@@ -85,18 +85,18 @@ class TaskState:
         return total
 
     def best_at(self, anchor: int) -> float | None:
-        """The smallest time at one anchor."""
+        """Return the smallest time at one anchor."""
         return min((t for row in self.times.values() if (t := row[anchor]) is not None), default=None)
 
     def dispatchable(self) -> list[float]:
-        """Return seconds at each anchor of the best variant outside the space, inf without one."""
+        """Return the seconds at each anchor of the best variant outside the space; inf without one."""
         tried = self.variants
         rows = [row for k, row in self.times.items() if tried[k].kind != "tuned" or in_parts(tried[k])]
         count = len(self.task.domain.points)
         return [min((t for row in rows if (t := row[a]) is not None), default=math.inf) for a in range(count)]
 
     def saving(self, batch: int) -> float:
-        """Seconds of the model that a batch of more candidates is expected to save: over the anchors by weight, at every call."""
+        """Return the seconds of the model that a batch is expected to save: over the anchors by weight, at every call."""
         total = 0.0
         rows = [row for key, row in self.times.items() if self.variants[key].kind == "tuned"]
         for a, weight in enumerate(self.task.domain.weights):
@@ -106,11 +106,13 @@ class TaskState:
         return total * max(1, len(self.task.sites))
 
     def seconds(self) -> float:
-        """Seconds of the model that this task takes by now; 0 while some anchor has no time."""
+        """Return the seconds that this task now takes in the model; 0 while some anchor has no time."""
         return (self.best() or 0.0) * max(1, len(self.task.sites))
 
     def incomplete(self) -> list[VariantRecord]:
-        """Candidates measured over another range: with no time at some anchor. Best first where they have one."""
+        """Return candidates that lack a time at some anchor, since they were measured over another range. The best ones
+        come first.
+        """
         found: list[tuple[float, str]] = []
         for key, row in self.times.items():
             variant = self.variants[key]
@@ -121,9 +123,10 @@ class TaskState:
         return [self.variants[key] for _, key in sorted(found)]
 
     def finalists(self) -> list[VariantRecord]:
-        """The contenders to time once more, all in one interleaved batch: early figures come from different moments.
+        """Return the contenders to time once more, in one interleaved batch.
 
-        Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing."""
+        Empty when every contender has been timed twice; so a job whose trials are all recorded measures nothing.
+        """
         anchors = range(len(self.task.domain.points))
         contenders: dict[str, None] = {}
         leaders: dict[str, None] = {}
@@ -141,7 +144,7 @@ class TaskState:
         return [self.variants[k] for k in sorted({*new, *leaders})] if new else []
 
     def learn(self, records: Sequence[Measurement], job: str) -> None:
-        """Put records into the matrix of times and tell the strategy. A record that was learnt before changes nothing."""
+        """Put records into the matrix of times and tell the strategy. Known records change nothing."""
         points = {tuple(sorted(b.items())): a for a, b in enumerate(self.task.bindings())}
         told: dict[str, dict[int, Outcome]] = {}
         for record in sorted(records, key=lambda r: r.id):
@@ -172,7 +175,7 @@ class TaskState:
         self._tell(told)
 
     def begin(self, strategy: SearchStrategy) -> None:
-        """Have a strategy from now on, which is told all that is known."""
+        """Set the strategy, and tell it all known results."""
         self.strategy = strategy
         self._tell(self.untold)
         self.untold = {}

@@ -1,8 +1,8 @@
 """Training rows from the database for a task's cost model, before its first trial.
 
-Rows come from the task at other shapes, from the same task on other devices of the kind, and from other tasks of the device.
-Features have the same names for every sketch of every function, so a record is of use wherever its trace applies. The trace
-is replayed once with its tunables free, and evaluated at the record's numbers and shape.
+Rows come from the task at other shapes, from the same task on other devices of the kind, and from other tasks of the
+device. Features have the same names for every sketch of every function, so a record is useful wherever its trace
+applies. The trace is replayed once with free tunables, and evaluated at the record's numbers and shape.
 
 A history depends on the set of records, not on their order. Its cost is bounded by a number of workloads and of rows of each,
 chosen by their ids, which are hashes. Tasks of the model under tuning are left out: their new records would make candidates
@@ -43,11 +43,11 @@ OTHER_ROWS = 64
 OTHER_DEVICES = 2
 OTHER_WORKLOADS = 4
 LOOKED_AT = 512
-"""Workloads compared by their words before the likest are chosen."""
+"""Workloads whose words are compared to choose the most similar ones."""
 SKETCHES = 4
 """Traces of a workload that are replayed: those with the most rows."""
 ROWS_A_READ = 4
-"""Records read for each row wanted: those at the anchors are told to the search itself, and some do not apply."""
+"""Records read per wanted row, since records at the anchors go to the search itself, and some do not apply."""
 FAULTS = ("constraint", "compile", "launch", "runtime", "wrong-result", "timeout", "crash")
 FLOPS_COLUMN, BYTES_COLUMN = 0, 1
 _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
@@ -55,9 +55,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
 
 @dataclass(eq=False)
 class RecordedHistory:
-    """Reads histories for the tasks of one model on one device.
+    """A reader of histories for the tasks of one model on one device. Replayed sketches are kept, since tasks share
+    them.
 
-    `own`: keys of the model's workloads. What was replayed is kept, since tasks share it."""
+    own: keys of the model's workloads
+    """
 
     store: Store
     target_key: str
@@ -68,7 +70,7 @@ class RecordedHistory:
     _words: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, choices: Choices) -> TrainingRows | None:
-        """The history of a task; None when the database has nothing that applies."""
+        """Return the history of a task; None when the database has nothing that applies."""
         task = choices.task
         self._funcs[task.key] = task.func
         anchors = {tuple(sorted(b.items())) for b in task.bindings()}
@@ -83,7 +85,7 @@ class RecordedHistory:
         rows = np.concatenate([p.features for p in found])
         several = (
             len(choices.space.sketches) > 1
-        )  # the last column is the sketch then, whose number means nothing elsewhere
+        )  # the last column is then the sketch, whose number has no meaning in other spaces
         features = np.full((len(rows), rows.shape[1] + several), np.nan, np.float32)
         features[:, : rows.shape[1]] = rows
         firsts = np.cumsum([0, *(int(p.groups.max()) + 1 for p in found)])
@@ -91,13 +93,13 @@ class RecordedHistory:
         return TrainingRows(features, np.concatenate([p.log_time for p in found]), groups)
 
     def _other_devices(self) -> list[str]:
-        """Targets of this one's kind, a few of them."""
+        """Return a few targets of this target's kind."""
         mine = self.store.target(self.target_key)
         alike = [t.key for t in self.store.targets() if mine is not None and t.kind == mine.kind and t.key != mine.key]
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:
-        """The workloads most like this one in their words, none of them of this model."""
+        """Return the workloads of other models whose texts share the most words with this one."""
         if self._texts is None:
             self._texts = {w.key: w.text for w in self.store.workloads(self.target_key) if w.key not in self.own}
         near = sorted(self._texts, key=lambda other: _digest(key, other))[:LOOKED_AT]
@@ -121,7 +123,9 @@ class RecordedHistory:
         count: int,
         but: Collection[Point] = (),
     ) -> TrainingRows | None:
-        """Up to `count` rows of one workload on one device, timed in one regime; groups are its shapes, counted from 0."""
+        """Return up to `count` rows of one workload on one device, timed in one regime. Groups are its shapes, counted
+        from 0.
+        """
         func = self._funcs[workload]
         if func is None:
             return None
@@ -151,14 +155,14 @@ class RecordedHistory:
         return TrainingRows(features, log_time, groups)
 
     def _function(self, hardware: HardwareInfo, workload: str, func: PrimFunc, trace: str) -> FeatureFunction | None:
-        """The features of a recorded sketch; None for a trace that does not apply to the workload."""
+        """Return the features of a recorded sketch; None for a trace that does not apply to the workload."""
         key = (workload, trace)
         if key not in self._functions:
             try:
                 made = replay(Trace.from_json(trace), func)
                 sketch = Sketch("recorded", made.func, made.trace, ())
                 self._functions[key] = FeatureFunction(sketch, hardware)
-            except Exception:  # rows may come from anybody and from any version: what does not apply teaches nothing
+            except Exception:  # rows may come from any version and user: rows that do not apply are skipped
                 self._functions[key] = None
         return self._functions[key]
 
@@ -166,7 +170,7 @@ class RecordedHistory:
 def _rows(
     function: FeatureFunction, func: PrimFunc, records: Sequence[Measurement], shapes: Sequence[Point]
 ) -> TrainingRows:
-    """The rows of one sketch's records; those with numbers outside its domains are left out."""
+    """Return the rows of one sketch's records; those with numbers outside its domains are left out."""
     domains = {t.name: frozenset(t.domain) for t in function.tunables}
     names = [f"s{a}" for a in range(len(func.symbols))]
     kept = [
@@ -175,7 +179,7 @@ def _rows(
         if all(r.variant.values.get(n) in domain for n, domain in domains.items())
         and (r.status == "failed" or (sorted(r.symbols) == sorted(names) and min(r.symbols.values(), default=0) >= 0))
     ]
-    # a failure has no shape, since most come before there is one: it counts at the one in the middle
+    # a failure usually precedes any shape: it counts at the middle shape
     groups = np.asarray([shapes.index(_point(r)) if r.status == "ok" else len(shapes) // 2 for r in kept], np.int64)
     values = [r.variant.values for r in kept]
     tunables = {n: np.asarray([v[n] for v in values], np.int64) for n in domains}
@@ -188,7 +192,8 @@ def _rows(
 
 
 def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
-    """Return log seconds (R,) of a nominal machine for the work of each row (R, F), so that functions and shapes compare.
+    """Return the log seconds (R,) of a nominal machine for the work of each row (R, F).  The times make functions and
+    shapes comparable.
 
     A processor has full vectors at 2 GHz, 8 GB/s and a launch of one microsecond. A GPU has 128 lanes and 15 GB/s for each
     multiprocessor.
@@ -199,7 +204,7 @@ def log_roofline(features: FeatureArray, hardware: HardwareInfo) -> FloatArray:
 
 
 def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) -> FloatArray:
-    """The same in seconds (S,) for a task's own space at its anchors."""
+    """Return the roofline seconds (S,) of a task's own space at its anchors."""
     first = np.zeros((len(space.sketches), 1 + space.width), np.int32)
     first[:, 0] = np.arange(len(space.sketches))
     features = space.features(first, points)
@@ -208,7 +213,7 @@ def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) ->
 
 
 def _parsed(text: str) -> PrimFunc | None:
-    """A workload's function; None when this version cannot read it."""
+    """Return a workload's function; None when this version cannot read it."""
     try:
         return parse_prim_func(text)
     except RelaxTuneError:

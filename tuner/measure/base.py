@@ -1,4 +1,4 @@
-"""The `Runner` contract: something that measures candidates on one kind of device, here or far away."""
+"""The `Runner` contract: a measurer of candidates on one kind of device, local or remote."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 
 
 class Runner(Protocol):
-    """Builds, checks and times candidates on a device it alone uses, in processes it supervises.
+    """A measurer that builds, checks and times candidates on a device of its own, in processes that it supervises.
 
     Promises, kept by every implementation (tests/tuner/measure/test_runner_contract.py runs over all of them):
 
     * The future of `submit` resolves to one result per distinct request id, in the order the ids first appear. A
       request that hangs, crashes, is wrong or does not build becomes a failed result with its stage; the other requests
-      of its batch are measured all the same. A future raises MeasureError only when nothing can be measured any more:
-      the device or the cluster is gone, or the runner was closed.
+      of its batch are still measured. A future raises MeasureError only when no measurement is possible any
+      more: the device or the cluster is gone, or the runner was closed.
     * An id given twice in a batch is measured once. An id may be submitted again later: measuring has no lasting
       effect.
     * Batches are measured one after another in the order of submission; candidates of one batch are timed in
@@ -26,12 +26,12 @@ class Runner(Protocol):
     * No deadline is needed by the caller: every step is bounded by `MeasureRequest.deadline_secs`, so futures resolve.
     * Requests and results are copied on the way: the runner keeps no reference to the caller's arrays once the future
       is done.
-    * Methods may be called from any thread. `close` may be called twice; it kills what is under way, and pending
-      futures then raise MeasureError.
+    * Methods may be called from any thread. `close` may be called twice; it kills running measurements, and pending
+    futures then raise MeasureError.
     """
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """Start measuring; returns at once. An empty batch resolves to an empty list."""
+        """Start measuring, and return at once. An empty batch resolves to an empty list."""
         ...
 
     def device_info(self) -> DeviceInfo:

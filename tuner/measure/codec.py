@@ -1,7 +1,7 @@
-"""Requests and results as JSON text, and what a device process says of itself, schema-checked when read.
+"""Requests, results and device descriptions as JSON text, schema-checked when read.
 
-A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once: as base64, or
-in a file beside it where both sides share a folder, in which batches that follow find it again.
+A batch of candidates of one task repeats the same expected arrays, so a batch carries each distinct array once: as
+base64, or, if both sides share a folder, as a file in it that later batches find again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ FILED_BYTES = 1 << 14
 
 
 class _ArrayTable:
-    """Distinct arrays of one batch; equal contents share an entry. folder: where large ones go, if anywhere."""
+    """The distinct arrays of one batch; equal contents share an entry. folder: holds large ones; None: none are stored
+    in files
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -78,7 +80,7 @@ class _ArrayTable:
         return {"file": digest}
 
     def tidy(self) -> None:
-        """Remove what no array of this batch needs."""
+        """Remove the files that no array of this batch uses."""
         if self._folder is not None:
             kept = {entry.get("file") for entry in self.entries}
             for path in self._folder.iterdir():
@@ -171,8 +173,12 @@ def _unique(ids: Sequence[str], what: str) -> None:
 
 
 def encode_batch(requests: Sequence[MeasureRequest], folder: Path | None = None) -> str:
-    """The batch as one JSON text, each distinct expected array once. folder: where large arrays go instead, named by their contents,
-    in place of those of earlier batches. Raises OSError when they cannot be written there."""
+    """Encode a batch as one JSON text, each distinct expected array once.
+
+    folder: holds large arrays instead, named by their contents; it replaces those of earlier batches
+
+    Raises OSError when they cannot be written there.
+    """
     table = _ArrayTable(folder)
     records = []
     for request in requests:
@@ -216,7 +222,7 @@ def _decode_policy(record: Mapping[str, Any]) -> TimingPolicy:
 
 
 def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
-    """The requests of `encode_batch`'s text, with its folder. Raises MeasureError naming the field that does not fit."""
+    """Decode the text of `encode_batch`, with its folder. Raises MeasureError naming the field that does not fit."""
     record = _load(text)
     arrays = [_decode_array(entry, folder) for entry in _field(record, "arrays", _is_list, "a list")]
 
@@ -255,7 +261,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
 
 
 def encode_results(results: Sequence[MeasureResult]) -> str:
-    """Results as one JSON text."""
+    """Encode results as one JSON text."""
     return json.dumps({"results": [asdict(result) for result in results]}, separators=(",", ":"))
 
 
@@ -272,7 +278,7 @@ def _decode_timing(record: Any) -> ShapeTiming:
 
 
 def decode_results(text: str) -> list[MeasureResult]:
-    """The results of `encode_results`' text. Raises MeasureError naming the field that does not fit."""
+    """Decode the text of `encode_results`. Raises MeasureError naming the field that does not fit."""
     results = []
     for record in _field(_load(text), "results", _are_objects, "a list of objects"):
         status = _field(record, "status", lambda v: v in ("ok", "failed"), "'ok' or 'failed'")
@@ -296,8 +302,7 @@ def decode_results(text: str) -> list[MeasureResult]:
 
 
 def decode_device(record: Any) -> DeviceInfo:
-    """`asdict` of a `DeviceInfo` as it came through JSON, its libraries among it. Raises MeasureError naming the field that does
-    not fit."""
+    """Decode the JSON form of a `DeviceInfo` and its libraries. Raises MeasureError naming the field that does not fit."""
     if not _is_object(record):
         raise _refuse("device", "an object", record)
 

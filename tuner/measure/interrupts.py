@@ -1,4 +1,4 @@
-"""Blocks that interruptions wait for, because they must end as a whole."""
+"""Blocks that defer interruptions, because they must not end half-way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# What asks a program to stop; the constants of the second and third are missing on some systems.
+# Signals that stop a program; the second and third are missing on some systems.
 STOPPING: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -16,10 +16,10 @@ STOPPING: tuple[signal.Signals, ...] = tuple(
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """Hold back Ctrl-C (and whatever else has a Python handler that stops the program) until the block has ended.
+    """Defer Ctrl-C (and other signals whose Python handler stops the program) until the block ends.
 
-    For short blocks that must not be cut in two: a commit, a clean-up. Blocks may nest. Signals that are ignored, or kill
-    at once, stay as they are; in other threads than the main one, which no signal reaches, nothing happens.
+    It serves short blocks that must not be interrupted, such as a commit. Blocks may nest. Signals that are ignored, or
+    kill at once, keep their effect. Only the main thread receives signals, so other threads are unaffected.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -30,7 +30,7 @@ Job = tuple[list[MeasureRequest], "Future[list[MeasureResult]]"]
 
 @dataclass(frozen=True, slots=True)
 class _Blame:
-    """Why an attempt ended before its batch did. ids: whose step was under way (none: between requests)."""
+    """Why an attempt ended before its batch did. ids: requests whose step was running (none: between requests)."""
 
     kind: Literal["crash", "timeout", "lost"]
     ids: tuple[str, ...]
@@ -45,14 +45,14 @@ def _no_room(error: OSError) -> MeasureError:
 
 
 class LocalRunner:
-    """Measures on a device of this machine (see `Runner` for the promises).
+    """A `Runner` on a device of this machine.
 
     The device lives in a spawned child in its own process group. A step over its deadline or a death costs the guilty
-    request a failed result; the rest of its batch goes on in a fresh child. When a child dies during the step of one
-    request among several, that request is tried once more alone, because an earlier neighbour may have damaged the
+    request a failed result; the rest of its batch continues in a fresh child. When a child dies during the step of one
+    request among several, that request is tried once more by itself, because an earlier candidate may have damaged the
     process; only a second death is its failure.
 
-    device_spec: as `relax_tune.runtime.device.registry.open_device` takes it. open_secs: how long opening may take.
+    device_spec: argument of `relax_tune.runtime.device.registry.open_device`. open_secs: time limit of opening.
     environment: variables for the child, such as thread settings, on top of the inherited ones.
 
     Raises MeasureError when the device cannot be opened within `open_secs`.
@@ -85,7 +85,7 @@ class LocalRunner:
             raise
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """See `Runner.submit`. Raises MeasureError when the runner is closed."""
+        """Submit a batch; see `Runner.submit`. Raises MeasureError when the runner is closed."""
         future: Future[list[MeasureResult]] = Future()
         distinct = distinct_requests(batch)
         with self._lock:
@@ -95,11 +95,11 @@ class LocalRunner:
         return future
 
     def device_info(self) -> DeviceInfo:
-        """See `Runner.device_info`."""
+        """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """Close the runner; see `Runner.close`."""
         with shielded():
             with self._lock:
                 self._closed = True
@@ -177,7 +177,7 @@ class LocalRunner:
                 continue
             guilty = tuple(id for id in blame.ids if id not in results)
             if len(rest) == 1 and not guilty:
-                if rest[0].id not in unblamed:  # nothing of it was under way: the process may have been at fault
+                if rest[0].id not in unblamed:  # no step of it was running: the process may be at fault
                     unblamed.add(rest[0].id)
                     work.appendleft(rest)
                     continue
@@ -201,7 +201,7 @@ class LocalRunner:
         return [results[request.id] for request in batch]
 
     def _attempt(self, group: list[MeasureRequest], alone: set[str], results: Results) -> _Blame | None:
-        """One batch through one child; adds the results that came. None when the batch ended as it should."""
+        """Measure one batch in one child, and add its results. Returns None when the batch ended normally."""
         try:
             process = self._opened_process()
         except MeasureError as error:

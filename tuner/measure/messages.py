@@ -123,8 +123,8 @@ class ShapeTiming:
 class MeasureResult:
     """The answer to the request of the same id.
 
-    status `ok`: outputs were right wherever `checks` asked, `timings` answers every asked shape in order.
-    status `failed`: `stage` and `message` say where and why; timings are empty. checked: every check was run and
+    status `ok`: outputs were right at all `checks`, `timings` has every requested shape in order. status `failed`:
+    `stage` and `message` say where and why; timings are empty. checked: every check was run and
     passed, and there was at least one. build_secs, run_secs: wall seconds spent building, and checking plus timing.
     """
 
@@ -139,19 +139,19 @@ class MeasureResult:
 
     @property
     def ok(self) -> bool:
-        """Say whether it was measured. Its record may win only then, and only when `checked`."""
+        """True if it was measured. Its record may win only then, and only when `checked`."""
         return self.status == "ok"
 
 
 def failed(
     request_id: str, stage: Stage, message: str, build_secs: float = 0.0, run_secs: float = 0.0
 ) -> MeasureResult:
-    """A failed result; the message is what a record keeps, so it must say what was wanted and what happened."""
+    """Make a failed result. A record keeps the message, so it must say what was wanted and what was found."""
     return MeasureResult(request_id, "failed", stage, message, build_secs=build_secs, run_secs=run_secs)
 
 
 def distinct_requests(batch: Sequence[MeasureRequest]) -> list[MeasureRequest]:
-    """The first request of each id, in order."""
+    """Return the first request of each id, in order."""
     first: dict[str, MeasureRequest] = {}
     for request in batch:
         first.setdefault(request.id, request)

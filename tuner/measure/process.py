@@ -38,9 +38,9 @@ class DeviceProcess:
     Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
 
-    folder: private to the job; holds the progress file, the log of everything printed, and compiler caches, which
-    survive a respawn. environment: variables added to the inherited ones. wanted: called now and then while the device
-    is being opened; what it raises ends the attempt.
+    folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a
+        respawn. environment: variables added to the inherited ones. wanted: called regularly while the device is being
+        opened; an exception ends the attempt.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class DeviceProcess:
 
     @property
     def ended(self) -> bool:
-        """Say whether nothing more will come from it."""
+        """True if no more messages will come from it."""
         return self._reader.ended
 
     def send(self, message: Mapping[str, Any], within_secs: float) -> None:
@@ -132,7 +132,7 @@ class DeviceProcess:
         write_frame(self._write_to, json.dumps(message, separators=(",", ":")), within_secs)
 
     def receive(self, within_secs: float) -> dict[str, Any] | None:
-        """The next message, or None when none came in time or the process closed its pipe (`ended`)."""
+        """Return the next message, or None when none came in time or the process closed its pipe (`ended`)."""
         text = self._reader.next(within_secs)
         if text is None:
             return None
@@ -144,7 +144,7 @@ class DeviceProcess:
         return message
 
     def step(self) -> StepStatus | None:
-        """The step it last said it began."""
+        """Return the last step that it began."""
         return self._progress.read()
 
     def death(self) -> str:
@@ -167,7 +167,7 @@ class DeviceProcess:
         return "closed its message pipe but goes on running"
 
     def tail(self) -> str:
-        """The end of what it printed since the last message to it, as a clause to append to an error; else empty."""
+        """Return the end of its output since the last message to it, as a clause to append to an error; else empty."""
         with open(self._log, "rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, log.tell() - _TAIL_BYTES))
@@ -175,7 +175,7 @@ class DeviceProcess:
         return f" It printed: {text}" if text else ""
 
     def kill(self) -> None:
-        """SIGKILL the whole group (compilers it started included) and reap it. May be called twice."""
+        """Kill the whole group (including compilers it started) by SIGKILL, and reap it. May be called twice."""
         with self._lock:
             if self._process.returncode is not None:
                 return

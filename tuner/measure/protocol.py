@@ -1,8 +1,8 @@
 """The protocol of a supervisor and its device process: framed JSON over two pipes, and a mapped file of progress.
 
-Frames are an 8-byte length and UTF-8 text, on file descriptors of their own: compilers may print what they like on
-stdout and stderr. ProgressFile is memory both sides map: telling must cost nothing between two timed launches, and must
-outlive the process that wrote it.
+Frames are an 8-byte length and UTF-8 text, on file descriptors of their own, since compilers print on stdout and
+stderr. ProgressFile is memory that both sides map: writing is cheap between two timed launches, and outlives the
+writer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_frame(descriptor: int, text: str, within_secs: float | None = None) ->
 
 
 class FrameReader:
-    """Frames from one descriptor, without ever waiting longer than asked."""
+    """A reader of frames from one descriptor, which never waits longer than its time limit."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -52,8 +52,13 @@ class FrameReader:
         self.ended = False
 
     def next(self, within_secs: float | None) -> str | None:
-        """The next frame; None when none arrived in time (None waits forever) or `ended` became true: the writer closed
-        or died, perhaps in the middle of a frame. Raises MeasureError when the stream cannot be frames."""
+        """Return the next frame; None when none arrived in time, or when `ended` became true.
+
+        within_secs: None waits forever
+
+        The stream ends when the writer closed or died, perhaps in the middle of a frame. Raises MeasureError when the
+        stream cannot be frames.
+        """
         while True:
             frame = self._take()
             if frame is not None or self.ended:
@@ -107,13 +112,13 @@ class ProgressFile:
         self._sequence = 0
 
     def tell(self, first: int, count: int, phase: str) -> None:
-        """Say that a step begins (about a microsecond)."""
+        """Record that a step begins (about a microsecond)."""
         self._sequence += 1
         now = time.monotonic()
         _STEP.pack_into(self._map, 0, self._sequence, first, count, PHASES.index(phase), now, self._sequence)
 
     def read(self) -> StepStatus | None:
-        """The last step told, or None when caught in the middle of a write."""
+        """Return the last step told, or None when caught in the middle of a write."""
         before, first, count, phase, started, after = _STEP.unpack_from(self._map, 0)
         if before != after or not 0 <= phase < len(PHASES):
             return None
@@ -125,7 +130,7 @@ class ProgressFile:
         self._sequence = 0
 
     def close(self) -> None:
-        """Unmap; the file belongs to whoever made its folder."""
+        """Unmap the file. Its folder's owner removes it."""
         self._map.close()
 
     def __enter__(self) -> ProgressFile:

@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their owner for long, even one that was killed."""
+"""Temporary folders that are removed after their owner ends, even if it was killed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ except ImportError:  # no such locks here: folders of killed owners stay until t
 
 _PREFIX = "relax-tune-measure-"
 _OWNER = "owner"
-# A folder without an owner's lock in it is being made right now, or was left by somebody long gone.
+# A folder without a locked owner file is being made now, or was left behind by a dead process.
 _MAKING_SECS = 600.0
 
 
 class ScratchFolder:
-    """A folder for one runner. Making one also removes those whose owner died: a lock says which, and it ends with the
-    process that holds it, however that ends. `path` is the folder. Raises OSError when none can be made."""
+    """A temporary folder of one runner, at `path`. Raises OSError when none can be made.
+
+    Making one also removes the folders of dead owners. Each owner holds a lock, which ends with its process.
+    """
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
@@ -33,7 +35,7 @@ class ScratchFolder:
             pass
 
     def _made(self) -> bool:
-        """One attempt; False when another's sweep came between."""
+        """Try to make and lock a folder. Returns False when another process removed it meanwhile."""
         with shielded():
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             owner = self.path / _OWNER
@@ -48,7 +50,7 @@ class ScratchFolder:
             return False
 
     def remove(self) -> None:
-        """Remove it with all it holds; the interpreter's end does it too. May be called twice."""
+        """Remove the folder and its contents; the interpreter's end does the same. May be called twice."""
         self._end()
 
 
@@ -62,7 +64,7 @@ def _remove(path: Path, lock: int) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock of an open file; False when another has it."""
+    """Lock an open file. Returns False when another process holds the lock."""
     if fcntl is None:
         return True
     try:
@@ -73,7 +75,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _sweep(where: Path) -> None:
-    """Remove what dead owners left in a folder of temporary files."""
+    """Remove the folders of dead owners among the temporary files."""
     if fcntl is None:
         return
     for folder in where.glob(f"{_PREFIX}*"):

@@ -1,8 +1,8 @@
-"""The predicted loss of a plan at the served shapes, from the times on record alone.
+"""The predicted loss of a plan at the served shapes, from recorded times only.
 
-Between the shapes at which a variant was timed, its time is taken for a straight line on log-log paper. With several symbols
-it is the mean of the nearest times, weighted by closeness. Outside of them nothing is predicted. A plan loses where another
-variant is predicted faster by more than selection would have cared for.
+Between the shapes at which a variant was timed, its log time is interpolated linearly in the log of the shape. With
+several symbols it is the mean of the nearest times, weighted by closeness. There is no prediction outside of these
+shapes. A plan loses where another variant is predicted faster by more than selection would tolerate.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from relax_tune.tuner.task.task import Choices
 ALLOWED = 0.03
 """The regret from which a model is worth tuning again."""
 SHAPES = 48
-"""How many shapes, at most, stand for those that are served."""
+"""Largest number of shapes that represent the served ones."""
 NEIGHBOURS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A task under the shapes that are served. secs, lost: seconds of a call, weighted, with the fastest variants on record and what
-    the plan takes beyond that; unmeasured: the share of calls at shapes between which the plan's variant was never timed."""
+    """The loss of a task's plan at the served shapes.
+
+    secs: weighted seconds of a call with the fastest recorded variants
+    lost: seconds that the plan takes beyond that
+    unmeasured: share of calls at shapes outside the timed range of the plan's variant
+    """
 
     secs: float
     lost: float
@@ -44,7 +48,7 @@ class Drift:
 
 
 def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, domain: Domain) -> Drift:
-    """Predict the loss of a stored plan over a domain whose points stand for the served calls."""
+    """Predict the loss of a stored plan over a domain whose points represent the served calls."""
     samples, variants = pooled(records)
     known = {k: _Times.of(own) for k, own in samples.items() if usable(choices, variants[k])}
     secs = lost = unmeasured = 0.0
@@ -61,7 +65,7 @@ def drift(choices: Choices, records: Sequence[Measurement], plan: KeptPlan, doma
 
 
 def model_regret(found: Mapping[str, Drift], calls: Mapping[str, int]) -> float:
-    """The share of a model's time that its plans lose; calls: of each task in one run."""
+    """Return the share of a model's time that its plans lose. calls: number of calls of each task in one run"""
     secs = sum(calls[k] * d.secs for k, d in found.items())
     return sum(calls[k] * d.lost for k, d in found.items()) / secs if secs > 0 else 0.0
 
@@ -80,7 +84,7 @@ class _Times:
         return _Times(tuple(points), tuple(timed[p] for p in points))
 
     def at(self, point: Point) -> float | None:
-        """Seconds at a point; None outside of what was timed."""
+        """Return the seconds at a point; None outside of the timed range."""
         ranges = list(zip(*self.points, strict=True))
         if any(not min(r) <= x <= max(r) for r, x in zip(ranges, point, strict=True)):
             return None
@@ -93,5 +97,5 @@ class _Times:
 
 
 def _in_order(shape: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
-    """Symbols of a record by their number."""
+    """Return the symbols of a record by number."""
     return sorted(shape, key=lambda s: int(s[0][1:]))

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-# Up to so many points every tree is tried.
+# Largest number of points for which every tree is tried.
 EXACT = 8
-# So many of the most promising splits of a larger node are looked at one level deeper.
+# Number of the most promising splits of a larger node that are tried one level deeper.
 LOOKED_AT = 6
-# How much a remainder costs beside the leaf it makes: it says less of shapes that nobody timed.
+# Cost of a remainder test besides its leaf, since it predicts untimed shapes less well.
 REMAINDER_COST = 0.01
-# A remainder is believed where at least so many points have it, and as many have not.
+# A remainder is tested only if at least this many points have it, and as many have not.
 SUPPORT = 3
 # Differences below this are rounding.
 TINY = 1e-13
@@ -45,7 +45,7 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """Points that one variant, a row of the costs, is dispatched at."""
+    """Points at which one variant, a row of the costs, is dispatched."""
 
     members: Places
     variant: int
@@ -67,7 +67,7 @@ Solved = tuple[float, Tree]
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """From left to right."""
+    """Yield the leaves from left to right."""
     if isinstance(tree, Leaf):
         yield tree
     else:
@@ -77,7 +77,9 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 @dataclass(eq=False)
 class GuardTree:
-    """costs: (variants, points). leaf_cost: of each leaf but the first. ordered, remainders: what may be compared."""
+    """The search for guards. costs: (variants, points); leaf_cost: of each leaf but the first; ordered, remainders:
+    testable quantities.
+    """
 
     costs: FloatArray
     points: Sequence[Sequence[int]]
@@ -98,7 +100,7 @@ class GuardTree:
             self._values[q] = np.asarray([q.at(p) for p in self.points], dtype=np.int64)
 
     def best(self) -> Solved:
-        """The least cost that was found, and its tree."""
+        """Return the least cost found, and its tree."""
         everything = np.arange(self.costs.shape[1])
         if len(self.ordered) == 1 and not self.remainders:
             return self._intervals(self.ordered[0], everything)
@@ -112,7 +114,10 @@ class GuardTree:
         return float(total[variant]), Leaf(members, variant)
 
     def _intervals(self, quantity: Quantity, members: Places) -> Solved:
-        """The best intervals along a quantity: at each value a variant goes on, or the cheapest so far is left for it."""
+        """Return the best intervals along a quantity, by dynamic programming over its values.
+
+        At each value, a variant continues, or takes over from the cheapest one so far.
+        """
         values, group = np.unique(self._values[quantity][members], return_inverse=True)
         cost = np.zeros((len(self.costs), len(values)))
         np.add.at(cost.T, group.reshape(-1), self.costs[:, members].T)
@@ -157,7 +162,7 @@ class GuardTree:
     # -- trees -----------------------------------------------------------------------------------------------------------
 
     def _sides(self, members: Places) -> Iterator[tuple[Quantity, float, NDArray[np.bool_]]]:
-        """Every way to ask members something: the quantity, what it costs, who says yes."""
+        """Yield every test of some members: the quantity, the cost, and the members that pass."""
         for q in self.ordered:
             values = self._values[q][members]
             for cut in np.unique(values)[:-1]:
@@ -197,7 +202,7 @@ class GuardTree:
         return found
 
     def _plain(self, members: Places) -> Solved:
-        """The best intervals along any one quantity, which may be one leaf."""
+        """Return the best intervals along any one quantity, possibly a single leaf."""
         found = self._leaf(members)
         for quantity in self.ordered:
             found = min(found, self._intervals(quantity, members), key=lambda s: s[0])

@@ -1,7 +1,7 @@
 """The validity of recorded library times on this machine, and notes of a build on invalid ones.
 
-A time of a library belongs to its version and settings, so it counts only where the library has the recorded fingerprint.
-Kernels of ours depend on the device and its compiler alone, which is the target's fingerprint.
+A time of a library belongs to its version and settings, so it counts only where the library has the recorded
+fingerprint. Our kernels depend only on the device and its compiler, which the target's fingerprint covers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from relax_tune.tuner.plan.plans import TaskPlan, times_of
 from relax_tune.tuner.task.task import Choices
 from relax_tune.tuner.task.unfused_variants import routines_of
 
-# What a library that is missing must gain, as a fraction of the time, to be worth a sentence.
+# Gain of a missing library, as a fraction of the time, from which a note mentions it.
 WORTH_SAYING = 0.01
 
 
 def libraries_of(variant: VariantRecord) -> frozenset[str]:
-    """The libraries that a variant calls."""
+    """Return the libraries that a variant calls."""
     return frozenset(routine.split(".")[0] for routine in routines_of(variant))
 
 
 @dataclass(frozen=True, eq=False)
 class LibraryFacts:
-    """Records against the libraries there are.
+    """The validity of records for the present libraries.
 
     here: name and fingerprint of each, as `library_facts` writes them.
     """
@@ -38,7 +38,7 @@ class LibraryFacts:
     _known: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     def recorded(self, record: Measurement) -> Mapping[str, str]:
-        """Name and fingerprint of the libraries a record was made with; empty for records that do not say."""
+        """Return the fingerprint of each library that a record was made with; empty for records that do not say."""
         key = record.environment
         if key and key not in self._known:
             found = self.store.environment(key)
@@ -46,18 +46,18 @@ class LibraryFacts:
         return self._known.get(key, {})
 
     def counts(self, record: Measurement) -> bool:
-        """Say whether a record holds for the libraries of this machine."""
+        """Return True if a record holds for the libraries of this machine."""
         return all(self.same(record, name) for name in libraries_of(record.variant))
 
     def same(self, record: Measurement, name: str) -> bool:
-        """Say whether a library is present in the state of a record."""
+        """Return True if a library is present in the state of a record."""
         return name in self.here and self.recorded(record).get(name) == self.here[name]
 
 
 def library_notes(
     callee: str, choices: Choices, plan: TaskPlan, records: Sequence[Measurement], facts: LibraryFacts
 ) -> list[str]:
-    """List the library times that the plan of a task could not use: of libraries in another state, or missing.
+    """List the library times that the plan of a task could not use: the library is missing, or its state differs.
 
     records: all records of the task; the plan was made from the valid ones
     """
@@ -86,7 +86,7 @@ def _stale(
     records: Sequence[Measurement],
     facts: LibraryFacts,
 ) -> list[str]:
-    """Note a form without a time of the present library that has a time of another state of it."""
+    """Return notes on forms without a time of the present library that have a time of another state of it."""
     made = {v.key for v in (*choices.library_variants(), *choices.variants_in_parts())}
     anchors = [dict(b) for b in choices.task.bindings()]
     current = [r for r in records if facts.counts(r)]
@@ -117,8 +117,10 @@ def _differing(then: str | None, now: str) -> str:
 
 
 def _gain(choices: Choices, plan: TaskPlan, found: Sequence[Measurement]) -> float:
-    """The fraction of the dispatched time that the fastest of some variants would have saved, geometric mean over the domain;
-    0 where what is dispatched has no times."""
+    """Return the fraction of the dispatched time that the fastest of some variants would save.
+
+    It is a geometric mean over the domain; 0 where the dispatched variants have no times.
+    """
     rows, _ = times_of(choices, found)
     domain, total = choices.task.domain, 0.0
     for a, (point, weight) in enumerate(zip(domain.points, domain.weights)):

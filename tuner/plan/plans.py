@@ -19,7 +19,7 @@ Shape = tuple[tuple[str, int], ...]
 Samples = dict[str, dict[Shape, list[float]]]
 """Seconds by variant and shape."""
 
-# How many sizes of the fastest variants remainders are asked by, and up to which.
+# Number and largest of the tile sizes whose remainders guards may test.
 STEPS = 6
 LARGEST_STEP = 256
 
@@ -28,8 +28,8 @@ LARGEST_STEP = 256
 class TaskPlan:
     """The dispatch of a task: a plan over variant keys, the variants, and the times it was chosen from.
 
-    lost: by variant that would have been dispatched, the reason why it can no longer be made
-    added: shapes beside the anchors at which a plan for the anchors alone was found to lose, and which therefore count
+    lost: for each variant that would have been dispatched, the reason why it can no longer be made
+    added: shapes besides the anchors that count, since a plan for the anchors was found slower there
     """
 
     plan: DispatchPlan
@@ -42,8 +42,10 @@ class TaskPlan:
 def times_of(
     choices: Choices, records: Sequence[Measurement]
 ) -> tuple[dict[str, list[float | None]], dict[str, VariantRecord]]:
-    """The matrix of median seconds per variant and anchor over all samples of ok, checked records; a variant that ever failed
-    is left out."""
+    """Return median seconds by variant and anchor, over all samples of ok, checked records, and the variants by key.
+
+    A variant that ever failed is left out.
+    """
     samples, variants = pooled(records)
     found = timed(samples, choices.task.domain.points)
     times = {key: row for key, row in found.items() if any(t is not None for t in row)}
@@ -51,24 +53,24 @@ def times_of(
 
 
 def timed(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
-    """Median seconds of every variant at points."""
+    """Return the median seconds of every variant at points."""
     shapes = [shape_of(p) for p in points]
     return {key: [statistics.median(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
 
 
 def errors_of(samples: Samples, points: Sequence[Point]) -> dict[str, list[float | None]]:
-    """Relative standard errors of those medians."""
+    """Return the relative standard errors of the medians of `timed`."""
     shapes = [shape_of(p) for p in points]
     return {key: [standard_error(own[s]) if s in own else None for s in shapes] for key, own in samples.items()}
 
 
 def shape_of(point: Point) -> Shape:
-    """A point as records have it."""
+    """Return a point in the form of records."""
     return tuple(sorted((f"s{a}", x) for a, x in enumerate(point)))
 
 
 def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRecord]]:
-    """All samples of ok, checked records, by variant and shape, of variants that never failed."""
+    """Return all samples of ok, checked records by variant and shape, without variants that ever failed."""
     samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
     failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
@@ -76,7 +78,7 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
         if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
         if r.median_secs <= 0:
-            continue  # below the clock's resolution: nothing can be concluded
+            continue  # below the clock's resolution
         variants[r.variant.key] = r.variant
         shape = tuple(sorted(r.symbols.items()))
         samples.setdefault(r.variant.key, {}).setdefault(shape, []).extend(r.samples_secs)
@@ -84,8 +86,10 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
 
 
 def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
-    """Choose variants for a task. Without usable records the generic form is dispatched everywhere, or the library where the
-    policy asks for it."""
+    """Choose variants for a task.
+
+    Without usable records the generic form is dispatched everywhere, or the library under the policy `library`.
+    """
     times, variants = times_of(choices, records)
     samples, _ = pooled(records)
     domain = choices.task.domain
@@ -117,7 +121,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
 def kept_plan(
     choices: Choices, records: Sequence[Measurement], plan: DispatchPlan, variants: Mapping[str, VariantRecord]
 ) -> TaskPlan:
-    """A plan as it was stored, unless one of its variants cannot be made here any more: then the one that records ask for."""
+    """Return a plan as it was stored. If one of its variants cannot be made here any more, plan anew from records."""
     times, measured = times_of(choices, records)
     lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
     if lost:
@@ -133,7 +137,7 @@ def _made(choices: Choices, variant: VariantRecord) -> bool:
 def choose(
     samples: Samples, domain: Domain, libraries: Collection[str], steps: Sequence[int] = (), workers: int = 1
 ) -> tuple[DispatchPlan, Domain]:
-    """Choose the plan for a domain, and extend the domain by recorded shapes at which plans without them were beaten."""
+    """Choose the plan for a domain. Recorded shapes at which the plan is beaten join the domain."""
     while True:
         times, errors = timed(samples, domain.points), errors_of(samples, domain.points)
         plan = select(times, domain, errors, libraries, steps=steps, workers=workers)
@@ -144,7 +148,7 @@ def choose(
 
 
 def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point, ...]:
-    """Shapes beside the domain's points at which what is dispatched was beaten beyond noise."""
+    """Return the shapes besides the domain's points at which a dispatched variant was beaten beyond noise."""
     found = []
     for point in elsewhere(plan, samples, domain):
         shape = shape_of(point)
@@ -155,13 +159,13 @@ def _beaten(plan: DispatchPlan, samples: Samples, domain: Domain) -> tuple[Point
 
 
 def elsewhere(plan: DispatchPlan, samples: Samples, domain: Domain) -> list[Point]:
-    """Shapes between the domain's points, none of them, at which what a plan dispatches was timed."""
+    """Return the shapes between the domain's points, excluding the points, at which the dispatched variant was timed."""
     shapes = {s for key in plan.variants for s in samples.get(key, ())}
     return [p for p in between(shapes, domain) if shape_of(p) in samples.get(plan.choose(p), ())]
 
 
 def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
-    """Select the shapes between a domain's points that are none of them."""
+    """Select the shapes that lie between a domain's points, excluding the points."""
     symbols = len(domain.points[0])
     ends = [(min(p[a] for p in domain.points), max(p[a] for p in domain.points)) for a in range(symbols)]
     found = []
@@ -175,20 +179,20 @@ def between(shapes: Collection[Shape], domain: Domain) -> list[Point]:
 
 
 def slower(own: Sequence[float], rival: Sequence[float]) -> bool:
-    """Say whether samples are slower than others beyond noise."""
+    """Return True if samples are slower than others beyond noise."""
     behind = math.log(statistics.median(own) / statistics.median(rival))
     return behind > max(math.log1p(NOISE), beyond(standard_error(own), standard_error(rival)))
 
 
 def _with(domain: Domain, added: Sequence[Point]) -> Domain:
-    """More points, each with an equal part of what the nearest point weighs."""
+    """Add points to a domain, each with an equal part of the nearest point's weight."""
     nearest = [min(range(len(domain.points)), key=lambda a: (distance(domain.points[a], p), a)) for p in added]
     parts = [w / (1 + nearest.count(a)) for a, w in enumerate(domain.weights)]
     return Domain((*domain.points, *added), (*parts, *(parts[a] for a in nearest)))
 
 
 def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, VariantRecord]) -> tuple[int, ...]:
-    """The sizes that the fastest variants at any point are made of, in whose multiples they may do well: the smallest few."""
+    """Return the few smallest tile sizes of the fastest variants. Multiples of these sizes may suit these variants."""
     fastest = set()
     for a in range(len(next(iter(times.values())))):
         fastest |= {min(((t, k) for k, row in times.items() if (t := row[a]) is not None), default=(0.0, ""))[1]}
@@ -197,7 +201,7 @@ def _steps(times: Mapping[str, Sequence[float | None]], variants: Mapping[str, V
 
 
 def usable(choices: Choices, variant: VariantRecord) -> bool:
-    """Say whether this version of the tool has such a variant on this machine."""
+    """Return True if this version of the tool has such a variant on this machine."""
     try:
         if in_parts(variant):
             return routines_of(variant) <= {a.routine for a in choices.alternatives}
@@ -211,7 +215,7 @@ def usable(choices: Choices, variant: VariantRecord) -> bool:
 
 
 def _obstacle(choices: Choices, variant: VariantRecord) -> str | None:
-    """Why a variant's steps cannot be made, where they cannot: records outlive the schedules they were made with."""
+    """Return why a variant's steps cannot be made, else None. Records may be older than the schedules."""
     try:
         choices.stages(variant)
     except RelaxTuneError as error:

@@ -1,6 +1,7 @@
 """The choice of a plan from a matrix of measured times: few variants, total guards, least weighted log-regret.
 
-The choice is by measurement alone. A difference counts by its expectation, given its standard error. Guards compare a task
+The choice is by measurement only. A difference counts by its expectation, given its standard error. Guards compare a
+task
 symbol, or the product of all of them, with a threshold. Others test a remainder: of the symbol by a tile size, or of its number
 of tiles by the number of workers. (`ceildiv(x, t) <= c` is `x <= c * t`, so thresholds are enough for it.) They form a tree
 (`tuner/plan/guard_tree`) that is flattened to an ordered list whose last entry is unconditional. So every shape has a variant.
@@ -20,16 +21,17 @@ from relax_tune.errors import UserError
 from relax_tune.tuner.plan.guard_tree import FloatArray, GuardSplit, GuardTree, Leaf, Quantity, Tree, leaves
 from relax_tune.tuner.task.domain import Domain, Point
 
-# What one more leaf must gain, as a fraction of weighted log-time, and how much faster than a library a kernel must be at least.
+# Gain that justifies another leaf, as a fraction of weighted log-time, and least gain of a kernel over a library.
 LEAF_COST = 0.005
 NOISE = 0.03
-# Two times differ when they are so many of their joint standard errors apart.
+# Number of joint standard errors from which two times count as different.
 BEYOND = 2.0
-# What counts as the spread of a shape that was timed once.
+# Assumed spread of a shape that was timed once.
 UNKNOWN_SPREAD = 0.03
-# The cost of a point at which a variant has no time: more than any ratio of times, and finite, so that fewer are still better.
+# Cost of a point without a time of the variant: above any ratio of times, but finite, so that fewer such points are
+# better.
 MISSING = 1e3
-# By how much, in log time, variants that are worth comparing differ before anything is measured: the standard deviation.
+# Prior standard deviation of the difference of two variants in log time.
 APART = 0.1
 
 BoolArray = NDArray[np.bool_]
@@ -61,7 +63,7 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class DispatchPlan:
-    """Ordered entries, the last one unconditional; and what was predicted for it."""
+    """Ordered entries, the last one unconditional, and their predicted cost."""
 
     entries: tuple[PlanEntry, ...]
     regret: float
@@ -78,7 +80,10 @@ class DispatchPlan:
 
 
 def standard_error(samples: Sequence[float]) -> float:
-    """Of the median of samples, relative to it: from their median absolute deviation, which outliers leave alone."""
+    """Return the relative standard error of the median of samples.
+
+    It is derived from the median absolute deviation, which is robust to outliers.
+    """
     middle = statistics.median(samples)
     if len(samples) < 2 or middle <= 0:
         return UNKNOWN_SPREAD
@@ -87,7 +92,7 @@ def standard_error(samples: Sequence[float]) -> float:
 
 
 def beyond(error: float, other: float) -> float:
-    """By how much the logarithms of two times with these standard errors must differ."""
+    """Return by how much the logarithms of two times with these standard errors must differ."""
     return BEYOND * math.hypot(error, other)
 
 
@@ -100,11 +105,12 @@ def select(
     steps: Sequence[int] = (),
     workers: int = 1,
 ) -> DispatchPlan:
-    """The plan over `times` (variant key -> seconds per point, None where it has none).
+    """Return the plan over `times` (variant key -> seconds per point, None where it has none).
 
-    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise, and by
-    NOISE at least; steps: tile sizes whose remainders may be asked for; workers: likewise, of the number of tiles. Ties go to fewer
-    variants and smaller keys, so the same times give the same plan. Raises UserError when some point has no measured variant.
+    errors: relative standard error of each time (None: exact); libraries: variants that others must beat beyond noise,
+    and by NOISE at least; steps: tile sizes whose remainders guards may test; workers: divisor of numbers of tiles
+    whose remainder guards may test. Ties go to fewer variants and smaller keys, so the same times give the same plan.
+    Raises UserError when some point has no measured variant.
     """
     keys = sorted(times)
     log_time = np.asarray([[math.nan if t is None else math.log(t) for t in times[k]] for k in keys])
@@ -135,9 +141,9 @@ def select(
 def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: IntArray) -> FloatArray:
     """Return the expected lag of each variant behind the dispatched one at each point, (K, N) in log time.
 
-    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where a library
-    was timed, the others carry the handicap of beating it. order: points by size. The noise at a point is that of all neighbours
-    together that say the same, slower or faster.
+    It is the posterior mean of a difference measured with these errors, under a normal prior around 0 (`APART`). Where
+    a library was timed, the other variants carry the handicap of beating it. order: points by size. The noise at a
+    point is pooled over neighbours whose differences have the same sign.
     """
     count = log_time.shape[1]
     points = np.arange(count)
@@ -157,7 +163,7 @@ def _gaps(log_time: FloatArray, error: FloatArray, library: BoolArray, order: In
 
 
 def _runs(x: BoolArray) -> IntArray:
-    """For each element of a row, how many neighbours in a row, itself among them, are the same."""
+    """Return for each element of a row the length of the run of equal elements around it."""
     found = np.ones(x.shape, np.int64)
     for row, lengths in zip(x, found, strict=True):
         starts = np.flatnonzero(np.diff(row, prepend=not row[0] if row.size else False))
@@ -199,7 +205,10 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
     above = [(m, n.variant) for n in leaves(split.no) for m in n.members if q.at(points[m]) == high]
     at_low = [log_time[b][m] - log_time[a][m] for m, a in below for _, b in above]
     at_high = [log_time[a][m] - log_time[b][m] for m, b in above for _, a in below]
-    lead, lag = float(np.mean(at_low)), float(np.mean(at_high))  # of the lower side at its end, of the upper at its own
+    lead, lag = (
+        float(np.mean(at_low)),
+        float(np.mean(at_high)),
+    )  # lead of the lower side at its end, and of the upper side at its end
     if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
         return max(low, min(high - 1, math.isqrt(low * high)))
     share = lead / (lead + lag)

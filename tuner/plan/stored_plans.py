@@ -24,18 +24,21 @@ KeptPlan = tuple[DispatchPlan, Mapping[str, VariantRecord]]
 
 @dataclass(frozen=True)
 class PlanSet:
-    """All plans of a model that were stored together, by workload; with the version each had when the set was last stored."""
+    """All plans of a model that were stored in one set, by workload.
+
+    Each has the version it had when the set was last stored.
+    """
 
     name: str
     records: Mapping[str, PlanRecord]
 
     def plan(self, workload: str) -> KeptPlan:
-        """Raises DatabaseError for entries that are no plan of ours."""
+        """Return the plan of a workload. Raises DatabaseError for entries that are no plan of ours."""
         return read_plan(self.records[workload])
 
 
 def plan_texts(model: str, plans: Mapping[str, TaskPlan]) -> dict[str, str]:
-    """The texts of a set, by workload. The same plans give the same texts."""
+    """Return the texts of a set, by workload. The same plans give the same texts."""
     bodies = {workload: _body(plan) for workload, plan in sorted(plans.items())}
     name = plan_set_name(model, bodies)
     return {w: canonical_json({**body, "model": model, "set": name}) for w, body in bodies.items()}
@@ -68,7 +71,7 @@ def plan_sets(store: Store, target: str, model: str, workloads: frozenset[str]) 
 
 
 def read_plan(record: PlanRecord) -> KeptPlan:
-    """A plan and its variants from a record. Raises DatabaseError for entries that are no plan of ours."""
+    """Return a plan and its variants from a record. Raises DatabaseError for entries that are no plan of ours."""
     where = f"plan {record.version} of workload {record.workload}"
     document = parse_json(record.entries, where)
     try:

@@ -1,6 +1,6 @@
 """A summary of each task of a model: calls, costs, trials, and the dispatched variants.
 
-Everything comes from records and plans; nothing is measured, so a report can be made from a database alone.
+Everything comes from records and plans; nothing is measured, so a report needs only a database.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ KINDS = ("tuned", "library", "generic")
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes:
-    """Best median seconds of each kind of variant at one shape, None where it was not measured; and what is dispatched
-    there. `shape`: the task's symbols in the model's terms, by name."""
+    """Best median seconds of each kind of variant at one shape (None: not measured), and the dispatched variant.
+
+    shape: the task's symbols in the model's terms, by name
+    """
 
     shape: dict[str, int]
     tuned: float | None
@@ -55,12 +57,12 @@ class TaskRow:
     validation: Validation
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the fields as plain values."""
         return asdict(self)
 
 
 def symbol_labels(task: Task) -> tuple[str, ...]:
-    """Name each symbol of a task: the model's expression when all call sites agree, else its own name."""
+    """Return a label for each symbol of a task: the model's expression when all call sites agree, else its own name."""
     labels = []
     for axis, own in enumerate(task.func.symbols):
         meanings = list(dict.fromkeys(str(site[axis]) for site in task.sites))
@@ -69,7 +71,7 @@ def symbol_labels(task: Task) -> tuple[str, ...]:
 
 
 def variant_text(variant: VariantRecord) -> str:
-    """A variant in a few words: its kind, its sketch or routine, its parameters."""
+    """Describe a variant in a few words: its kind, its sketch or routine, its parameters."""
     values = ",".join(f"{name}={value}" for name, value in variant.values.items())
     named = f"{variant.kind} {variant.sketch}" if variant.sketch and variant.kind != "generic" else variant.kind
     return f"{named} ({values})" if values and variant.kind == "tuned" else named
@@ -78,8 +80,10 @@ def variant_text(variant: VariantRecord) -> str:
 def dispatch_ranges(
     entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
-    """A plan as (range, variant), tried from the first to the last: `b*n <= 90` tuned ..., `else` library ...
-    names: variant key -> its text."""
+    """Return a plan as (range, variant), tried from first to last: `b*n <= 90` tuned ..., `else` library ...
+
+    names: variant key -> its text
+    """
     lines = []
     for entry in entries:
         most: dict[str, int] = {}
@@ -102,7 +106,7 @@ def dispatch_ranges(
 
 
 def _quantity(test: GuardTest, labels: Sequence[str]) -> str:
-    """Write the quantity of a test as Python would compute it."""
+    """Write the quantity of a test as a Python expression."""
     text = _product(test.axes, labels)
     if test.divisor > 1:
         text = f"-(-({text})//{test.divisor})"
@@ -121,7 +125,10 @@ def _product(axes: Sequence[int], labels: Sequence[str]) -> str:
 def task_rows(
     choices: Mapping[str, Choices], plans: Mapping[str, TaskPlan], records: Mapping[str, Sequence[Measurement]]
 ) -> tuple[TaskRow, ...]:
-    """A row per task, the costliest first. All three by the name of the tensor function; `records` of the plans' device."""
+    """Return a row per task, the costliest first. The arguments are by name of the tensor function.
+
+    records: measurements on the plans' device
+    """
     rows = [_row(choices[name], plans[name], records[name]) for name in choices]
     total = sum(r.secs or 0.0 for r in rows)
     known = total > 0 and all(r.secs is not None for r in rows)

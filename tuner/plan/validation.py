@@ -1,10 +1,11 @@
 """Validation of plans at shapes between the anchors: the choice of shapes and variants, and the results.
 
-The contenders are the variants of a finished plan, and the fastest other variant of each kind that comes near. They are checked
-and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records. A variant that
-is wrong there is out. A shape at which the plan is slower than another variant beyond noise counts from then on when plans are
-chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so this is asked again until nothing is lacking. A
-task is validated at VALIDATIONS x SHAPES shapes at most, whatever the number of jobs on it.
+The contenders are the variants of a finished plan, and the fastest other variant of each kind that comes near. They are
+checked and timed next to the bounds, at primes, and on both sides of each threshold. The answers are ordinary records.
+A variant that is wrong there is excluded. A shape at which the plan is slower than another variant beyond noise joins
+the shapes by which plans are chosen (`tuner/plan/plans`). That may bring in other variants and thresholds, so
+validation repeats until no time is missing. A task is validated at VALIDATIONS x SHAPES shapes at most, whatever the
+number of jobs on it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from relax_tune.tuner.task.domain import Point, distance
 from relax_tune.tuner.task.task import Choices, Task
 
 SHAPES: Mapping[Effort, int] = {"quick": 3, "normal": 6, "full": 12}
-"""How many shapes a plan is looked at, half of them at its thresholds."""
+"""Number of shapes at which a plan is validated, half of them at its thresholds."""
 VALIDATIONS = 3
-"""How many times SHAPES a task gets in all: a plan that was chosen again may have other thresholds, or dispatch others there."""
+"""Validations of a task in total: a plan that was chosen again may have other thresholds or variants."""
 NEAR = 2.0
-"""What is everywhere so many times slower than the best, or more, is left out."""
+"""Factor on the best time: a variant that is slower by it at every anchor is left out."""
 CHECKED_WORK = 1 << 28
 """Loop iterations of the reference up to which outputs are compared; larger shapes are timed only."""
 
 
 def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ...]:
-    """Up to `count` shapes, from thresholds and from those between the anchors by turns."""
+    """Return up to `count` shapes, from thresholds and from between the anchors."""
     known = set(task.domain.points)
     borders = [p for p in dict.fromkeys(_borders(task, plan)) if p not in known]
     others = [p for p in task.domain.others if p not in known and p not in borders]
@@ -43,7 +44,7 @@ def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ..
 
 
 def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
-    """The last shape of each threshold and the first beyond it, where one symbol can have that value by itself."""
+    """Yield the last shape of each threshold and the first beyond it, for symbols that vary independently."""
     points = task.domain.points
     symbols = len(task.func.symbols)
     free = symbols == 1 or any(len({v for v in site if isinstance(v, Var)}) == symbols for site in task.sites)
@@ -60,7 +61,10 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
 
 
 def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:
-    """The shapes that contenders still lack, by variant: those the plan dispatches, and of each kind the fastest besides."""
+    """Return the shapes that contenders still lack, by variant.
+
+    Contenders are the variants that the plan dispatches, and the fastest other one of each kind.
+    """
     plan = plan_task(choices, records)
     if not plan.times or not choices.task.domain.points[0]:
         return {}
@@ -81,7 +85,7 @@ def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort
 
 
 def _best(rows: Times, times: Times, task: Task) -> str | None:
-    """Return the fastest row with all times; None without one, or if it is near the best of all times at no anchor."""
+    """Return the fastest row with all times. None without one, or if no such row is near the best at any anchor."""
     near, found = False, []
     for key, row in rows.items():
         if None in row:
@@ -94,7 +98,7 @@ def _best(rows: Times, times: Times, task: Task) -> str | None:
 
 
 def checkable(task: Task, points: Sequence[Point]) -> list[Point]:
-    """The shapes whose outputs are compared with the reference."""
+    """Return the shapes whose outputs are compared with the reference."""
     return [p for p in points if check_work(task, p) <= CHECKED_WORK]
 
 
@@ -115,7 +119,7 @@ class Validation:
 
 
 def validation_of(choices: Choices, plan: TaskPlan, records: Sequence[Measurement]) -> Validation:
-    """Read off the records."""
+    """Summarise how the plan compares with the times between its points."""
     samples, _ = pooled(records)
     behind = []
     for point in elsewhere(plan.plan, samples, choices.task.domain):

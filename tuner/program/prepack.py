@@ -1,4 +1,4 @@
-"""Weights packed when building: what a program would pack on the device each time it is loaded is a weight of the artifact."""
+"""Packing of weights at build time, instead of on the device each time a program is loaded."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ class PackingStep:
 def pack_weights(
     programs: Sequence[Program], packings: Mapping[str, Sequence[PackingStep | None]], constants: Mapping[str, Array]
 ) -> tuple[tuple[Program, ...], dict[str, Array]]:
-    """The programs without the steps that only move weights, over the weights as those steps leave them; and all weights that the
-    programs name now. What nobody reads unpacked is not among them.
+    """Run the packing steps that only move weights; return programs over the packed weights, and the weights they name.
 
-    packings: of every step of `prepare`, in order, by program; None for one of a library, which knows best on the machine that it
-    runs on. Results are the same to the bit: a step that computes with floats
-    stays where it is, for devices round in their own ways."""
+    Results are bit-identical. A step that computes with floats stays in its program, since devices round differently.
+    packings: every step of `prepare`, in order, by program; None for a library's own step, which depends on the machine
+    """
     made: dict[str, Array] = {}
     found: list[Program] = []
     for program in programs:
@@ -63,7 +62,7 @@ def pack_weights(
 
 
 def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
-    """Compute the result of a packing step in NumPy; None where it does more than move values."""
+    """Compute the result of a packing step in NumPy; None if it does more than move values."""
     func, target = packing.func, packing.target
     found = [replace(b, role="compute") for b in blocks(func.body)]
     moves = all(b.init is None and b.predicate is TRUE and _moves(b.body.value) for b in found)
@@ -76,14 +75,14 @@ def packed(packing: PackingStep, sources: Sequence[Array]) -> Array | None:
 
 
 def _moves(value: Expr) -> bool:
-    """Say whether a value is one of its loads and literals unchanged, perhaps selected by position."""
+    """Return True if a value is one of its loads and literals unchanged, perhaps selected by position."""
     indices = {i for n in loads(value) for i in postorder(n.indices)}
     computed = [n for n in postorder((value,)) if n.op not in ("", "select") and n not in indices]
     return not loads(*computed)
 
 
 def _without_unread(program: Program) -> Program:
-    """The program without constants and kernels that nothing reads or runs any more."""
+    """Return the program without constants and kernels that are no longer used."""
     steps = [*program.prepare, *(s for c in program.calls for v in c.variants for s in v.steps)]
     read = {i for s in steps for i in s.buffers} | {*program.inputs, *program.outputs}
     read |= {b.base for b in program.buffers if b.base is not None} | {c.buffer for c in program.checked}

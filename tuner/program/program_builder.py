@@ -1,6 +1,6 @@
 """Scheduled functions as parts of the runtime's `Program`: the one place where live IR becomes numbers and text.
 
-A candidate under measurement and a whole built model are put together by the same `ProgramBuilder`.
+The same `ProgramBuilder` builds a candidate under measurement and a whole model.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ SlotOf = Mapping[Var, int]
 
 
 def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Collection[Expr] = ()) -> int:
-    """The slot of an integer or boolean expression over `symbols`; where one of `unsure` divides and is 0, 1 divides instead.
-    Raises BuildError for anything else in it."""
+    """Return the slot of an integer or boolean expression over `symbols`. Raises BuildError for any other expression.
+
+    unsure: divisors that may be 0, which are then replaced by 1
+    """
     slots: dict[Expr, int] = {}
     for node in postorder((e,)):
         if node.value is not None:
@@ -68,8 +70,13 @@ def lower_scalar(builder: ScalarBuilder, e: Expr, symbols: SlotOf, unsure: Colle
 
 @dataclass(frozen=True, eq=False)
 class KernelStage:
-    """A scheduled function among a variant's stages. `arguments` names, for its parameters, the task's buffers or temporaries
-    shared with other stages, and `meaning` its symbols over the task's; what is left out stands for itself."""
+    """A scheduled function among a variant's stages.
+
+    arguments: for its parameters, the task's buffers or temporaries shared with other stages
+    meaning: its symbols over the task's
+
+    Absent parameters and symbols stand for themselves.
+    """
 
     func: PrimFunc
     arguments: Mapping[Buffer, Buffer] = field(default_factory=dict)
@@ -78,8 +85,10 @@ class KernelStage:
 
 @dataclass(frozen=True, eq=False)
 class LibraryStage:
-    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols. once: it runs when the
-    program is loaded, and packs constants into its last buffer."""
+    """A library routine among a variant's stages: buffers and integer arguments over the task's symbols.
+
+    once: it runs when the program is loaded, and packs constants into its last buffer
+    """
 
     routine: str
     buffers: tuple[Buffer, ...]
@@ -92,7 +101,7 @@ Stage = KernelStage | LibraryStage
 
 @dataclass
 class ProgramBuilder:
-    """Collects the parts of one `Program`. Kernels and scalar expressions that are equal are kept once."""
+    """A collector of the parts of one `Program`. Equal kernels and equal scalar expressions are kept once."""
 
     name: str
     target: CodeTarget
@@ -114,14 +123,14 @@ class ProgramBuilder:
     _split: dict[PrimFunc, tuple[PrimFunc, ...]] = field(default_factory=dict)
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> int:
-        """Declare a program symbol; returns its slot."""
+        """Declare a program symbol; return its slot."""
         self.symbols.append(Symbol(name, lower, upper))
         slot = self.scalars.symbol(len(self.symbols) - 1)
         self._ranges[slot] = lower, upper
         return slot
 
     def slot(self, e: Expr, symbols: SlotOf) -> int:
-        """The slot of an expression. Divisors that may be 0 are checked, before anything is computed with what they divide."""
+        """Return the slot of an expression. A divisor that may be 0 is checked before its quotient is computed."""
         unsure = self._unsure(e, symbols)
         for divisor, whole in unsure.items():
             nonzero = lower_scalar(self.scalars, ne(divisor, 0), symbols, unsure)
@@ -131,7 +140,7 @@ class ProgramBuilder:
         return lower_scalar(self.scalars, e, symbols, unsure)
 
     def _unsure(self, e: Expr, symbols: SlotOf) -> Mapping[Expr, Expr]:
-        """Return the divisors in `e` that are not known to differ from 0, with the quotients that use them."""
+        """Return the divisors in `e` that may be 0, each with a quotient that uses it."""
         found = {n.args[1]: n for n in postorder((e,)) if n.op in DIVISIONS and n.args[1].value is None}
         if not found:
             return found
@@ -147,13 +156,13 @@ class ProgramBuilder:
         storage: int | None = None,
         fill: Fill | None = None,
     ) -> int:
-        """Declare an array; returns its index."""
+        """Declare an array; return its index."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
         self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill()))
         return len(self.buffers) - 1
 
     def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
-        """An array in the memory of another: that one itself when it has the same dims, and one for all views of equal dims."""
+        """Return an array in the memory of another. Equal dims give the same array."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
         if shape == self.buffers[base].shape:
             return base
@@ -163,12 +172,15 @@ class ProgramBuilder:
         return self.buffers.index(view)
 
     def storage(self, nbytes: Expr, symbols: SlotOf) -> int:
-        """A planned piece of memory; returns its index."""
+        """Declare a planned piece of memory; return its index."""
         self.storages.append(self.slot(nbytes, symbols))
         return len(self.storages) - 1
 
     def workspaces(self, stages: Sequence[Stage], params: Iterable[Buffer]) -> tuple[Expr, ...]:
-        """Bytes of every array that a variant's stages share beyond the task's parameters, over the task's symbols."""
+        """Return the bytes of every array that a variant's stages share, over the task's symbols.
+
+        The task's parameters are left out.
+        """
         shared, sizes = set(params), list[Expr]()
 
         def need(wanted: Iterable[Buffer], held: set[Buffer], meaning: Mapping[Var, Expr]) -> None:
@@ -200,8 +212,11 @@ class ProgramBuilder:
         symbols: SlotOf,
         workspaces: Sequence[int] = (),
     ) -> CallVariant:
-        """The steps of one variant. `arguments` maps the task's parameter buffers to declared arrays; `workspaces` are the
-        storages of what `ProgramBuilder.workspaces` lists; `prepack` blocks become packed arrays written once."""
+        """Return the steps of one variant. `prepack` blocks become packed arrays that are written once.
+
+        arguments: the declared array of each parameter buffer of the task
+        workspaces: the storages of the arrays that `ProgramBuilder.workspaces` lists
+        """
         known = dict(arguments)
         steps: list[LaunchStep] = []
         left = iter(workspaces)
@@ -233,7 +248,7 @@ class ProgramBuilder:
                 known[b] = self.buffer(f"scratch{len(self.buffers)}", b, "temp", symbols, next(left))
 
     def _in_place(self, func: PrimFunc, known: Mapping[Buffer, int]) -> PrimFunc:
-        """The function with one pointer for an input and the output in its memory."""
+        """Merge inputs and outputs in the same memory into one pointer."""
         written = {known[b]: b for b in func.output_buffers if b in known}
         same = {b: written[known[b]] for b in func.input_buffers if known.get(b) in written}
         if not same:
@@ -244,7 +259,7 @@ class ProgramBuilder:
         return self._placed[key]
 
     def _parts(self, func: PrimFunc) -> tuple[PrimFunc, ...]:
-        """The kernels of a function, split once for all calls."""
+        """Return the kernels of a function, split once for all calls."""
         if func not in self._split:
             self._split[func] = split_kernels(func)
         return self._split[func]
@@ -276,10 +291,10 @@ class ProgramBuilder:
         known[target] = found
 
     def _kernel(self, func: PrimFunc) -> GeneratedKernel:
-        """Generated once per function; named by its text, so that equal kernels are one."""
+        """Return the kernel of a function, generated once. Its name hashes its text, so that equal kernels are one."""
         made = self._generated.get(func)
         if made is None:
-            # under a name nothing else in the text contains
+            # a name that occurs nowhere else in the text
             made = generate(replace(func, name="named_by_its_text"), self.target)
             digest = hashlib.blake2b(made.source.replace(made.name, "@").encode(), digest_size=8).hexdigest()
             made = replace(made, name=f"k{digest}", source=made.source.replace(made.name, f"k{digest}"))
@@ -318,7 +333,7 @@ class ProgramBuilder:
 
 
 def nbytes(buffer: Buffer) -> Expr:
-    """Bytes of a buffer, over the symbols of its shape."""
+    """Return the bytes of a buffer, over the symbols of its shape."""
     total: Expr = const(buffer.dtype.bytes)
     for d in buffer.shape:
         total = mul(total, d)
@@ -326,7 +341,7 @@ def nbytes(buffer: Buffer) -> Expr:
 
 
 def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> str | None:
-    """Why a variant may not write its task's `output` in the memory of the input `source`; None when it may."""
+    """Return why a variant may not write its task's `output` in the memory of the input `source`; None when it may."""
     written = read = False
     for stage in stages:
         if isinstance(stage, LibraryStage):
@@ -349,23 +364,28 @@ def place_obstacle(stages: Sequence[Stage], output: Buffer, source: Buffer) -> s
 
 
 def _arrays(part: PrimFunc) -> tuple[Buffer, ...]:
-    """Every array a kernel is given: its parameters, and intermediates that only it uses but that no register holds."""
+    """Return every array that a kernel takes: its parameters, and its intermediates in global memory."""
     return (*part.buffers, *(a for a in part.allocs if a.scope == "global"))
 
 
 def _runs_once(part: PrimFunc) -> bool:
-    """Say whether a kernel only prepares constants."""
+    """Return True if a kernel only prepares constants."""
     found = blocks(part.body)
     return bool(found) and all(b.role == "prepack" for b in found)
 
 
 def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
-    """Say whether a parameter is a weight of fixed size, which can be prepacked. A weight that grows with a symbol is an input."""
+    """Return True if a parameter is a weight of fixed size, which can be prepacked. A weight that grows with a symbol
+    is an input.
+    """
     return buffer in func.consts and not free_vars(*buffer.shape)
 
 
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
-    """Random contents that keep an integer input inside the dimension it indexes; of bytes that index nothing, all there are."""
+    """Return random contents of an input.
+
+    Integers stay inside the dimension that they index. Bytes that index nothing take all values.
+    """
     if not buffer.dtype.is_int:
         return Fill()
     read = (node for block in blocks(func.body) for node in loads(block.body.value))
@@ -379,7 +399,7 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
 def candidate_program(
     func: PrimFunc, label: str, stages: Sequence[Stage], target: CodeTarget, symbol_names: Mapping[Var, str]
 ) -> Program:
-    """The program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
+    """Return the program that measures one variant of a task: one call, one variant. Symbols carry the task's names."""
     builder = ProgramBuilder(func.name, target)
     symbols: dict[Var, int] = {v: builder.symbol(symbol_names[v]) for v in func.symbols}
     arguments: dict[Buffer, int] = {}

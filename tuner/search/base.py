@@ -24,16 +24,14 @@ from relax_tune.tuner.search.space import (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a candidate has no time at a shape: the stage that failed (compile, launch, wrong-result, timeout ...) and
-    its message.
-    """
+    """The failure of a candidate at a shape: its stage (compile, launch, wrong-result, timeout ...) and message."""
 
     stage: str
     message: str = ""
 
 
 Outcome = float | Failure
-"""Seconds, or why there are none."""
+"""Seconds, or the failure."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,14 @@ class TrainingRows:
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """A space to be searched, and the worth of its candidates.
+    """A space to be searched, and the objective.
 
     shapes: (S, D) int64, the anchors
     weights: (S,) importance of the anchors, positive, summing to 1
     roofline: (S,) seconds, a lower bound or any other positive scale of the time at each shape (default 1), by which
         times of different shapes become comparable
-    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default).
-        It may be a function that answers them whenever candidates are asked for. Candidates are worth their gain on it.
+    baseline: (S,) seconds of the best variant outside the space, such as the library; inf without one (the default). It
+        may be a function that returns them, called for each batch. A candidate counts by its gain on it.
     history: training rows from elsewhere; a strategy that can use them calls it once, when it first needs them
 
     Raises:
@@ -118,12 +116,12 @@ class SearchProblem:
 
 @runtime_checkable
 class SearchStrategy(Protocol):
-    """Proposes candidates and learns from what measuring them said.
+    """A strategy that proposes candidates and learns from their measurements.
 
     Promises of every strategy:
 
     * `ask(n)` returns at most `n` candidates that satisfy the constraints, none of them ever asked or told before;
-      fewer only when the space has no more to offer, and then an empty list for ever after.
+      fewer only when the space is exhausted, and then an empty list ever after.
     * The candidates depend on the problem, the generator's state at construction, the sizes of the asks so far and the
       *set* of results told between them: not on the order or the chunks in which results arrived, nor on threads or
       clocks.
@@ -136,7 +134,7 @@ class SearchStrategy(Protocol):
     """
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates.
+        """Return up to `n` new candidates.
 
         Raises:
             ScheduleError: the space has no candidate that satisfies its constraints.
@@ -144,12 +142,7 @@ class SearchStrategy(Protocol):
         ...
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results.
-
-        Raises:
-            UserError: a candidate outside the space, a shape index outside the problem, or a time that is not a
-            positive number.
-        """
+        """Remember results."""
         ...
 
 
@@ -166,9 +159,7 @@ class Observations:
     failed: BoolArray
 
     def best(self, problem: SearchProblem) -> FloatArray:
-        """Log seconds (S,) of what can be dispatched at each shape by now, the baseline included; inf where nothing
-        can.
-        """
+        """Return log seconds (S,) of the best dispatchable variant at each shape, baseline included; inf without one."""
         floor = np.log(np.asarray(problem.baseline(), dtype=np.float64))
         for row in self.log_time:
             floor = np.fmin(floor, row)
@@ -176,7 +167,7 @@ class Observations:
 
 
 class SearchHistory:
-    """The results told to a strategy and the candidates it asked for. Sorts before it answers: the order of arrival leaves no mark."""
+    """The results told to a strategy and the candidates it asked for. Their order does not depend on their arrival."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
@@ -187,7 +178,7 @@ class SearchHistory:
         return len(self._seen)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Unite results with what is known. Raises as `SearchStrategy.tell`, before anything is remembered."""
+        """Add results to the history. Raises as `SearchStrategy.tell`, before any result is added."""
         shapes = len(self.problem.shapes)
         for result in results:
             if result.candidate not in self._seen and not self.problem.space.contains(result.candidate):
@@ -212,17 +203,17 @@ class SearchHistory:
                 known[shape] = _united(known.get(shape), outcome)
 
     def ask(self, codes: CodeArray) -> list[Candidate]:
-        """Turn codes into candidates and remember that they were asked."""
+        """Turn codes into candidates and record that they were asked for."""
         candidates = self.problem.space.candidates(codes)
         self._seen.update(candidates)
         return candidates
 
     def seen(self) -> CodeArray:
-        """Codes (R, 1 + P) of everything asked or told, in canonical order."""
+        """Return codes (R, 1 + P) of everything asked or told, in canonical order."""
         return self.problem.space.encode(sorted(self._seen))
 
     def fresh(self, codes: CodeArray) -> CodeArray:
-        """The rows never asked or told, without repetitions, in the order given."""
+        """Return the rows never asked or told, without repetitions, in the order given."""
         space = self.problem.space
         if not len(codes):
             return codes
@@ -230,7 +221,7 @@ class SearchHistory:
         return codes[~isin(space.keys(codes), space.keys(self.seen()))]
 
     def observations(self) -> Observations:
-        """Everything told so far."""
+        """Return everything told so far."""
         candidates = sorted(self._outcomes)
         log_time = np.full((len(candidates), len(self.problem.shapes)), np.nan)
         failed = np.zeros(log_time.shape, dtype=np.bool_)
@@ -244,7 +235,7 @@ class SearchHistory:
 
 
 def isin(keys: KeyArray, members: KeyArray) -> BoolArray:
-    """Say for each key whether it is among the members; also for raw-byte keys, which `np.isin` refuses."""
+    """Return for each key whether it is among the members. Raw-byte keys work too, which `np.isin` refuses."""
     if keys.dtype.kind == "i" or not len(keys) or not len(members):
         return np.isin(keys, members) if len(keys) and len(members) else np.zeros(len(keys), dtype=np.bool_)
     known = {m.tobytes() for m in members}
@@ -258,5 +249,5 @@ def _united(old: Outcome | None, new: Outcome) -> Outcome:
 
 
 def _rank(outcome: Outcome) -> tuple[Any, ...]:
-    """Return the key that puts times before failures, and the same failure first in any order."""
+    """Return a sort key that puts times before failures, and orders failures by their text."""
     return (1, outcome.stage, outcome.message) if isinstance(outcome, Failure) else (0, outcome)

@@ -1,6 +1,8 @@
-"""Axes that constraints suggest. Parameters that a constraint ties together mean something together: a tile and the threads that
-share it by their ratio, the two sides of a work-group by their product. Which pairs are tied is read off the legal points,
-whatever the constraints are written in: among them the two are not independent.
+"""Axes that constraints suggest, for a model of distances.
+
+A constraint may tie parameters together: a tile and the threads that share it by their ratio, the two sides of a
+work-group by their product. Tied pairs are found among the legal points, where the two are dependent, whatever form the
+constraints have.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import numpy as np
 from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, scaled
 
 SAMPLE = 4096
-"""Legal points of a sketch that are looked at; of more, a random choice."""
+"""Legal points of a sketch that are examined; of more, a random sample."""
 DEPENDENT = 0.006
 """Mutual information (nats) from which two parameters count as tied: several times what a sample of independent ones shows."""
 MOST = 12
@@ -41,7 +43,7 @@ class Embedding:
         self._axes = _axes(space)
 
     def __call__(self, codes: CodeArray) -> FloatArray:
-        """Points (R, A) float64; 0.5 on the axes a sketch does not have."""
+        """Return points (R, A) float64; 0.5 on the axes a sketch does not have."""
         out = np.full((len(codes), len(self._axes)), 0.5)
         for sketch in np.unique(codes[:, 0]).tolist():
             where = np.flatnonzero(codes[:, 0] == sketch)
@@ -87,7 +89,7 @@ def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
 
 
 def _dependence(a: CodeArray, b: CodeArray) -> tuple[float, float]:
-    """Mutual information in nats of two columns (R,) of positions, and whether they grow together (covariance)."""
+    """Return the mutual information in nats of two columns (R,) of positions, and the sign of their covariance."""
     if len(a) < 2:
         return 0.0, 0.0
     table = np.zeros((int(a.max()) + 1, int(b.max()) + 1))

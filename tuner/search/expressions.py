@@ -1,7 +1,7 @@
 """Constraints written as text: the arithmetic and comparisons of Python expressions, evaluated for whole columns at once.
 
-`"64 <= block_x * block_y <= 1024"` over a column a parameter says for every row what Python's own evaluation of that row
-would; a row on which Python would divide by zero breaks the constraint. The text is parsed, never executed.
+`"64 <= block_x * block_y <= 1024"` over one column per parameter gives for every row the value of Python's own
+evaluation; a row on which Python would divide by zero breaks the constraint. The text is parsed, never executed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _size(value: bool | int | float | str) -> float:
 
 
 def _operands(node: ast.AST) -> list[ast.AST]:
-    """The subexpressions of a node; the members of a list after `in` count as the node's own."""
+    """Return the subexpressions of a node. The members of a list after `in` count as the node's own."""
     match node:
         case ast.BoolOp(values=values):
             return list(values)
@@ -187,7 +187,9 @@ def _evaluate(node: ast.AST, columns: Mapping[str, Column]) -> _Value:
 
 
 def _junction(every: bool, parts: list[_Value]) -> _Value:
-    """`and` / `or` from left to right: a part that Python would not reach cannot raise. Its value serves as a truth only."""
+    """Evaluate `and` / `or` from left to right: a part that Python would not reach cannot raise. The result is a truth
+    value.
+    """
     total, raised = _truth(parts[0].value), parts[0].raised
     for part in parts[1:]:
         reached = total if every else ~total
@@ -214,7 +216,7 @@ def _comparison(left: _Value, ops: list[ast.cmpop], others: list[ast.expr], colu
 
 
 def _compared(op: ast.cmpop, a: Any, b: Any) -> Any:
-    """Compare columns; text and numbers are different, and have no order among them."""
+    """Compare columns. Text and numbers are unequal, and ordering them raises."""
     texts = [np.asarray(v).dtype.kind == "U" for v in (a, b)]
     if texts[0] != texts[1]:
         return np.full(np.broadcast_shapes(np.shape(a), np.shape(b)), isinstance(op, ast.NotEq))
@@ -227,7 +229,7 @@ def _truth(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """An operand of arithmetic: truth values count as 0 and 1.
+    """Return an operand of arithmetic: truth values count as 0 and 1.
 
     Raises:
         UserError: the operand is text.

@@ -78,7 +78,7 @@ class SearchSpace:
         return holds
 
     def candidate(self, configuration: Mapping[str, Value]) -> Candidate:
-        """The point a configuration stands for.
+        """Return the point of a configuration.
 
         Raises:
             UserError: a parameter that is missing or unknown, or a value that is not among its own.
@@ -98,7 +98,7 @@ class SearchSpace:
         return Candidate(0, tuple(found))
 
     def configuration(self, candidate: Candidate) -> Configuration:
-        """The named values of a point."""
+        """Return the named values of a point."""
         return {
             name: value if _plain(values) else values[value]
             for (name, values), value in zip(self.parameters.items(), candidate.values, strict=True)
@@ -106,10 +106,10 @@ class SearchSpace:
 
 
 class Search:
-    """One search over a space, driven from outside: ask for configurations, measure them, tell what they cost.
+    """One search over a space, driven from outside: ask for configurations, measure them, tell their costs.
 
-    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and what was told, not
-    on the order of the answers. Not thread-safe.
+    Any strategy of `tuner.search.registry` by name. The configurations depend on the space, the seed and the told
+    costs, not on their order. Not thread-safe.
 
     Raises:
         UserError: an unknown strategy, or one whose package is missing.
@@ -121,7 +121,7 @@ class Search:
         self._best: tuple[float, Candidate] | None = None
 
     def ask(self, count: int = 1) -> list[Configuration]:
-        """Up to `count` configurations never asked or told before; none when the space is exhausted. Asking for several at
+        """Return up to `count` configurations never asked or told before; none when the space is exhausted. Asking for several at
         once lets them be measured side by side.
 
         Raises:
@@ -130,7 +130,7 @@ class Search:
         return [self.space.configuration(c) for c in self._strategy.ask(count)]
 
     def tell(self, results: Iterable[tuple[Mapping[str, Value], float | None]]) -> None:
-        """Tell the costs of configurations: seconds, or any positive number where less is better; None for a failure.
+        """Record the costs of configurations: seconds, or any positive number where less is better; None for a failure.
 
         Raises:
             UserError: a configuration outside the space, or a cost that is not a positive number.
@@ -165,12 +165,12 @@ class _ExprConstraint:
 
 
 def _plain(values: Sequence[Value]) -> bool:
-    """Say whether all values are integers, which the space holds as they are; others are held as positions."""
+    """Return True if all values are integers, which the space holds directly; other values are held as positions."""
     return all(type(v) is int for v in values)
 
 
 def _ordered(name: str, values: Sequence[Value]) -> tuple[Value, ...]:
-    """Numbers sorted; labels as they were listed."""
+    """Return the values in order: numbers sorted, labels as listed."""
     kinds = {isinstance(v, str) if isinstance(v, (bool, int, float, str)) else None for v in values}
     if isinstance(values, str) or len(kinds) != 1 or None in kinds:
         raise UserError(

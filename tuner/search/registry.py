@@ -37,10 +37,10 @@ _WANTS = {
 
 
 def check_strategy(name: str) -> str:
-    """The name, when such a strategy can be made here.
+    """Return the name, when such a strategy can be made here.
 
     Raises:
-        UserError: there is none of that name, or a package it wants is missing.
+        UserError: there is none of that name, or a package that it needs is missing.
     """
     if name not in STRATEGIES:
         raise UserError(f"--strategy wants one of {', '.join(STRATEGIES)}; found {name!r}")
@@ -52,7 +52,7 @@ def check_strategy(name: str) -> str:
 
 
 def make_strategy(name: str, problem: SearchProblem, rng: np.random.Generator) -> SearchStrategy:
-    """A strategy by name.
+    """Return a strategy by name.
 
     Raises:
         UserError: as `check_strategy`.

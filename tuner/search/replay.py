@@ -43,7 +43,7 @@ class RecordedRunner:
         self.evaluations = 0
 
     def run(self, candidates: Sequence[Candidate]) -> list[Result]:
-        """One result a candidate, at shape 0.
+        """Return one result a candidate, at shape 0.
 
         Raises:
             UserError: a candidate that was not recorded.
@@ -88,15 +88,14 @@ def load_recorded(path: Path, constraints: Sequence[str] = ()) -> RecordedSpace:
 
 
 def recorded_spaces(folder: Path) -> dict[str, RecordedSpace]:
-    """The recorded spaces of a folder by name: a CSV each, and `spaces.json` with the constraints of every one."""
+    """Return the recorded spaces of a folder by name: a CSV each, and `spaces.json` with the constraints of every one."""
     found = json.loads((folder / "spaces.json").read_text())
     return {n: load_recorded(folder / f"{n}.csv.gz", about["constraints"]) for n, about in sorted(found.items())}
 
 
 def replay(strategy: SearchStrategy, recorded: RecordedSpace, evaluations: int, batch: int) -> FloatArray:
-    """Let a strategy search in synchronous batches; the fraction (evaluations,) of the optimum reached after each one.
-
-    Failures count as evaluations. A strategy that ends early keeps its last value.
+    """Run a search in synchronous batches. Returns the fraction (evaluations,) of the optimum reached after each
+    evaluation.
     """
     runner = RecordedRunner(recorded)
     reached = np.zeros(evaluations)

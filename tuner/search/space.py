@@ -53,8 +53,8 @@ class Candidate:
 class Parameter:
     """A named integer with a finite domain.
 
-    `ordered` says that the order of the domain means something (sizes, counts), so that its neighbours are similar and
-    a scale exists; otherwise the values are mere labels.
+    `ordered`: the order of the domain has a meaning (sizes, counts), so that neighbours are similar and a scale exists;
+    otherwise the values are labels.
 
     Raises:
         UserError: the domain is empty or repeats a value.
@@ -74,7 +74,7 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class SketchSpace:
-    """Named parameters, what combinations of them are legal, and what a cost model should see of them.
+    """Named parameters, their legal combinations, and their features for a cost model.
 
     `valid(rows (R, P) int64) -> (R,) bool` keeps the legal rows of parameter values; None keeps all. `features(rows
     (R, P) int64, shapes (S, D) int64) -> (R, S, F) float32` describes each row at each shape; None stands for
@@ -92,7 +92,7 @@ class SketchSpace:
         return math.prod(len(p.domain) for p in self.parameters)
 
     def values(self, positions: npt.NDArray[np.integer[Any]]) -> IntArray:
-        """Parameter values (R, P) int64 for domain positions (R, >= P)."""
+        """Return parameter values (R, P) int64 for domain positions (R, >= P)."""
         out = np.empty((len(positions), len(self.parameters)), dtype=np.int64)
         for j, parameter in enumerate(self.parameters):
             out[:, j] = np.asarray(parameter.domain, dtype=np.int64)[positions[:, j]]
@@ -100,15 +100,13 @@ class SketchSpace:
 
 
 def scaled(domain: Sequence[int], values: npt.ArrayLike) -> FloatArray:
-    """Values on a scale of like steps: log2 where the domain is positive, plain otherwise. Any shape in and out,
-    float64.
-    """
+    """Return values on a scale of equal steps: log2 if the domain is positive, else linear. Any shape; float64."""
     array = np.asarray(values, dtype=np.float64)
     return np.log2(array) if min(domain) > 0 else array
 
 
 def default_features(parameters: Sequence[Parameter], rows: IntArray, shapes: IntArray) -> FeatureArray:
-    """Features of a space that brings none: (R, S, F) float32.
+    """Return default features for a space without features: (R, S, F) float32.
 
     Each parameter of more than one value and each shape dim on its scale, then sums and differences of every pair of
     parameters (on a log scale: products and ratios of tile sizes). `rows: (R, P) int64`, `shapes: (S, D) int64`.
@@ -163,7 +161,7 @@ class ParameterSpace:
     # -- between candidates and codes ----------------------------------------------------------------------------------
 
     def encode(self, candidates: Sequence[Candidate]) -> CodeArray:
-        """Codes (R, 1 + P) int32 of candidates.
+        """Return codes (R, 1 + P) int32 of candidates.
 
         Raises:
             UserError: a candidate that is no point of any sketch's box (constraints are not checked; `contains` does).
@@ -192,11 +190,11 @@ class ParameterSpace:
             return None
 
     def contains(self, candidate: Candidate) -> bool:
-        """Say whether the candidate is a legal point of this space."""
+        """Return True if the candidate is a legal point of this space."""
         return self._position(candidate) is not None and bool(self.valid(self.encode([candidate]))[0])
 
     def candidates(self, codes: CodeArray) -> list[Candidate]:
-        """The candidates of codes (R, 1 + P), in that order."""
+        """Return the candidates of codes (R, 1 + P), in that order."""
         out: list[Candidate | None] = [None] * len(codes)
         for sketch, where in self._by_sketch(codes):
             rows = self.sketches[sketch].values(codes[where, 1:])
@@ -205,7 +203,7 @@ class ParameterSpace:
         return [c for c in out if c is not None]
 
     def keys(self, codes: CodeArray) -> KeyArray:
-        """One exact, sortable key a row: (R,), int64 where the space is small enough, else raw bytes."""
+        """Return one exact, sortable key per row (R,): int64 if the space is small enough, else raw bytes."""
         if self._radix is not None:
             return codes.astype(np.int64) @ self._radix
         packed = np.ascontiguousarray(codes.astype(">u4"))
@@ -228,7 +226,7 @@ class ParameterSpace:
         return out
 
     def features(self, codes: CodeArray, shapes: IntArray) -> FeatureArray:
-        """Features (R, S, F) float32 of each row at each shape, `shapes: (S, D) int64`.
+        """Return features (R, S, F) float32 of each row at each shape, `shapes: (S, D) int64`.
 
         Sketches that declare features share their columns; the others get columns of their own. A column that a sketch does not
         fill is NaN. With more than one sketch the last column is the sketch.
@@ -265,11 +263,11 @@ class ParameterSpace:
         return offsets, end
 
     def coordinates(self, codes: CodeArray) -> FloatArray:
-        """Points of the unit cube (R, A) float64, for distances.
+        """Return points of the unit cube (R, A) float64, for distances.
 
-        An axis is a parameter's position in its domain: whoever lists 32, 48, 64 says that those are steps of one
-        size. A parameter of one name is one axis in all sketches, over their united domains (0.5 where a sketch lacks
-        it); an unordered parameter of k > 2 values is k axes; with more than one sketch each sketch adds an axis.
+        An axis is a parameter's position in its domain, so that neighbouring values such as 32, 48, 64 are equally
+        distant. A parameter of one name is one axis in all sketches, over their united domains (0.5 where a sketch
+        lacks it); an unordered parameter of k > 2 values is k axes; with more than one sketch each sketch adds an axis.
         Parameters of one value have none.
         """
         out = np.full((len(codes), self._axes.count), 0.5)
@@ -284,7 +282,7 @@ class ParameterSpace:
     # -- points --------------------------------------------------------------------------------------------------------
 
     def listed(self) -> CodeArray | None:
-        """Every legal point (R, 1 + P) in canonical order, or None when some sketch's box is too large to list."""
+        """Return every legal point (R, 1 + P) in canonical order, or None when some sketch's box is too large to list."""
         parts = [self._list(i) for i in range(len(self.sketches))]
         known = [p for p in parts if p is not None]
         return np.concatenate(known) if len(known) == len(parts) else None
@@ -303,10 +301,10 @@ class ParameterSpace:
         return self._listed[index]
 
     def sample(self, rng: np.random.Generator, count: int) -> CodeArray:
-        """Up to `count` distinct legal points (R, 1 + P), the same share from every sketch that has enough.
+        """Return up to `count` distinct legal points (R, 1 + P), the same share from every sketch with enough of them.
 
-        Fewer only when no more can be had. A small sketch is listed and drawn without replacement. In a large one,
-        points are drawn and rejected, in doubling batches, until enough passed or `DRAW_LIMIT` were drawn.
+        There are fewer only if no more can be found. A small sketch is listed and drawn without replacement. In a large
+        one, points are drawn and rejected, in doubling batches, until enough passed or `DRAW_LIMIT` were drawn.
 
         Raises:
             ScheduleError: no sketch yields a legal point.
@@ -327,7 +325,7 @@ class ParameterSpace:
         return np.concatenate([pools[i][: taken[i]] for i in order])
 
     def draw(self, rng: np.random.Generator, index: int, count: int) -> CodeArray:
-        """Up to `count` distinct legal points (R, 1 + P) of one sketch; see `sample`."""
+        """Return up to `count` distinct legal points (R, 1 + P) of one sketch; see `sample`."""
         listed = self._list(index)
         if listed is not None:
             return listed[rng.permutation(len(listed))[:count]]
@@ -343,7 +341,7 @@ class ParameterSpace:
         return found[:count]
 
     def distinct(self, codes: CodeArray) -> CodeArray:
-        """The rows without repetitions, each at its first place."""
+        """Return the rows without repetitions, each at its first place."""
         _, first = np.unique(self.keys(codes), return_index=True)
         return codes[np.sort(first)]
 
@@ -397,7 +395,7 @@ def _axes(sketches: Sequence[SketchSpace]) -> _SketchAxes:
 
 
 def _radix(sizes: IntArray) -> IntArray | None:
-    """Mixed-radix weights (1 + P,) that turn a code into one integer, or None when that would not fit into int64."""
+    """Return mixed-radix weights (1 + P,) that turn a code into one integer, or None if it would not fit into int64."""
     bases = [len(sizes), *sizes.max(axis=0).tolist()]
     if math.prod(bases) >= 1 << 62:
         return None

@@ -12,7 +12,7 @@ GROUP = "relax_tune.alternatives"
 
 
 def all_alternatives() -> tuple[Alternative, ...]:
-    """Our table, then the entries of installed packages. Raises BuildError for what a package gives wrong."""
+    """Return our table, then the entries of installed packages. Raises BuildError for an invalid entry of a package."""
     found = list(ALTERNATIVES)
     for origin, given in from_packages(GROUP):
         for entry in given if isinstance(given, (tuple, list)) else (given,):
@@ -27,7 +27,7 @@ def all_alternatives() -> tuple[Alternative, ...]:
 
 
 def alternatives_here(language: str, libraries: Collection[str] | None = None) -> tuple[Alternative, ...]:
-    """The alternatives whose library is installed and reaches devices of this language.
+    """Return the alternatives whose library is installed and reaches devices of this language.
 
     libraries: names of the installed ones, when they are known."""
     here = open_libraries() if libraries is None else libraries

@@ -26,16 +26,18 @@ CHECK_SEED = 7
 
 
 def check_case(task: Task, number: int) -> CheckCase:
-    """A shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; both are off any tile.
+    """Return a shape, random inputs for it and the expected outputs. Number 0 is small, 1 is larger; neither is a
+    multiple of any tile.
 
-    Raises VerifyError for a function that neither the reference nor the interpreter can run."""
+    Raises VerifyError for a function that neither the reference nor the interpreter can run.
+    """
     sizes = (5, 19) if number == 0 else (2, 67)
     highest = [max(p[a] for p in task.domain.points) for a in range(len(task.func.symbols))]
     return check_at(task, tuple(min(top, sizes[0] if top <= 16 else sizes[1]) for top in highest), number)
 
 
 def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
-    """Random inputs of a shape, those with this number, and the expected outputs. Raises as `check_case` does."""
+    """Return random inputs of a shape, seeded by `number`, and the expected outputs. Raises as `check_case` does."""
     values = dict(zip(task.func.symbols, point, strict=True))
     symbols = {task.symbol_names[v]: x for v, x in values.items()}
     inputs = []
@@ -55,13 +57,16 @@ def check_at(task: Task, point: Point, number: int = 0) -> CheckCase:
 
 
 def check_work(task: Task, point: Point) -> int:
-    """Loop iterations that the reference evaluates at a shape."""
+    """Return the number of loop iterations that the reference evaluates at a shape."""
     values = dict(zip(task.func.symbols, point, strict=True))
     return sum(math.prod(max(0, _size(i.extent, values)) for i in b.iters) for b in blocks(task.func.body))
 
 
 def _expected(func: PrimFunc, inputs: Sequence[NDArray[Any]], values: Mapping[Var, int]) -> Sequence[NDArray[Any]]:
-    """By the vectorised reference, or, for a function that is no plain chain of blocks, by the interpreter."""
+    """Compute the expected outputs by the vectorised reference.
+
+    The interpreter runs a function that is no plain chain of blocks.
+    """
     try:
         return evaluate(func, inputs, values)
     except VerifyError:

@@ -15,11 +15,12 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 
 Point = tuple[int, ...]
 
-# Combinations of symbol values looked at to choose anchors; with many symbols each gets fewer levels.
+# Combinations of symbol values tried to choose anchors; with many symbols each gets fewer levels.
 COMBINATIONS = 4096
 # The same for recorded values, at each call site.
 SERVED_COMBINATIONS = 256
-# How much recorded shapes count where there are any; the rest is log-uniform, so that no part of the range is given up.
+# Share of the weights that recorded shapes get, if there are any; the rest is log-uniform, so that the whole range
+# counts.
 SERVED_SHARE = 0.8
 
 Served = Sequence[tuple[tuple[Expr, ...], Mapping[Var, Mapping[int, int]]]]
@@ -34,7 +35,7 @@ class Range:
     upper: int
 
     def levels(self, count: int) -> tuple[int, ...]:
-        """Up to `count` log-spaced values including both ends."""
+        """Return up to `count` log-spaced values including both ends."""
         low, high = max(self.lower, 1), max(self.upper, 1)
         if high <= low or count < 2:
             return (high,)
@@ -57,8 +58,11 @@ class Domain:
     others: tuple[Point, ...] = ()
 
     def timed(self, secs: Sequence[float]) -> Domain:
-        """The same points weighted for comparing ratios of times: a recorded call counts for the time it takes, `secs` at each
-        point. What is summed in seconds wants the plain weights. Log-uniform weights stay as they are."""
+        """Return the same points weighted for comparing ratios of times.
+
+        A recorded call counts for the time it takes, `secs` at each point. Sums of seconds need the plain weights.
+        Log-uniform weights do not change.
+        """
         total = sum(s * t for s, t in zip(self.served, secs))
         if not (0 < total < math.inf):
             return self
@@ -79,8 +83,8 @@ def anchors(
     Where recorded values are given, only the ends of the range come first. The smallest and the largest recorded point follow,
     then the points that leave the recorded ones nearest to some point: their modes.
 
-    `sites`: for every call site, the task's symbols as expressions over the model's symbols. Weights are log-uniform: every
-    point counts for the part of the log-scaled range nearest to it.
+    sites: for every call site, the task's symbols as expressions over the model's symbols. Weights are log-uniform:
+    every point counts for the part of the log-scaled range nearest to it.
     """
     symbols = list(ranges)
     if not symbols:
@@ -114,7 +118,7 @@ def anchors(
 
 
 def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float, ...]:
-    """The share of the mass that lies nearest to each chosen point."""
+    """Return the share of the mass that is nearest to each chosen point."""
     found = dict.fromkeys(chosen, 0.0)
     for point in sorted(mass):
         found[min(chosen, key=lambda c: (distance(c, point), c))] += mass[point]
@@ -123,7 +127,7 @@ def _shares(chosen: Sequence[Point], mass: Mapping[Point, float]) -> tuple[float
 
 
 def _recorded(served: Served, ranges: Mapping[Var, Range]) -> dict[Point, float]:
-    """Count the recorded calls at each point. Symbols are taken to vary independently; values outside the ranges are left out."""
+    """Count the recorded calls at each point. Symbols are assumed independent; values outside the ranges are left out."""
     found: dict[Point, float] = {}
     for site, symbols in served:
         inside = {
@@ -144,7 +148,7 @@ def _recorded(served: Served, ranges: Mapping[Var, Range]) -> dict[Point, float]
 
 
 def _condensed(counts: Mapping[int, int], limit: int) -> dict[int, int]:
-    """At most `limit` of the values: both ends and the most frequent; the others count for the nearest of these."""
+    """Reduce counts to at most `limit` values: both ends and the most frequent. Others count for the nearest of these."""
     often = sorted(counts, key=lambda x: (-counts[x], x))
     kept = sorted({min(counts), max(counts), *[x for x in often if x not in (min(counts), max(counts))][: limit - 2]})
     found = dict.fromkeys(kept, 0)
@@ -187,7 +191,7 @@ def _between(
 
 
 def _prime(most: int, least: int) -> int:
-    """The largest prime of at most `most`, or `least` where that is larger."""
+    """Return the largest prime of at most `most`, or `least` if that is larger."""
     while most > max(least, 2) and any(most % d == 0 for d in range(2, math.isqrt(most) + 1)):
         most -= 1
     return max(most, least)
@@ -201,18 +205,18 @@ def _value(e: Expr, values: Mapping[Var, int]) -> int:
 
 
 def distance(a: Point, b: Point) -> float:
-    """Squared, between the logarithms of two points."""
+    """Return the squared distance between the logarithms of two points."""
     return sum((math.log(max(x, 1)) - math.log(max(y, 1))) ** 2 for x, y in zip(a, b))
 
 
 def _ends(points: Sequence[Point]) -> list[Point]:
-    """The smallest and the largest point."""
+    """Return the smallest and the largest point."""
     volume = [math.prod(max(x, 1) for x in p) for p in points]
     return list(dict.fromkeys((points[volume.index(min(volume))], points[volume.index(max(volume))])))
 
 
 def _spread(points: Sequence[Point], count: int, start: Sequence[Point] = ()) -> list[Point]:
-    """Farthest-point choice on log coordinates, starting from the points given or the smallest and the largest."""
+    """Choose points far from each other on log coordinates, from given points or the two ends on."""
     chosen = list(start) or _ends(points)
     while len(chosen) < min(count, len(points)):
         rest = [p for p in points if p not in chosen]

@@ -28,12 +28,12 @@ MANY_WEIGHTS = 64 << 10
 
 
 def ranges_of(module: IRModule) -> dict[Var, Range]:
-    """The declared bounds of the model's symbols."""
+    """Return the declared bounds of the model's symbols."""
     return {b.var: Range(b.lower, DEFAULT_UPPER if b.upper is None else b.upper) for b in module.bounds}
 
 
 def tensor_infos(values: Sequence[Value]) -> list[TensorInfo]:
-    """Annotations of tensor operands. Raises BuildError for anything else."""
+    """Return the annotations of tensor operands. Raises BuildError for any other operand."""
     found = []
     for v in values:
         if not isinstance(v, (GVar, Constant)) or not isinstance(v.info, TensorInfo):
@@ -54,15 +54,15 @@ def extract_tasks(
     profile: ShapeProfile | None = None,
     caches: Caches = "warm",
 ) -> tuple[Task, ...]:
-    """The tasks of a module, in order of first call. `overrides` narrow symbols by name; a profile says which shapes are served;
-    caches: as of the settings.
+    """Return the tasks of a module, in order of first call. overrides: ranges that narrow symbols, by name; profile:
+    the served shapes; caches: as in the settings
 
     Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
     """
     ranges = ranges_of(lowered.module)
     counted = {} if profile is None else _counted(lowered, profile)
     for bound in lowered.module.bounds:
-        if bound.upper is None:  # what was served says how far it goes
+        if bound.upper is None:  # recorded shapes extend the range
             seen = [x for symbols in counted.values() for x in symbols.get(bound.var, ())]
             ranges[bound.var] = Range(bound.lower, max(DEFAULT_UPPER, *seen, bound.lower))
     for name, narrower in (overrides or {}).items():

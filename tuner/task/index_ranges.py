@@ -24,10 +24,10 @@ Numbers = Mapping[Buffer, int]
 
 
 def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | None:
-    """The values every element of `buffer` may have so that each index `func` makes of it is inside its dim; None where it
-    makes none, or none that can be judged (dims that are symbols, indices computed in other ways).
+    """Return the values an element of `buffer` may have such that each index made from it is inside its dim.
 
-    numbers: the values of those parameters of `func` that are constants without dims.
+    None if there is no such index, or none that can be judged: dims are symbols, or indices are computed in other ways.
+    numbers: the values of parameters that are constants without dims
     """
     solver = _Solver(buffer, numbers)
     found: Range | None = None
@@ -44,19 +44,19 @@ def index_range(func: PrimFunc, buffer: Buffer, numbers: Numbers) -> Range | Non
 
 
 def meet(a: Range, b: Range) -> Range:
-    """The values in both ranges."""
+    """Return the values in both ranges."""
     return max(a[0], b[0]), min(a[1], b[1])
 
 
 def static_range(found: Sequence[IndexRange]) -> Range | None:
-    """The values in all ranges; None where a size is a symbol, or a range is that of a column."""
+    """Return the values in all ranges; None if a size is a symbol or a range is of a column."""
     limits = [(as_int(r.low), as_int(r.high)) for r in found]
     known = [(low, high) for low, high in limits if low is not None and high is not None]
     return reduce(meet, known) if len(known) == len(found) and all(r.every == 1 for r in found) else None
 
 
 def range_fill(allowed: Range | None) -> Fill:
-    """As a program states it."""
+    """Return the fill of a program's input with values in a range."""
     return Fill() if allowed is None else Fill("integers", allowed[0], allowed[1])
 
 
@@ -68,14 +68,14 @@ class _Solver:
     numbers: Numbers
 
     def solve(self, e: Expr, low: int, high: int) -> Range | None:
-        """The values of an element for which `low <= e < high`; None when `e` is no simple function of one."""
+        """Return the values of an element for which `low <= e < high`; None if `e` is no simple function of one."""
         if isinstance(e, Load):
             return (low, high) if e.buffer is self.buffer else None
         if not e.op:
             return None
         if e.op == "cast" and e.args[0].dtype.is_int:
             return self.solve(e.args[0], low, high)
-        if e.op in ("min", "max"):  # what keeps loops inside: an index it would change is one too many
+        if e.op in ("min", "max"):  # clamps of loops: an index that one would change is out of range
             inner = [a for a in e.args if a.value is None]
             return self.solve(inner[0], low, high) if len(inner) == 1 else None
         if e.op == "add":
@@ -84,7 +84,7 @@ class _Solver:
         return self.from_the_end(e, low, high) if e.op == "select" else None
 
     def from_the_end(self, e: Expr, low: int, high: int) -> Range | None:
-        """`x + step if x < 0 else x`: indices that count from the end when they are negative."""
+        """Solve `x + step if x < 0 else x`, which makes negative indices count from the end."""
         cond, moved, plain = e.args
         if not (cond.op == "lt" and cond.args[0] is plain and self.number(cond.args[1]) == 0):
             return None
@@ -94,5 +94,5 @@ class _Solver:
         return self.solve(plain, low - step, high) if step is not None and low == 0 and step <= high else None
 
     def number(self, e: Expr) -> int | None:
-        """The value of a literal or of a constant parameter."""
+        """Return the value of a literal or of a constant parameter."""
         return self.numbers.get(e.buffer) if isinstance(e, Load) else as_int(e)

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]) -> tuple[Array, ...]:
-    """The outputs of an unscheduled function, floats in float64. `inputs` in the order of its input buffers.
+    """Return the outputs of an unscheduled function, floats in float64. inputs: in the order of its input buffers
 
     Raises: VerifyError for a function whose loops were already changed, or a reduction that is not `C = op(C, x)`; UserError
     for inputs that do not fit the symbols.
@@ -31,8 +31,11 @@ def evaluate(func: PrimFunc, inputs: Sequence[Array], symbols: Mapping[Var, int]
 
 
 def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Array]) -> list[tuple[float, float]]:
-    """(rtol, atol) per output: grows with the longest reduction and the outputs' magnitude (f32 epsilon 1.2e-7). Where a value
-    is rounded to 16 bits, kernel and reference may come to lie on two sides of a tie: one epsilon of that type apart."""
+    """Return (rtol, atol) per output, which grow with the longest reduction and the outputs' magnitude.
+
+    Where a value is rounded to 16 bits, kernel and reference may round a near tie differently, by one epsilon of the
+    type.
+    """
     longest = 1
     for block in blocks(func.body):
         size = 1
@@ -53,8 +56,10 @@ def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Ar
 
 
 def _inner_rounding(func: PrimFunc) -> float:
-    """The coarsest epsilon among 16-bit types that values are rounded to on the way: computed ones, for what is loaded rounds
-    the same everywhere."""
+    """Return the coarsest epsilon of the 16-bit types to which intermediate values are rounded.
+
+    Only computed values count, since loaded ones round the same everywhere.
+    """
     inner = [b.dtype for b in func.allocs]
     for block in blocks(func.body):
         for e in postorder((block.body.value,)):

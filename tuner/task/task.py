@@ -47,9 +47,9 @@ from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_pa
 
 # Sketches that the epilogue of a library call is tried with.
 EPILOGUES = ("injective.parallel", "injective.serial")
-# Rows of a sketch looked at to seed a search.
+# Rows of a sketch that are scored to seed a search.
 SEED_ROWS = 4096
-# Combinations of values near the middle that a guess looks at.
+# Combinations of values near the middle that are tried as a guess.
 GUESSES = 4096
 
 
@@ -57,8 +57,8 @@ GUESSES = 4096
 class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
-    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: what is in the caches when it is
-    timed; records of another say nothing of it.
+    `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: state of the
+    caches when it is timed; records of another regime do not count.
     """
 
     key: str
@@ -77,12 +77,12 @@ class Task:
         return {v: f"s{a}" for a, v in enumerate(self.func.symbols)}
 
     def bindings(self) -> tuple[dict[str, int], ...]:
-        """The anchors as symbol bindings."""
+        """Return the anchors as symbol bindings."""
         return tuple(map(binding, self.domain.points))
 
 
 def binding(point: Sequence[int]) -> dict[str, int]:
-    """A point as symbol binding."""
+    """Return a point as symbol binding."""
     return {f"s{a}": x for a, x in enumerate(point)}
 
 
@@ -127,9 +127,11 @@ class Choices:
         return search_space.SketchSpace(sketch.name, parameters, constraint, describe)
 
     def seeds(self, count: int | None = None) -> tuple[search_space.Candidate, ...]:
-        """Up to `count` candidates (None: all there are) that look best before anything is known: the guesses of the rules, first
-        those each sketch thinks best, then one of each sketch without any: fewest loads per point, least padding, workers evenly
-        used, at the middle anchor."""
+        """Return up to `count` candidates (None: all) that are likely fast before anything is measured.
+
+        The rules' guesses come first, the best of each sketch before the others. One sampled candidate of each sketch
+        without guesses follows, of few loads per point, little padding and evenly used workers at the middle anchor.
+        """
         ranked = [
             (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
             for number, sketch in enumerate(self.sketches)
@@ -139,7 +141,7 @@ class Choices:
         return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
 
     def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
-        """The best of a sample of every sketch but the known ones, best first."""
+        """Return the best sampled candidate of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
         drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
         found = []
@@ -158,13 +160,13 @@ class Choices:
     # -- records and programs -----------------------------------------------------------------------------------------
 
     def tuned(self, candidate: search_space.Candidate) -> VariantRecord:
-        """The record identity of a candidate of the space."""
+        """Return the record identity of a candidate of the space."""
         sketch = self.sketches[candidate.sketch]
         values = {t.name: v for t, v in zip(sketch.tunables, candidate.values, strict=True)}
         return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(values))
 
     def candidate_of(self, record: VariantRecord) -> search_space.Candidate | None:
-        """The point of the space a tuned record stands for; None when this version has no such sketch or value."""
+        """Return the point of the space that a tuned record describes; None without such a sketch or value."""
         for number, sketch in enumerate(self.sketches):
             if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
                 values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
@@ -173,7 +175,7 @@ class Choices:
         return None
 
     def generic(self) -> VariantRecord:
-        """The always-correct schedule."""
+        """Return the always-correct schedule."""
         return self._generic
 
     @cached_property
@@ -189,7 +191,7 @@ class Choices:
         return library_forms(self.task.func, self.alternatives)
 
     def library_variants(self) -> tuple[VariantRecord, ...]:
-        """Each library call with a few settings of its epilogue's schedule (one when it has none)."""
+        """Return each library call with a few settings of its epilogue's schedule (one when it has none)."""
         return self._library_variants
 
     @cached_property
@@ -210,11 +212,14 @@ class Choices:
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
-        """The variants with a library call: of the task as a whole, or in parts where no routine takes that."""
+        """Return the variants with a library call: of the whole task, or unfused ones if no routine takes the whole."""
         return self.library_variants() or tuple(v for v in self.variants_in_parts() if v.kind == "library")
 
     def variants_in_parts(self) -> tuple[VariantRecord, ...]:
-        """Unfused variants: the task cut around its matmuls, each part by a library's routine or as the rules guess."""
+        """Return the unfused variants: the task cut around its matmuls.
+
+        Each part is computed by a library's routine or as the rules guess.
+        """
         return self._in_parts
 
     @cached_property
@@ -226,18 +231,18 @@ class Choices:
         return tuple(UnfusedVariant(begins, chosen).record() for chosen in choices_of_parts(options))
 
     def _parts(self, begins: tuple[str, ...]) -> tuple[tuple[FunctionStep, Choices], ...]:
-        """The parts of the task cut at these blocks, each with its choices; every variant in parts shares them."""
+        """Return the parts of the task cut at these blocks, each with its choices, which all unfused variants share."""
         if begins not in self._cuts:
             self._cuts[begins] = tuple((step, self._of_part(step)) for step in split_at(self.task.func, begins))
         return self._cuts[begins]
 
     def _of_part(self, step: FunctionStep) -> Choices:
-        """Return the choices for a part. Nothing is measured of a part alone, so its domain has no points."""
+        """Return the choices for a part. A part is never measured by itself, so its domain has no points."""
         key, text = workload_key(step.func), print_text(step.func, normalise=True)
         return replace(self, task=Task(key, text, step.func, (), Domain((), ())), _programs={}, _stages={}, _cuts={})
 
     def _options(self) -> tuple[VariantRecord, ...]:
-        """One variant of each routine, and the one that the rules think best."""
+        """Return one variant of each routine, and the one that the rules rank first."""
         first = {v.sketch.split("+")[0]: v for v in reversed(self.library_variants())}
         return (*(first[form.routine] for form in self.forms), self.guess())
 
@@ -255,7 +260,7 @@ class Choices:
         return self.generic()
 
     def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
-        """The scheduled functions and library calls of a variant, replayed from its record.
+        """Return the scheduled functions and library calls of a variant, replayed from its record.
 
         Raises BuildError when the record does not apply to this task with this version of the tool.
         """
@@ -275,21 +280,22 @@ class Choices:
             return self._stages_in_parts(parts_of(record))
         if record.kind == "library":
             return self._library_stages(record)
-        # a build replays its few winners; a tuning job has the sketches already, which gives the same function sooner
+        # a build replays its few winners; a tuning job has the sketches already, which is faster and gives the same
+        # function
         if record.kind == "tuned" and "sketches" in self.__dict__:
             found = self._of_sketch(record)
             if found is not None:
                 return (KernelStage(found),)
         try:
             return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
-        except ScheduleError:  # what was proved of every tunable may not be seen of its value alone
+        except ScheduleError:  # a fact proved over tunables may not be provable for numbers
             found = self._of_sketch(record) if record.kind == "tuned" else None
             if found is None:
                 raise
             return (KernelStage(found),)
 
     def _of_sketch(self, record: VariantRecord) -> PrimFunc | None:
-        """The function of the sketch that a record was drawn from; None when this version has no such sketch."""
+        """Return the function of the sketch that a record was drawn from; None when this version has no such sketch."""
         sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
         return None if sketch is None else instantiate(sketch, record.values)
 
@@ -318,12 +324,12 @@ class Choices:
         return tuple(stage for (step, part), v in made for stage in _outside(step, part.stages(v)))
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
-        """A function no search looks at: the middle setting of its first sketch."""
+        """Schedule a function that is not searched, by the middle setting of its first sketch."""
         sketch = next(iter_sketches(func, self.hardware))
         return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
 
     def program(self, record: VariantRecord) -> Program:
-        """The program that measures a variant."""
+        """Return the program that measures a variant."""
         found = self._programs.get(record.key)
         if found is None:
             stages = self.stages(record)
@@ -333,7 +339,7 @@ class Choices:
 
 
 def _stage(step: FunctionStep, scheduled: PrimFunc) -> KernelStage:
-    """A step of a library form, scheduled, with its parameters and symbols in terms of the fused function's."""
+    """Return a scheduled step of a library form, in terms of the fused function's buffers and symbols."""
     return KernelStage(scheduled, dict(zip(step.func.buffers, step.args, strict=True)), _meaning(step))
 
 
@@ -360,14 +366,14 @@ def _outside(step: FunctionStep, stages: Sequence[Stage]) -> list[Stage]:
 
 
 def _meaning(step: FunctionStep) -> dict[Var, Expr]:
-    """A step's symbols in terms of the fused function's."""
+    """Map a step's symbols to expressions over the fused function's."""
     infos = [TensorInfo(b.shape, b.dtype) for b in step.args]
     inputs = len(infos) - step.func.outputs
     return bind_symbols(step.func, infos[:inputs], infos[inputs:], step.scalars)
 
 
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Anchors as an (S, D) array."""
+    """Return the anchors as an (S, D) array."""
     return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
 
 

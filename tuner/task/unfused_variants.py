@@ -27,7 +27,7 @@ class UnfusedVariant:
     variants: tuple[VariantRecord, ...]
 
     def record(self) -> VariantRecord:
-        """The whole as one record: a library's where any part is, with the parameters of all."""
+        """Return the unfused variant as one record. Its kind is `library` if any part calls a library."""
         traces = [[v.kind, v.sketch, json.loads(v.trace)] for v in self.variants]
         return VariantRecord(
             "library" if any(v.kind == "library" for v in self.variants) else "tuned",
@@ -38,12 +38,12 @@ class UnfusedVariant:
 
 
 def in_parts(record: VariantRecord) -> bool:
-    """Say whether a record is of an unfused variant."""
+    """Return True if a record is of an unfused variant."""
     return record.trace.startswith(_START)
 
 
 def parts_of(record: VariantRecord) -> UnfusedVariant:
-    """The parts a record was made of. Raises ParseError when it is not of that form."""
+    """Return the parts that a record was made of. Raises ParseError for a record of another form."""
     try:
         data = json.loads(record.trace)
         begins, variants = tuple(data["begins"]), []
@@ -64,7 +64,7 @@ def parts_of(record: VariantRecord) -> UnfusedVariant:
 
 
 def routines_of(record: VariantRecord) -> frozenset[str]:
-    """The library routines that a variant calls, as its record says; none where that cannot be read."""
+    """Return the library routines that a variant's record names; none if they cannot be read."""
     try:
         variants = parts_of(record).variants if in_parts(record) else (record,)
     except ParseError:
@@ -75,7 +75,7 @@ def routines_of(record: VariantRecord) -> frozenset[str]:
 def choices_of_parts(
     options: Sequence[Sequence[VariantRecord]], limit: int = VARIANTS_IN_PARTS
 ) -> tuple[tuple[VariantRecord, ...], ...]:
-    """Up to `limit` ways to choose one of the options of each part: those first that keep to one library, or to none."""
+    """Return up to `limit` ways to choose an option for each part, those with the fewest libraries first."""
 
     def mixed(chosen: tuple[VariantRecord, ...]) -> int:
         free = [v for v, had in zip(chosen, options, strict=True) if len(had) > 1]

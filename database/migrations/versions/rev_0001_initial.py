@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Empty database -> schema 1. Above 60 lines, since it is one list of tables."""
+    """Create schema 1 in an empty database. Above 60 lines, since it is one list of tables."""
     op.create_table(
         "targets",
         sa.Column("key", sa.Text(), primary_key=True),

@@ -1,4 +1,4 @@
-"""Schema 2: when a measurement was made, so that old ones can be pruned; 0 where nobody knows."""
+"""Schema 2: the time of a measurement, by which old ones can be pruned; 0 if unknown."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Schema 1 -> schema 2."""
+    """Upgrade schema 1 to schema 2."""
     op.add_column("measurements", sa.Column("measured_at", sa.Double(), nullable=False, server_default="0"))

@@ -1,7 +1,7 @@
 """Schema 3: sketches and schedule primitives have the field's names, and variants the keys that follow.
 
-A variant's key hashes its words. Each renamed variant becomes a new row, its measurements are pointed at it, and the old row
-goes; two variants that become equal share one row. The tables stay as they are. Rows are read a chunk at a time.
+A variant's key hashes its text. Each renamed variant becomes a new row, its measurements are pointed at it, and the old
+row goes; two variants that become equal share one row. The tables stay as they are. Rows are read a chunk at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PUT_PLAN = sa.text(
 
 
 def upgrade() -> None:
-    """Schema 2 -> schema 3."""
+    """Upgrade schema 2 to schema 3."""
     connection = op.get_bind()
     for chunk in _variants(connection):
         renamed = [new for row in chunk if (new := _renamed(row)) is not None]
@@ -46,7 +46,7 @@ def upgrade() -> None:
 
 
 def _variants(connection: sa.Connection) -> Iterator[list[Any]]:
-    """All variants by key, in chunks. Rows that are added meanwhile may come too: nothing in them is renamed again."""
+    """Yield all variants by key, in chunks. Rows added meanwhile may be among them; renaming again changes nothing."""
     after = ""
     query = sa.text(
         "SELECT key, kind, sketch, trace, parameters FROM variants WHERE key > :after ORDER BY key LIMIT :count"
@@ -57,7 +57,7 @@ def _variants(connection: sa.Connection) -> Iterator[list[Any]]:
 
 
 def _renamed(row: Any) -> dict[str, str] | None:
-    """The new row with the old key; None where nothing changes, or the row was altered and `db check` has to find it."""
+    """Return the new row and the old key. None if nothing changes, or if the row was altered, which `db check` reports."""
     try:
         variant = VariantRecord(row["kind"], row["sketch"], row["trace"], row["parameters"])
     except DatabaseError:
@@ -76,7 +76,7 @@ def _renamed(row: Any) -> dict[str, str] | None:
 
 
 def _plan_sets(connection: sa.Connection) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """The identities of the plans of each set, by target, model and name of the set."""
+    """Return the identities of the plans of each set, by target, model and name of the set."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     plans = connection.execute(sa.text("SELECT workload, target, version FROM plans")).mappings().all()
     for identity in map(dict, plans):

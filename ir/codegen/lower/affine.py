@@ -1,6 +1,6 @@
 """Index arithmetic of the lowering and of the printers: the polynomials of `ir/arith/poly` over expressions.
 
-Atoms are variables and opaque sub-expressions. Printing a kernel asks for thousands of small polynomials, so a static form
+Atoms are variables and opaque sub-expressions. Printing a kernel needs thousands of small polynomials, so a static form
 is kept per expression, and variables with a known value (unrolled loops, lanes) are put in afterwards.
 """
 
@@ -46,7 +46,7 @@ class Algebra(NormalForm[Expr]):
         return found
 
     def depends(self, p: Poly, variables: Iterable[Var]) -> bool:
-        """Tell whether any of the variables occurs in `p`."""
+        """Return whether any of the variables occurs in `p`."""
         wanted = set(variables)
         return any(not wanted.isdisjoint(self.free(a)) for m in p for a in m)
 
@@ -68,7 +68,7 @@ class Algebra(NormalForm[Expr]):
         """Return the polynomial of `e` without the environment."""
         found = self._static.get(e)
         if found is None:
-            # what is made now is kept for other values of the variables, so the ones they have now do not bound anything
+            # the result is reused for other values of the variables, so their present values must not enter
             known, self.env = self.env, {}
             found = self._static[e] = self._make(e)
             self.env = known

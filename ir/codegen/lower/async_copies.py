@@ -165,7 +165,7 @@ def insert_waits(
 
 
 def _is_copy_stage(n: Stmt) -> bool:
-    """Tell whether a statement is a copy that all work-items make, or none, without waiting."""
+    """Return whether a statement is a copy that all work-items make, or none, without waiting."""
     if isinstance(n, Seq) or not async_filled(n) or any(isinstance(m, (Barrier, AsyncFence)) for m in walk(n)):
         return False
     return isinstance(n, IfThenElse) or (isinstance(n, For) and (n.kind == "item" or n.marks.async_copy))
@@ -189,7 +189,7 @@ def _fills_slots(
     algebra: Algebra,
     around: Sequence[For],
 ) -> bool:
-    """Tell whether a store and the loop around it fill enough successive slots of a circular buffer.
+    """Return whether a store and the loop around it fill enough successive slots of a circular buffer.
 
     Enough means that by the read of the first slot `distance` commit groups have followed.
     """

@@ -1,9 +1,10 @@
 """Insert barriers between the work-items of a group where one may depend on another.
 
-Work-items depend on each other through shared memory, unless its indices tell them apart. They depend on each other through global
-memory if one loop over items writes it and another one touches it. Inside one loop over items each has elements of its own:
-binding the loop checked that. A barrier stands before the outermost statement that needs it. A condition that only some items meet
-sinks into the statements between the barriers, so that all items reach every barrier.
+Work-items depend on each other through shared memory, unless its indices identify the work-item. They depend on each
+other through global memory if one loop over items writes it and another one touches it. Inside one loop over items each
+has elements of its own: binding the loop checked that. A barrier stands before the outermost statement that needs it. A
+condition that only some items meet sinks into the statements between the barriers, so that all items reach every
+barrier.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class _BarrierPlacement:
         return frozenset(b.scope for b in apart if b not in bound.circular and not self._is_kept(b, bound))
 
     def _is_kept(self, b: Buffer, bound: ThreadContext) -> bool:
-        """Tell whether the same work-item touches an element before and after."""
+        """Return whether the same work-item touches an element before and after."""
         met = self.axes - bound.spread - bound.first_only
         return not met if b.scope == "global" else b in bound.own and all((b, a) in bound.single for a in met)
 
@@ -229,7 +230,10 @@ class _BarrierPlacement:
         before: SharedAccesses,
         bound: ThreadContext,
     ) -> tuple[Stmt, SharedAccesses]:
-        """A loop that goes round: items meet at the start of each iteration, also for what was before it."""
+        """Place barriers in a pipelined loop.
+
+        Items meet at the start of each iteration, also for accesses before the loop.
+        """
         self.circular |= circular
         body, after = self.place(n.body, NO_ACCESSES, replace(bound, circular=bound.circular | circular.keys()))
         now = self.uses(n.body)
@@ -238,8 +242,11 @@ class _BarrierPlacement:
         return made, before | after
 
     def _repeated(self, n: For, before: SharedAccesses, bound: ThreadContext) -> tuple[Stmt, SharedAccesses]:
-        """A loop whose iterations follow each other. Different items that write one element in two of them, without a look at it in
-        between, write the same: a block stores what its iterators say."""
+        """Place barriers in a serial loop between conflicting iterations.
+
+        Two items that write one element in two iterations, without a read between, write the same value: a block's store
+        depends only on its iterators.
+        """
         body, after = self.place(n.body, NO_ACCESSES, bound)
         now = self.uses(n.body)
         scopes = self._scopes((after.written & now.read) | (after.read & now.written), bound)
@@ -301,7 +308,7 @@ def drop_divergent_intrinsics(n: Stmt, algebra: Algebra) -> Stmt:
 
 
 def _synchronises(n: Stmt) -> bool:
-    """Tell whether work-items wait for each other at this node: at a barrier or a warp reduction."""
+    """Return whether work-items wait for each other at this node: at a barrier or a warp reduction."""
     return isinstance(n, Barrier) or (isinstance(n, For) and n.marks.warp_reduce != "")
 
 
@@ -318,7 +325,7 @@ class _Divergence:
             self.variables.update(m.bound_vars)
 
     def differs(self, e: Expr) -> bool:
-        """Tell whether work-items of one group may find different values."""
+        """Return whether work-items of one group may find different values."""
         return not self.variables.isdisjoint(self.algebra.free(e)) or any(x.buffer.scope == "local" for x in loads(e))
 
 
@@ -333,14 +340,14 @@ class _SinkConditions:
         self.differs = divergence.differs
 
     def waits(self, n: Stmt) -> bool:
-        """Tell whether work-items synchronise at or below a statement."""
+        """Return whether work-items synchronise at or below a statement."""
         found = self.waiting.get(id(n))
         if found is None:
             found = self.waiting[id(n)] = _synchronises(n) or any([self.waits(c) for c in n.children])
         return found
 
     def move(self, n: Stmt, held: tuple[Expr, ...]) -> Stmt:
-        """Return the statement under all conditions of `held`, with its barriers outside of them."""
+        """Move the conditions of `held` inward, so that the barriers of the statement are outside of them."""
         if _synchronises(n):
             return n
         if not self.waits(n):

@@ -58,7 +58,7 @@ def verify_grid_independence(n: Stmt, algebra: Algebra) -> None:
 
 
 def _spans_groups(m: For, algebra: Algebra) -> bool:
-    """Tell whether a statement is a loop over several groups."""
+    """Return whether a statement is a loop over several groups."""
     return m.kind == "group" and as_int(algebra.expr(algebra.static(m.extent))) != 1
 
 

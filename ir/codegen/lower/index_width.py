@@ -39,12 +39,12 @@ class Spans:
         self._largest: list[Span] = []
 
     def variable(self, v: Var, extent: Poly) -> None:
-        """Note a loop's variable, which stays below `extent`."""
+        """Record a loop's variable, which stays below `extent`."""
         found = self.note(extent)
         self.variables[v] = None if found is None else P.plus(found, P.constant(min(found.get(ONE, ZERO), ONCE)), -1)
 
     def note(self, p: Poly) -> Span | None:
-        """Return the span of a polynomial; None if an atom has none, and is 64 bits wide."""
+        """Return the span of a polynomial; None if an atom has no span, and is 64 bits wide."""
         key = tuple(p.items())
         if key not in self._noted:
             self._noted[key] = self._note(p)
@@ -118,6 +118,6 @@ class Spans:
 
 
 def fits(most: Expr) -> bool | None:
-    """Tell whether 32 bits hold numbers up to this; None if that depends on symbols."""
+    """Return whether 32 bits hold numbers up to this; None if that depends on symbols."""
     known = as_int(most)
     return None if known is None else known <= INT_MOST

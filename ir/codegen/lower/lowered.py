@@ -26,7 +26,10 @@ def lower_blocks(s: Stmt) -> Stmt:
 
 
 def is_tree_reduction(s: For, b: Block) -> bool:
-    """Tell whether a loop is `place = op(place, local[..., loop variable])` over a reduction iterator: any order will do."""
+    """Return whether a loop is `place = op(place, local[..., loop variable])` over a reduction iterator.
+
+    The order of such a loop is free.
+    """
     if b.init is not None or s.var in free_vars(b.predicate) or s.kind not in COMBINING_KINDS:
         return False
     of_loop = [i for i, e in zip(b.iters, b.bindings, strict=True) if e is s.var and i.kind == "reduce"]

@@ -39,7 +39,7 @@ def _interval(e: Expr, known: Mapping[Expr, Interval]) -> Interval:
 
 
 def fits(e: Expr, dtype: DType) -> bool:
-    """Tell whether a cast to `dtype` keeps the value."""
+    """Return whether a cast to `dtype` keeps the value."""
     return dtype in LIMITS and within(interval(e), LIMITS[dtype])
 
 
@@ -64,7 +64,9 @@ class FourBits:
 
 
 def four_bits(e: Expr, taken: Callable[[Expr], Expr | None]) -> FourBits | None:
-    """Return `e` as a function of four bits, None if it is not one. taken: the branch of a select known to be taken."""
+    """Return `e` as a function of four bits, None for any other expression. taken: the branch of a select known to be
+    taken.
+    """
     chain: list[Expr] = []
     found: tuple[int, Expr, int] | None = None
     while e.op:

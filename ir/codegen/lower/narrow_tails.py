@@ -2,8 +2,8 @@
 
 Below the loop, vectorised tile loops of extent T are under conditions `x + tile < bound`. left = bound - x is the remaining width of an
 iteration. An iteration with left >= T runs without the conditions. Another one runs a copy of the body with narrower tile loops,
-and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may have nothing
-left: a loop around it may reach behind the bound. Results are as with every condition.
+and narrower loops that produce their operands: the least whole number of vectors that holds `left`. An iteration may
+have nothing left, since a loop around it may pass the bound. Results are unchanged.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def narrow(
 
 
 def _guards_any(n: Stmt, tiles: GuardedTiles, private: frozenset[Buffer]) -> bool:
-    """Tell whether one of the conditions guards a store to a private buffer."""
+    """Return whether one of the conditions guards a store to a private buffer."""
     if isinstance(n, IfThenElse) and not tiles.conditions.keys().isdisjoint(conjuncts(n.cond)):
         return any(s.buffer in private for s in stores(n.then))
     return any(_guards_any(c, tiles, private) for c in n.children)

@@ -36,7 +36,7 @@ def shrink_buffers(n: Stmt, algebra: Algebra, threads: frozenset[str]) -> Stmt:
     threads: the loop kinds that give each iteration storage of its own.
 
     Raises:
-        BuildError: when a buffer's extents do not come out constant.
+        BuildError: when a buffer's extents are not constant.
     """
     uses: dict[Buffer, _BufferAccesses] = {}
     _collect(n, (), uses)
@@ -142,12 +142,15 @@ def _items_of(path: Sequence[Stmt], algebra: Algebra) -> Iterator[None]:
 
 
 def _is_own(buffer: Buffer, m: Stmt) -> bool:
-    """Tell whether each iteration has the buffer to itself, declared outside: work-items keep registers from one item loop to the next."""
+    """Return whether each iteration has the buffer to itself, declared outside.
+
+    Work-items keep registers from one item loop to the next.
+    """
     return buffer.scope == "local" and isinstance(m, For) and m.kind == "item"
 
 
 def _aligned(buffer: Buffer, extents: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the extents with rows padded as `storage_align` asks."""
+    """Return the extents with rows padded for `storage_align`."""
     if buffer.row_alignment is None or len(extents) < 2:
         return extents
     factor, offset = as_int(buffer.row_alignment[0]), buffer.row_alignment[1]

@@ -1,9 +1,9 @@
 """Run full tiles without their bound checks: the `peel`, `pow2` and `exact` tails of loops (`narrow_tails` has `narrow`).
 
-A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold in its first
-F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them (`peel`). If one tile loop of extent T
-remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits of the remainder. `exact` runs one tile of the
-remaining height, among bodies for all heights. Results are as with every condition.
+A loop `o` has conditions `base + o*T + r < bound` below it, r from inner loops and at most R - 1. The conditions hold
+in its first F = clamp((bound - base - R + T) // T, 0, extent) iterations, which drop them. The rest keeps them
+(`peel`). If one tile loop of extent T remains, `pow2` runs it in pieces of descending powers of two, chosen by the bits
+of the remainder. `exact` runs one tile of the remaining height, among bodies for all heights. Results are unchanged.
 """
 
 from __future__ import annotations
@@ -271,7 +271,10 @@ class _Splitter:
 
 
 def _covers(extent: Expr, g: TileGuard, algebra: Algebra) -> bool:
-    """Tell whether the loop's extent is at least ceil(rest / tile), or certainly reaches F: then F needs no upper clamp."""
+    """Return whether the loop's extent is at least ceil(rest / tile), or certainly reaches F.
+
+    F then needs no upper clamp.
+    """
     target = plus(g.rest, constant(g.tile - 1))
     lo, _hi = algebra.interval(target)
     if extent.op == "floordiv" and as_int(extent.args[1]) == g.tile:

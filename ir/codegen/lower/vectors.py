@@ -58,7 +58,7 @@ def _is_ready(f: For, algebra: Algebra) -> bool:
 
 
 def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
-    """Tell whether `c` is `x + v < bound` (or <=) with neither x nor bound depending on v."""
+    """Return whether `c` is `x + v < bound` (or <=) with neither x nor bound depending on v."""
     room = room_below(c, algebra.static)
     if room is None or room.get((v,)) != -1:
         return False
@@ -84,7 +84,7 @@ def chunks(extent: int, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def is_expanded(f: For, lanes: int) -> bool:
-    """Tell whether the printer writes out every iteration (or vector) of a loop."""
+    """Return whether the printer writes out every iteration (or vector) of a loop."""
     extent = as_int(f.extent)
     if extent is None:
         return False

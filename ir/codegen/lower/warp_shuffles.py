@@ -88,7 +88,7 @@ def _thread_loop(n: Stmt, algebra: Algebra) -> For | None:
 
 
 def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
-    """Tell whether a `warp` buffer can live in registers.
+    """Return whether a `warp` buffer can live in registers.
 
     Every access must be an item's to its own element, part of an all-reduce, or an intrinsic's that takes the warp's registers.
     """
@@ -107,13 +107,13 @@ def _fits_registers(b: Buffer, n: Stmt, items: For, algebra: Algebra) -> bool:
 
 
 def _is_last(indices: tuple[Expr, ...], var: Var, algebra: Algebra) -> bool:
-    """Tell whether a variable is the last index and occurs in no other."""
+    """Return whether a variable is the last index and occurs in no other."""
     apart = not any(algebra.depends(algebra.static(e), (var,)) for e in indices[:-1])
     return apart and algebra.static(indices[-1]) == {(var,): 1}
 
 
 def _is_warp_operand(b: Buffer, path: tuple[Stmt, ...], algebra: Algebra) -> bool:
-    """Tell whether an access belongs to an intrinsic that takes the buffer from the registers of a warp."""
+    """Return whether an access belongs to an intrinsic that takes the buffer from the registers of a warp."""
     nest = [m for m in path if isinstance(m, For) and m.marks.intrinsic]
     store, intrinsic = path[-1], INTRINSICS.get(nest[0].marks.intrinsic) if nest else None
     if intrinsic is None or not isinstance(store, BufferStore) or nest[-1].body is not store:

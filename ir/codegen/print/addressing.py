@@ -104,14 +104,14 @@ class AddressPrinter:
         raise NotImplementedError
 
     def space(self, buffer: Buffer) -> str:
-        """The address space of a buffer with a trailing blank, empty where the language has none."""
+        """Return the address space of a buffer with a trailing blank, empty where the language has none."""
         raise NotImplementedError
 
     def float_text(self, value: float, dtype: DType) -> str:
         raise NotImplementedError
 
     def name(self, v: Var) -> str:
-        """The identifier of a variable bound by a loop or a Let."""
+        """Return the identifier of a variable bound by a loop or a Let."""
         if v not in self.names:
             self.names[v] = self.fresh(v.name)
         self.bound.add(v)
@@ -132,7 +132,7 @@ class AddressPrinter:
     # integers
 
     def index_type(self, *numbers: Poly) -> DType:
-        """Return the type that these are computed in."""
+        """Return the type in which indices are computed."""
         if self.spans is None or any(self.spans.note(p) is None for p in numbers):
             return i64
         return INDEX
@@ -213,11 +213,11 @@ class AddressPrinter:
         return f"whole_{target}"
 
     def moves(self, e: Expr) -> bool:
-        """Tell whether `e` depends on the lane."""
+        """Return whether `e` depends on the lane."""
         return self.lane is not None and self.lane.var in self.algebra.free(e)
 
     def condition(self, e: Expr) -> str:
-        """A scalar condition."""
+        """Return a scalar condition."""
         raise NotImplementedError
 
     def one(self, e: Expr) -> str:
@@ -227,7 +227,7 @@ class AddressPrinter:
     # memory
 
     def flat(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Poly:
-        """The element offset of an access."""
+        """Return the element offset of an access."""
         key = (buffer, indices)
         static = self._flat.get(key)
         if static is None:
@@ -255,7 +255,7 @@ class AddressPrinter:
         return (*indices[:-1], vector * size + indices[-1] % size)
 
     def address(self, buffer: Buffer, p: Poly) -> Address:
-        """The address of the first lane of a vector, given the offset of a lane."""
+        """Return the address of the first lane of a vector, given the offset of a lane."""
         first = p if self.lane is None else {m: c for m, c in p.items() if m != (self.lane.symbol,)}
         base, offset = self.buffers[buffer], self.poly_text(first)
         return Address(f"{base} + {offset}" if offset != "0" else base, gcd(*first.values()))
@@ -271,7 +271,7 @@ class AddressPrinter:
         return step
 
     def registers(self, b: Buffer, layout: RegisterLayout) -> Iterable[tuple[str, int]]:
-        """The registers of a buffer: name and width."""
+        """Yield the registers of a buffer: name and width."""
         rows = 1
         for d in b.shape[:-1]:
             value = as_constant(self.algebra.static(d))
@@ -285,7 +285,7 @@ class AddressPrinter:
         raise NotImplementedError
 
     def register(self, b: Buffer, p: Poly) -> tuple[str, int, int]:
-        """(register, lane in it, its width) for an access to a buffer kept in registers."""
+        """Return (register, lane in it, its width) of an access to a buffer in registers."""
         layout = self.layouts[b]
         offset = p.get(ONE, 0)
         row, column = divmod(offset, len(layout.unit))

@@ -21,7 +21,7 @@ from relax_tune.ir.core.expr import postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import For, Stmt, accesses, walk
 
-# Of the machine's max and min of f32 vectors, by lanes: how builtins are called, what declares them, masks, last argument.
+# max and min of f32 vectors, by lanes: suffix of the builtins, macro that declares them, type of masks, last argument.
 EXTREMES = {
     16: ("512", "__AVX512F__", "unsigned short", ", 4"),
     8: ("256", "__AVX512VL__", "unsigned char", ""),
@@ -116,7 +116,7 @@ class CPrelude(Prelude):
         return integers.truncated_gcc(source, target, v, "back" in name)
 
     def _stream(self, size: int) -> str:
-        """A store past the caches; the instruction wants whole vectors in their places, others are stored as ever."""
+        """Return the helper that stores a vector past the caches. Vectors that are not aligned are stored as usual."""
         known = {64: ("__AVX512F__", "512"), 32: ("__AVX__", "256"), 16: ("__SSE__", "")}
         plain = "*(${V}u *)p = v;"
         if size not in known:
@@ -127,7 +127,7 @@ class CPrelude(Prelude):
         return f"STATIC void $N($E *p, $V v) {{\n#ifdef {macro}\n  {fast}\n#endif\n  {plain} }}"
 
     def _avx512(self, name: str, portable: str) -> str:
-        """One-instruction forms. The machine's max(a, b) is b when either is NaN."""
+        """Return a helper as one AVX-512 instruction. The machine's max(a, b) is b when either is NaN."""
         if name == "sqrt":
             fast = "STATIC $V $N($V x) { return __builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }"
         elif name in ("floor", "rint"):
@@ -144,7 +144,7 @@ class CPrelude(Prelude):
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{portable}\n#endif"
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """A permutation of the sixteen, which looks at no other bits."""
+        """Return a lookup as one permutation of the sixteen values, which ignores all other bits."""
         if width != 16:
             return super().lookup(values, width, plain)
         table = self.literal(self.vector(f32, 16), [f"{x}.0f" for x in values])
@@ -152,8 +152,11 @@ class CPrelude(Prelude):
         return f"\n#ifdef __AVX512F__\n  {fast}\n#else\n  {plain}\n#endif\n"
 
     def _extreme(self, name: str, width: int, portable: str) -> str:
-        """Two instructions. The machine's max(b, a) is `a` when either is NaN; only where `b` is NaN is it left out. In a reduction
-        over `b` just one of them waits for the one before."""
+        """Return a minimum or maximum as two instructions.
+
+        The machine's max(b, a) is `a` when either is NaN. A mask leaves it out where only `b` is NaN. In a reduction over `b`
+        just one of the two instructions waits for the previous step.
+        """
         stem, macro, bits, end = EXTREMES[width]
         fast = (
             f"STATIC $V $N($V a, $V b) {{\n"
@@ -163,7 +166,7 @@ class CPrelude(Prelude):
         return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """The last four lanes stay in a register of four: there is none of two."""
+        """Return a fold to four lanes, which keeps them in a register of four, since none has two."""
         op = name.removeprefix("fold_")
         if dtype is not f32 or width != 4:
             return super()._fold(name, dtype, width)
@@ -177,7 +180,7 @@ class CPrelude(Prelude):
         ), f"STATIC $E $N($V a) {{ a = {best}(a, {high}); return {best}(a, ($V){{a[1], a[1], a[1], a[1]}})[0]; }}"
 
     def _masked(self, name: str, dtype: DType, width: int) -> str:
-        """The first n lanes only; lanes beyond are 0 and their memory is not touched."""
+        """Return a masked load or store of the first n lanes. Lanes beyond read as 0, and their memory is not touched."""
         builtin = {
             ("f32", 16): ("ups512_mask", "float", "__AVX512F__", "unsigned short"),
             ("f64", 8): ("upd512_mask", "double", "__AVX512F__", "unsigned char"),
@@ -203,7 +206,9 @@ class CPrelude(Prelude):
         return f"#ifdef {macro}\n{head} {fast}\n#else\n{head} {loop}\n#endif"
 
     def _widen(self, dtype: DType, width: int) -> str:
-        """8-bit and 16-bit integers to int32: the general conversion of gcc 12 is an order of magnitude slower."""
+        """Return a conversion of 8-bit and 16-bit integers to int32. The general one of gcc 12 is an order of magnitude
+        slower.
+        """
         target = self.vector(i32, width)
         plain = f"STATIC {target} $N($V a) {{ return __builtin_convertvector(a, {target}); }}"
         if width != 16:
@@ -220,7 +225,7 @@ class CPrelude(Prelude):
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
 
     def _narrow(self, width: int) -> str:
-        """int32 to the bits of 16-bit floats."""
+        """Return a conversion of int32 to the bits of 16-bit floats."""
         head = f"STATIC $V $N({self.vector(i32, width)} a)"
         plain = f"{head} {{ return __builtin_convertvector(a, $V); }}"
         if width != 16:
@@ -230,7 +235,7 @@ class CPrelude(Prelude):
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
 
     def _f16c(self, name: str, width: int, portable: str) -> str:
-        """The machine's own conversions. They are exact; to f16 they round to nearest even (0)."""
+        """Return the machine's conversions. They are exact; to f16 they round to nearest even (mode 0)."""
         if width not in (8, 16):
             return portable
         short, bits = self._shorts(width), self.vector(HALF, width)
@@ -247,7 +252,7 @@ class CPrelude(Prelude):
         return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
 
     def _shorts(self, width: int) -> str:
-        """The vector of 16-bit integers that the machine's builtins are declared with."""
+        """Return the vector of 16-bit integers that the machine's builtins are declared with."""
         self.add(f"type_hi{width}", f"typedef short rt_hi{width} __attribute__((vector_size({2 * width})));")
         return f"rt_hi{width}"
 
@@ -256,7 +261,7 @@ class CPrinter(CFamilyPrinter):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
     streamed = False
-    # gcc takes what it makes of an undefined register, and a mask, for undefined as a whole
+    # gcc treats a masked result over an undefined register as wholly undefined
     unset = " = {0}"
     body: Stmt
     back: bool | None = None
@@ -318,7 +323,10 @@ class CPrinter(CFamilyPrinter):
         self.in_threads = False
 
     def thread_body(self, body: Stmt) -> None:
-        """The body with pointers of its own: the compiler forgets `restrict` when it moves the loop into a function."""
+        """Print the body with pointers of its own.
+
+        The compiler forgets `restrict` when it moves the loop into a function.
+        """
         outer = dict(self.buffers)
         for b in dict.fromkeys(b for b, _i, _w in accesses(body)):
             if b in outer:
@@ -356,7 +364,7 @@ class CPrinter(CFamilyPrinter):
 
 
 def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
-    """A floating literal that reads back as the same number of `dtype`."""
+    """Return a floating literal that reads back as the same number of `dtype`."""
     if isnan(value):
         return f"({nan})"
     if isinf(value):

@@ -36,7 +36,8 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
-# What no language of the family and none of their headers gives a meaning: one letter, or a word and a number behind an underscore.
+# Names without a meaning in any language of the family or its headers: one letter, or a word, an underscore and a
+# number.
 FREE = re.compile(r"[A-Za-z](_\d+)?|\w*[a-z]\w*_\d+")
 
 
@@ -49,17 +50,19 @@ class Grid:
 
 
 def meaningless(name: str) -> str:
-    """Return the name. Words get an underscore at the end, which no keyword, type, function or macro of the languages has."""
+    """Append an underscore to names that would mean something. No keyword, type, function or macro of the languages
+    ends in one.
+    """
     return name if FREE.fullmatch(name) else f"{name}_"
 
 
 def numbered(base: str, number: int) -> str:
-    """Return a name for one of several things."""
+    """Return a numbered name for one of several objects."""
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
 class CFamilyPrinter(CopyPrinter):
-    """Prints one kernel. A language says how loops over threads, declarations and barriers look.
+    """Printer of one kernel. A language defines loops over threads, declarations and barriers.
 
     unset: initial text of registers before their first store.
     most: upper bound of the kernel's integers where these have 32 bits.
@@ -119,7 +122,7 @@ class CFamilyPrinter(CopyPrinter):
         value = self.algebra.poly(n.value)
         small = all(len(m) <= 1 and isinstance(a, Var) for m in value for a in m) and len(value) <= 1
         if small:
-            # a constant or a plain variable: put in, so that what depends on it folds
+            # a constant or a plain variable is substituted, so that expressions over it fold
             with self.known(n.var, value):
                 self.statement(n.body)
             return
@@ -234,7 +237,9 @@ class CFamilyPrinter(CopyPrinter):
             self.serial_loop(f, extent)
 
     def intrinsic(self, f: For) -> bool:
-        """Print the call of the intrinsic that the loop is marked with. False if its nest no longer matches the intrinsic."""
+        """Print the call of the intrinsic that the loop is marked with. Return False if its nest no longer matches the
+        intrinsic.
+        """
         found = None if self.lane is not None else match_call(f, self.algebra)
         if found is None or not self.offers(found.intrinsic):
             require_shared(f)
@@ -269,11 +274,13 @@ class CFamilyPrinter(CopyPrinter):
         return True
 
     def offers(self, intrinsic: Intrinsic) -> bool:
-        """Tell whether this kernel can call an intrinsic."""
+        """Return whether this kernel can call an intrinsic."""
         return intrinsic.language in ("", self.prelude.language)
 
     def tree_reduce(self, f: For, size: int) -> bool:
-        """Print a reduction over the lanes of vector registers as a tree. False if the elements are not in such registers."""
+        """Print a reduction over the lanes of vector registers as a tree. Return False if the elements are not in such
+        registers.
+        """
         (s,) = stores(f.body)
         source = combined_load(s)
         assert source is not None
@@ -359,7 +366,7 @@ class CFamilyPrinter(CopyPrinter):
             self.vector(f, constant(at), width)
 
     def vector(self, f: For, start: Poly, width: int) -> None:
-        """One vector of a vectorised loop."""
+        """Print one vector of a vectorised loop."""
         if width == 1:
             with self.known(f.var, start):
                 self.statement(f.body)
@@ -386,7 +393,7 @@ class CFamilyPrinter(CopyPrinter):
         raise NotImplementedError
 
     def finish(self, head: str) -> str:
-        """The whole text: prelude, signature, body."""
+        """Return the whole text: prelude, signature, body."""
         return f"{self.prelude.text()}{head} {{\n" + "\n".join(self.lines) + "\n}\n"
 
 

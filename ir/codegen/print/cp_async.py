@@ -44,7 +44,9 @@ class AsyncCopyPrinter(GridPrinter):
             super().vector_loop(f, size)
 
     def _copied(self, f: For, size: int) -> bool:
-        """Print a copy into shared memory as one `cp.async`, with zeros out of bounds. False if the loop has no such form."""
+        """Print a copy into shared memory as one `cp.async`, with zeros out of bounds. Return False if the loop has no
+        such form.
+        """
         around, s = split_conditions(f.body)
         conditions = [c for e in around for c in conjuncts(e)]
         if not isinstance(s, BufferStore) or size * s.buffer.dtype.bytes not in COPIED_BYTES:

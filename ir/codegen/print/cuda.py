@@ -35,8 +35,8 @@ STATIC_BYTES = 48 << 10
 # Blocks along the second and third axis of a launch.
 AXIS_LIMIT = 65535
 
-# A loop of more iterations than the first, which the compiler would write out when it knows how many, is written out the second many
-# times: all of it takes registers and time to compile.
+# A loop of more than LONG_LOOP iterations is unrolled WRITTEN_OUT times. Unrolled fully, it takes registers and time to
+# compile.
 LONG_LOOP, WRITTEN_OUT = 32, 8
 
 VECTOR = f"""template <int B> struct rt_mask;
@@ -69,7 +69,7 @@ template <class T, int W> struct alignas(sizeof(T) * W < {ACCESS_BYTES} ? sizeof
 template <class R, class T, int W> static RT_INLINE R rt_convert(const rt_vec<T, W> &a) {{
   R r; RT_LANES r.v[k] = (typename R::type)a.v[k]; return r; }}"""
 
-# A vector in pieces of N elements that lie where a multiple of N from the start of the memory does.
+# Load or store a vector in pieces of N elements, aligned to N elements.
 MEMORY = """template <class V, int N> static RT_INLINE V rt_load(const typename V::type *p) {
   typedef rt_vec<typename V::type, N> piece; V r;
   _Pragma("unroll") for (int k = 0; k < V::width; k += N) {
@@ -153,7 +153,10 @@ class CUDAPrelude(Prelude):
         return needs, text
 
     def _across(self, name: str, dtype: DType) -> str:
-        """Return the function that all-reduces the values of neighbouring work-items by butterfly shuffles (PTX ISA, "shfl.sync")."""
+        """Return a function that all-reduces the values of neighbouring work-items.
+
+        It uses butterfly shuffles (PTX ISA, "shfl.sync").
+        """
         _, op, width = name.split("_")
         steps = ""
         for k in reversed(range(int(width).bit_length() - 1)):
@@ -163,7 +166,7 @@ class CUDAPrelude(Prelude):
         return f"STATIC $V $N($V a) {{{steps} return a; }}"
 
     def _conversion(self, name: str, portable: str) -> str:
-        """A conversion between the bits of 16-bit floats and f32 as one instruction."""
+        """Return a conversion between the bits of 16-bit floats and f32 as one instruction."""
         bits = self.scalar(HALF)
         if name == "from_bf16":
             return f"STATIC $V $N({bits} h) {{ return __int_as_float((int)h << 16); }}"
@@ -172,7 +175,7 @@ class CUDAPrelude(Prelude):
         return _since(since, f"{head} {{ {body.replace('$U', bits)} }}", portable)
 
     def _lanes(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """A helper of vectors: the one of numbers, lane by lane."""
+        """Return a helper of vectors that applies the scalar helper lane by lane."""
         if name == "splat":
             return (
                 (),
@@ -208,7 +211,7 @@ class CUDAPrelude(Prelude):
         return (), f"STATIC {types[result]} $N({head}) {{ {body} }}"
 
     def _exchange(self, width: int) -> str:
-        """Rows and columns of as many vectors as they have lanes, given by pointers."""
+        """Return a function that transposes a square of vectors, given by pointers."""
         rows = range(width)
         lines = [f"  const $V {', '.join(f'x{k} = *a{k}' for k in rows)};"]
         lines += [f"  *a{k} = $V::of({', '.join(f'x{j}.v[{k}]' for j in rows)});" for k in rows]
@@ -224,7 +227,9 @@ def _since(architecture: int, fast: str, portable: str) -> str:
 
 
 class CUDAPrinter(AsyncCopyPrinter):
-    """One CUDA kernel. Blocks lie along one axis of the launch where the others might have too many."""
+    """Printer of one CUDA kernel. Blocks are numbered along one axis of the launch if the other axes might have too
+    many.
+    """
 
     def space(self, buffer: Buffer) -> str:
         return ""
@@ -233,14 +238,14 @@ class CUDAPrinter(AsyncCopyPrinter):
         return float_literal(value, dtype, "__int_as_float(0x7f800000)", "__int_as_float(0x7fffffff)")
 
     def _piece(self, dtype: DType, at: Address, width: int) -> int:
-        """Elements that one instruction may access."""
+        """Return the number of elements that one instruction may access."""
         most = min(width, ACCESS_BYTES // dtype.bytes)
         return gcd(most, at.multiple)
 
     def serial_loop(self, f: For, extent: Poly, head: str = "") -> None:
         size = as_constant(extent)
         if any(isinstance(m, Barrier) for m in walk(f.body)):
-            head = head or "#pragma unroll 1"  # what is written out ahead of a barrier only takes registers
+            head = head or "#pragma unroll 1"  # unrolling across a barrier only takes registers
         elif size is not None and size > LONG_LOOP:
             head = head or f"#pragma unroll {WRITTEN_OUT}"
         super().serial_loop(f, extent, head)
@@ -292,7 +297,7 @@ class CUDAPrinter(AsyncCopyPrinter):
         return f"(unsigned)({self.poly_text(self.algebra.poly(e))})"
 
     def _along_one(self) -> bool:
-        """Tell whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
+        """Return whether blocks have one linear index, from which quotients and remainders give the indices per axis."""
         tops = [self.algebra.interval(self.algebra.static(e))[1] for e in self.groups[1:]]
         return any(top is None or top > AXIS_LIMIT for top in tops)
 

@@ -15,35 +15,35 @@ from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import Expr, as_int, const, maximum
 from relax_tune.ir.core.stmt import AXES, For, Stmt, loops
 
-# Of a launch.
+# Last axis of a launch.
 LAST = AXES["group"] - 1
 
 
 class GridPrinter(CFamilyPrinter):
-    """One kernel. A language says how indices, barriers, shared arrays, parameters and the kernel's head look."""
+    """Printer of one kernel. A language defines indices, barriers, shared arrays, parameters and the kernel's head."""
 
     def index(self, kind: str, axis: int) -> str:
-        """The number of this group, or of this item in it, along an axis."""
+        """Return the number of this group, or of this item in it, along an axis."""
         raise NotImplementedError
 
     def shared_arrays(self, found: Sequence[tuple[Buffer, str, int]]) -> list[str]:
-        """The declarations of all arrays that a group shares, as (buffer, name, elements)."""
+        """Return the declarations of all arrays that a group shares, as (buffer, name, elements)."""
         raise NotImplementedError
 
     def parameter(self, b: Buffer, written: bool) -> str:
-        """A pointer as the kernel takes it, without its name."""
+        """Return a pointer as the kernel takes it, without its name."""
         raise NotImplementedError
 
     def head(self, name: str, parameters: Sequence[str], items: Sequence[int]) -> str:
-        """The kernel's signature."""
+        """Return the kernel's signature."""
         raise NotImplementedError
 
     def array(self, b: Buffer, name: str, size: int) -> str:
-        """The declaration of an array of one item."""
+        """Return the declaration of an array of one item."""
         raise NotImplementedError
 
     def launched(self, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """The groups along the axes that the launch has."""
+        """Return the extents of the launch's grid for these groups."""
         return groups
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
@@ -94,7 +94,7 @@ class GridPrinter(CFamilyPrinter):
         return self.finish(self.head(name, parameters, items)), Grid(groups, items)
 
     def _grid(self, name: str, body: Stmt) -> Grid:
-        """The groups and items along each axis; axes whose loops differ in extent get a bound check."""
+        """Return the groups and items along each axis; axes whose loops differ in extent get a bound check."""
         groups: dict[int, list[Expr]] = {}
         items: dict[int, list[int]] = {}
         for f in loops(body, "group"):

@@ -76,7 +76,10 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
 
 
 def _fits_warp(call: IntrinsicCall) -> bool:
-    """Tell whether a warp can fetch the operands: from shared memory, in aligned rows, with the swizzle of eight elements or none."""
+    """Return whether a warp can fetch the operands.
+
+    They must be in shared memory, in aligned rows, with the swizzle of eight elements or none.
+    """
     for (buffer, start), b in zip(call.operands, call.intrinsic.semantics.buffers, strict=True):
         if b in call.intrinsic.semantics.output_buffers:
             if buffer.scope != "local":
@@ -97,7 +100,7 @@ def _fits_warp(call: IntrinsicCall) -> bool:
 
 
 def _has_fixed_strides(call: IntrinsicCall) -> bool:
-    """Tell whether operands have the strides that the intrinsic requires. A loop of one iteration moves nothing."""
+    """Return whether operands have the strides that the intrinsic requires. A loop of one iteration moves nothing."""
     if call.intrinsic.fixed_strides and any(buffer.swizzle for buffer, _ in call.operands):
         return False
     steps = dict(zip(call.intrinsic.strides(), call.strides, strict=True))
@@ -109,7 +112,7 @@ def _has_fixed_strides(call: IntrinsicCall) -> bool:
 
 
 def require_shared(f: For) -> None:
-    """Check that the loops of a nest can stand for its intrinsic: every work-item must find the elements of the others.
+    """Check that the loops of a nest can stand for its intrinsic: every work-item must reach the other items' elements.
 
     Raises:
         BuildError: an operand is in the registers of other work-items.

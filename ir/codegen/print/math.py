@@ -37,7 +37,7 @@ TANH_Q = (1.0, 0.4670773148536682, 0.02584713138639927, 0.00032728075166232884, 
 
 
 def horner(variable: str, coefficients: Sequence[float]) -> str:
-    """The polynomial in Horner form, lowest coefficient first in `coefficients`."""
+    """Return the polynomial in Horner form, lowest coefficient first in `coefficients`."""
     text = f"{coefficients[-1]!r}f"
     for i, c in enumerate(reversed(coefficients[:-1])):
         inner = f"{variable} * {text}" if i == 0 else f"({text}) * {variable}"
@@ -76,7 +76,7 @@ EXP_SCALED = f"""
   $V n = c * 1.4426950408889634f + 12582912.0f - 12582912.0f;
   $V r = c - n * 0.693359375f;{_EXP_TAIL}
   return __builtin_ia32_scalefps%s_mask(p, n, p, (unsigned %s)-1%s);"""
-# By lanes: what declares it, and the parts of its call.
+# By lanes: the macro that declares it, and the parts of its call.
 SCALES = {
     16: ("__AVX512F__", ("512", "short", ", 4")),
     8: ("__AVX512VL__", ("256", "char", "")),
@@ -85,7 +85,7 @@ SCALES = {
 
 
 def exp_of(width: int) -> str:
-    """The body of the exponential of a vector."""
+    """Return the body of the exponential of a vector."""
     if width not in SCALES:
         return EXP_PORTABLE
     macro, parts = SCALES[width]
@@ -117,9 +117,9 @@ BODIES: dict[str, tuple[tuple[str, ...], str]] = {
     "tanh": (("least", "most"), TANH_BODY),
 }
 
-# Conversions between 16-bit floats and f32, on bits alone: to nearest, ties to even, whatever the compiler has for them, and
-# with nothing that flushing denormals to zero would change, nor a shift into the sign, which C leaves undefined.
-# `from_` sees the bits as $I `b`, `to_` leaves them in $I `r`.
+# Conversions between 16-bit floats and f32 by integer arithmetic: to nearest, ties to even, the same on every compiler.
+# Flushing denormals to zero does not change them, and no shift reaches the sign, which C leaves undefined. `from_`
+# reads the bits as $I `b`, `to_` leaves them in $I `r`.
 FROM_BF16 = """
   return rt_unbits_$S(((b ^ 0x8000) - 0x8000) * 65536);"""
 

@@ -15,7 +15,7 @@ from relax_tune.ir.core.stmt import BufferStore
 
 
 class MemoryPrinter(ValuePrinter):
-    """The memory accesses of a kernel. A language says how one access looks."""
+    """Printer of a kernel's memory accesses. A language defines single accesses."""
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
@@ -41,7 +41,7 @@ class MemoryPrinter(ValuePrinter):
         return self.by_lane(e), True
 
     def _prefetch(self, b: Buffer, p: Poly) -> None:
-        """Ask memory for the vector that a later iteration of the marked loop reads, wherever that may be: asking is never wrong."""
+        """Prefetch the vector that a later iteration of the marked loop reads. An address out of bounds is harmless."""
         prefetch = self.prefetch
         if prefetch is None or b.scope != "global" or b in self.written:
             return
@@ -75,7 +75,7 @@ class MemoryPrinter(ValuePrinter):
         return f"{self.buffers[b]}[{offset}] = {self.packed(value, b.dtype, 1)};"
 
     def store(self, s: BufferStore) -> None:
-        """One store for the current lane or vector of lanes."""
+        """Print one store for the current lane or vector of lanes."""
         p = self.flat(s.buffer, s.indices)
         step = self.stride(p)
         lane, b = self.lane, s.buffer
@@ -110,7 +110,7 @@ class MemoryPrinter(ValuePrinter):
         self._scatter(s, text, moving, lane)
 
     def assign(self, b: Buffer, p: Poly, text: str) -> None:
-        """One element."""
+        """Print the store of one element."""
         self.line(self.assignment(b, p, text))
 
     def assignment(self, b: Buffer, p: Poly, text: str) -> str:
@@ -120,7 +120,7 @@ class MemoryPrinter(ValuePrinter):
         return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
 
     def _scatter(self, s: BufferStore, text: str | None, moving: bool, lane: Lane) -> None:
-        """Lane by lane."""
+        """Print a store lane by lane."""
         env = self.algebra.env
         held: str | None = None
         if text is not None and moving:

@@ -22,9 +22,9 @@ SCALARS = {
 }  # fmt: skip
 
 
-# Functions that are an instruction, of vectors too when every lane calls clang's own name for it; OpenCL's names are calls.
+# Functions that are one instruction, also of vectors if every lane calls clang's builtin; OpenCL's names are calls.
 INSTRUCTIONS = frozenset({"sqrt", "floor", "rint", "abs"})
-# Other devices have them as instructions, and a simulator does not know clang's names.
+# On other devices OpenCL's names are instructions too, and a simulator does not know clang's names.
 ON_PROCESSORS = "defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))"
 
 
@@ -91,7 +91,7 @@ class OpenCLPrelude(Prelude):
         return super().define(name, dtype, width)
 
     def _masked(self, name: str, width: int) -> str:
-        """The first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
+        """Return the first n lanes only; lanes beyond are 0 and their memory is not touched. `name` ends in the address space."""
         kind, space = name.split("_")
         if kind == "loadm":
             return (

@@ -15,13 +15,13 @@ from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
-# integer type of the same width, the type of a comparison's result on vectors
+# type of a comparison of vectors, by bytes of an element: the integer type of the same width
 MASKS = {1: i8, 4: i32, 8: i64}
 
-# what memory holds of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
+# storage of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
 HALF = DType("uint16", "u16")
 
-# integers that 32 bits hold unless the text is compiled for wide ones
+# index type: 32 bits unless the text is compiled for 64
 INDEX = DType("int64", "idx")
 
 # integers that wrap in every language
@@ -32,7 +32,7 @@ FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
 
 
 def suffix(dtype: DType, width: int) -> str:
-    """`f32` or `f32x16`: the end of type and helper names."""
+    """Return the end of type and helper names, `f32` or `f32x16`."""
     return dtype.short if width == 1 else f"{dtype.short}x{width}"
 
 
@@ -47,7 +47,7 @@ def stored(dtype: DType) -> DType:
 
 
 class Prelude:
-    """Collects pieces in dependency order. Subclasses say how a language writes types and the basic helpers."""
+    """Collection of pieces in dependency order. Subclasses define vector types and the basic helpers of a language."""
 
     inline = ""
     language = ""
@@ -61,7 +61,7 @@ class Prelude:
         return f"/*prelude*/\n{body}\n/*end prelude*/\n"
 
     def add(self, key: str, text: str) -> None:
-        """A piece under its own guard; the first text for a key stays."""
+        """Add a piece under its own guard; the first text for a key stays."""
         if key not in self._pieces:
             guard = f"RT_{key.upper()}"
             self._pieces[key] = f"#ifndef {guard}\n#define {guard}\n{text}\n#endif"
@@ -69,7 +69,10 @@ class Prelude:
     def intrinsic(
         self, found: Intrinsic, operands: Sequence[tuple[str, DType]], sizes: Sequence[tuple[str, int]] = ()
     ) -> str:
-        """Return the name of an intrinsic's function for operands in these address spaces, the written one last, and these extents."""
+        """Return the name of an intrinsic's function.
+
+        It takes operands in these address spaces, the written one last, and these extents.
+        """
         for helper in found.prelude_helpers:
             self.helper(helper, f32, 1)
         ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
@@ -101,18 +104,18 @@ class Prelude:
         return name
 
     def storage(self, dtype: DType) -> str:
-        """The C-family type of one element in memory."""
+        """Return the C-family type of one element in memory."""
         if dtype is INDEX:
             self.add("type_idx", f"#ifdef RT_WIDE\ntypedef {self.storage(i64)} idx;\n#else\ntypedef int idx;\n#endif")
             return "idx"
         return self.scalars[stored(dtype).short]
 
     def scalar(self, dtype: DType) -> str:
-        """The type one element is computed with."""
+        """Return the type in which one element is computed."""
         return self.storage(computed(dtype))
 
     def vector(self, dtype: DType, width: int) -> str:
-        """The type `width` elements are computed with (declared on demand)."""
+        """Return the type in which `width` elements are computed (declared on demand)."""
         dtype = computed(dtype)
         if width == 1:
             return self.scalar(dtype)
@@ -122,15 +125,15 @@ class Prelude:
         return name
 
     def vector_types(self, dtype: DType, width: int, name: str) -> str:
-        """Typedefs of a vector and of its unaligned form `NAMEu`."""
+        """Return typedefs of a vector and of its unaligned form `NAMEu`."""
         raise NotImplementedError
 
     def mask(self, dtype: DType, width: int) -> str:
-        """The type of a comparison of two vectors of `dtype`."""
+        """Return the type of a comparison of two vectors of `dtype`."""
         return self.vector(MASKS[dtype.bytes], width)
 
     def helper(self, name: str, dtype: DType, width: int) -> str:
-        """The name of a helper function for this type, declared with everything it needs."""
+        """Return the name of a helper function for this type, declared with everything it needs."""
         dtype = computed(dtype)
         s = suffix(dtype, width)
         full = f"rt_{name}_{s}"
@@ -145,7 +148,10 @@ class Prelude:
         return full
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """(helpers needed, text) of a helper; `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name."""
+        """Return (helpers needed, text) of a helper.
+
+        In the text: `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name.
+        """
         if name in math.HALVES:
             return self._half(name, width)
         if name == "exchange":
@@ -184,11 +190,11 @@ class Prelude:
         return full
 
     def lookup(self, values: Sequence[int], width: int, plain: str) -> str:
-        """The body of such a function, `plain` where the machine has no better way."""
+        """Return the body of a lookup function, `plain` unless the machine has a faster way."""
         return f" {plain} "
 
     def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
-        """A conversion between the bits of 16-bit floats and f32."""
+        """Return a conversion between the bits of 16-bit floats and f32."""
         needs, body = math.HALVES[name]
         for n in ("sel", "splat"):
             self.helper(n, i32, width)
@@ -198,7 +204,7 @@ class Prelude:
         return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', HALF, width)}(r);\n}}"
 
     def unsigned(self, dtype: DType) -> str:
-        """The cast to the unsigned type of the same width; none for types that C computes in int."""
+        """Return the cast to the unsigned type of the same width; empty for types that C computes in int."""
         return {4: "(unsigned)", 8: f"({self.scalars['u64']})"}.get(dtype.bytes, "")
 
     def _whole(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
@@ -215,7 +221,7 @@ class Prelude:
         return (), f"STATIC {v} $N($V x) {{ return {chosen}; }}"
 
     def truncated(self, name: str, source: DType, target: DType, v: str) -> str:
-        """The body of the truncation of one float `x`."""
+        """Return the body of the truncation of one float `x`."""
         return integers.truncated(source, target, v)
 
     def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:
@@ -240,7 +246,7 @@ class Prelude:
             return (), f"STATIC $V $N($V a, $V b) {{ return a {sign} b{nan} ? a : b; }}"
         if (
             name == "odd"
-        ):  # an f64 as f32, the last bit set where that is not exact: the next rounding sees which side it was on
+        ):  # an f64 as f32, rounded to odd: the last bit is set if it is inexact, so that the next rounding is right
             bits, unbits = self.helper("bits", f32, 1), self.helper("unbits", f32, 1)
             return (), (
                 f"STATIC float $N($V a) {{ float f = (float)a; int b = {bits}(f);\n"
@@ -281,7 +287,7 @@ class Prelude:
         raise KeyError(f"no helper {name} for {dtype}x{width}")
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """All lanes combined, halving the width step by step."""
+        """Return a helper that combines all lanes, halving the width step by step."""
         op = name.removeprefix("fold_")
         halved = f"{self.helper(f'half_{op}', dtype, width)}(a)"
         if width > 2:
@@ -289,7 +295,7 @@ class Prelude:
         return (), f"STATIC $E $N($V a) {{ return {halved}; }}"
 
     def _halved(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """The lower half of the lanes combined with the upper half."""
+        """Return a helper that combines the lower half of the lanes with the upper half."""
         op, half = name.removeprefix("half_"), width // 2
         v = self.vector(dtype, half)
         joined = {} if dtype.is_int else {"add": "lo + hi", "mul": "lo * hi"}
@@ -298,13 +304,13 @@ class Prelude:
         return (), f"STATIC {v} $N($V a) {{ {v} lo = {low}, hi = {high}; return {together}; }}"
 
     def converted(self, text: str, vector: str) -> str:
-        """A vector with each lane as the type of another one's."""
+        """Return a vector converted lane by lane to the element type of another vector."""
         return f"__builtin_convertvector({text}, {vector})"
 
     def half(self, vector: str, width: int, start: int) -> str:
-        """`width` lanes of the vector `a` from `start`."""
+        """Return `width` lanes of the vector `a` from `start`."""
         return f"a[{start}]" if width == 1 else self.literal(vector, [f"a[{start + k}]" for k in range(width)])
 
     def literal(self, vector: str, parts: list[str]) -> str:
-        """A vector from its lanes."""
+        """Return a vector of the given lanes."""
         raise NotImplementedError

@@ -10,7 +10,8 @@ from relax_tune.ir.core.stmt import BufferStore, For
 
 
 def transposed_copy(f: For) -> tuple[For, Expr | None, BufferStore] | None:
-    """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy; None for other loops.
+    """Return (inner loop, condition on the outer one, store) of two vectorised loops around a copy.  None for other
+    loops.
 
     The store is made everywhere, or where `x < bound`.
     """

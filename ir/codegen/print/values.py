@@ -1,8 +1,8 @@
 """Expressions to text, for one lane or for a vector of lanes.
 
-Integer expressions go through `Algebra`; what depends on the lane of the surrounding vectorised loop is *moving* and
-printed as a vector, everything else stays scalar and is broadcast where the two meet. What no vector form exists for
-is printed lane by lane.
+Integer expressions go through `Algebra`. A value that depends on the lane of the surrounding vectorised loop is
+*moving* and printed as a vector. Other values stay scalar, and are broadcast where they meet vectors. Operations
+without a vector form are printed lane by lane.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ValuePrinter(AddressPrinter):
     # values
 
     def condition(self, e: Expr) -> str:
-        """A scalar condition."""
+        """Return a scalar condition."""
         text, vector = self._fresh_text(e)
         assert text is not None and not vector
         return text
 
     def one(self, e: Expr) -> str:
-        """A value that does not move, without temporaries."""
+        """Return the text of a value that does not depend on the lane, without temporaries."""
         text, vector = self._fresh_text(e)
         assert text is not None and not vector, e
         return text
@@ -59,7 +59,7 @@ class ValuePrinter(AddressPrinter):
         return found
 
     def value(self, e: Expr) -> Text:
-        """The text of a store's value; sub-expressions used twice become temporaries in front of it."""
+        """Return the text of a store's value; sub-expressions used twice become temporaries in front of it."""
         order, shared = self._order(e)
         self._memo = {}
         for n in order:
@@ -73,7 +73,7 @@ class ValuePrinter(AddressPrinter):
         return self.text(e)
 
     def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
-        """Value nodes under `e`, operands first, and those worth a temporary. Indices belong to their loads."""
+        """Return value nodes under `e`, operands first, and the nodes worth a temporary. Indices belong to their loads."""
         known = self._orders.get(e)
         if known is not None:
             return known
@@ -132,14 +132,14 @@ class ValuePrinter(AddressPrinter):
         return self._vector(e, [(t or "", v) for t, v in args])
 
     def _taken_branch(self, e: Expr) -> Expr | None:
-        """The branch of a select whose condition on indices is settled here."""
+        """Return the branch that a select takes if its condition on indices is decided here, else None."""
         if e.op != "select" or not e.args[0].op or any(a.dtype is not i64 for a in e.args[0].args):
             return None
         known = self.algebra.decide(e.args[0])
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
     def _four_bits(self, e: Expr) -> str | None:
-        """A vector of floats that four bits of each int32 choose."""
+        """Return the lookup of a vector of floats by four bits of each int32; None for other expressions."""
         if e.op != "cast" or e.dtype is not f32 or not e.args[0].dtype.is_int or not self.moves(e):
             return None
         found = four_bits(e.args[0], self._taken_branch)
@@ -194,21 +194,21 @@ class ValuePrinter(AddressPrinter):
         )
 
     def rounded(self, text: str, source: DType, target: DType, width: int) -> str:
-        """A value rounded to a 16-bit float."""
+        """Return a value rounded to a 16-bit float."""
         if source is f64 and target is f16:  # rounding to f32 first must not make a tie
             text = f"{self.prelude.helper('odd', f64, width)}({text})"
         return self.unpacked(self.packed(text, target, width), target, width)
 
     def packed(self, text: str, dtype: DType, width: int) -> str:
-        """Return the text of a value in its memory type."""
+        """Return a value converted to its type in memory."""
         return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def unpacked(self, text: str, dtype: DType, width: int) -> str:
-        """The value that memory holds."""
+        """Return a value converted from its type in memory."""
         return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
 
     def _extreme(self, e: Expr, args: list[str], width: int) -> str:
-        """min and max that give NaN for NaN; an operand known not to be NaN needs one comparison only."""
+        """Return min or max that gives NaN for NaN. If an operand is known not to be NaN, one comparison suffices."""
         helper = "max" if e.op == "max" else "min"
         if e.dtype.is_float and width == 1:
             sign = ">" if helper == "max" else "<"
@@ -239,7 +239,7 @@ class ValuePrinter(AddressPrinter):
         return 1 if self.lane is None else self.lane.width
 
     def splat(self, text: str, moving: bool, dtype: DType) -> str:
-        """A vector operand; scalars are broadcast."""
+        """Return a vector operand; scalars are broadcast."""
         return text if moving else f"{self.prelude.helper('splat', dtype, self.width)}({text})"
 
     def mask_text(self, text: str, moving: bool) -> str:
@@ -271,7 +271,7 @@ class ValuePrinter(AddressPrinter):
         if name == "select":
             a, b = (self.splat(*x, e.dtype) for x in args[1:])
             if not args[0][1]:
-                # both of one type: what is read from memory may differ from it in alignment
+                # cast both to one type: a value from memory may have a type of other alignment
                 kind = self.prelude.vector(e.dtype, w)
                 return f"({args[0][0]} ? ({kind}){a} : ({kind}){b})", True
             mask = self.widened(args[0][0], e.dtype)
@@ -283,7 +283,7 @@ class ValuePrinter(AddressPrinter):
         return self.by_lane(e), True
 
     def widened(self, mask: str, dtype: DType) -> str:
-        """An int32 mask as the mask type of `dtype`."""
+        """Return an int32 mask as the mask type of `dtype`."""
         dtype = computed(dtype)
         return mask if dtype.bytes == 4 else self.prelude.converted(mask, self.prelude.mask(dtype, self.width))
 
@@ -302,7 +302,7 @@ class ValuePrinter(AddressPrinter):
         return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
 
     def _converted(self, source: DType, target: DType, text: str) -> str | None:
-        """A vector of one type as another; None where only single lanes can be converted."""
+        """Return a vector converted to another type; None where only single lanes can be converted."""
         w = self.width
         if source is target:
             return text
@@ -348,7 +348,7 @@ class ValuePrinter(AddressPrinter):
         return text, True
 
     def _prefix(self, e: Expr) -> str | None:
-        """`x + lane < bound` as a comparison of lane numbers."""
+        """Return `x + lane < bound` as a comparison of lane numbers; None for other conditions."""
         lane = self.lane
         assert lane is not None
         room = room_below(e, self.algebra.poly) or {}
@@ -364,7 +364,7 @@ class ValuePrinter(AddressPrinter):
         return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
 
     def lanes_text(self, e: Expr) -> list[str]:
-        """`e` for every lane; 0 for lanes that are not active."""
+        """Return the text of `e` for every lane; 0 for inactive lanes."""
         lane = self.lane
         assert lane is not None
         memo = self._memo

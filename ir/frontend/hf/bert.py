@@ -61,14 +61,15 @@ class BertConfig:
     inner: int
     vocabulary: int
     rows: int
-    """Of the table of positions."""
+    """Rows of the table of positions."""
     token_types: int
-    """0: there are none."""
+    """Number of token types, possibly 0."""
     eps: float
     activation: str
     names: LayerNames
     padding: int | None
-    """The token that has no position where the others count from behind it; None: positions are those in the text."""
+    """Token without a position, behind whose row the positions of others start; None: positions are those in the text.
+    """
 
     @property
     def positions(self) -> int:
@@ -170,7 +171,7 @@ class Bert:
         return self.g.call(LayerNorm(self.config.eps), x, gamma, beta)
 
     def linear(self, x: GVar, name: str, width: int, out: int) -> GVar:
-        """Return `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
+        """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
         stored = self.weights.get(f"{name}.weight", (out, width))
         w = self.g.constant(f"{name}.weight", np.ascontiguousarray(stored.T))
         return self.g.call(Add(), self.g.call(Matmul(), x, w), self.weight(f"{name}.bias", out))

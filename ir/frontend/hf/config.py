@@ -73,7 +73,7 @@ class ConfigFields:
 
 
 def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    """Return inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
+    """Return the inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
     given = checked_bounds(bounds)
     unknown = sorted(set(given) - {"b", "n"})
     if unknown:

@@ -58,7 +58,7 @@ class LlamaConfig:
     groups: int
     """Key and value heads."""
     size: int
-    """Of a head."""
+    """Size of a head."""
     inner: int
     vocabulary: int
     positions: int
@@ -67,11 +67,11 @@ class LlamaConfig:
     rope: Rope
     tied: bool
     bias_in: bool
-    """Of query, key and value."""
+    """Query, key and value have a bias."""
     bias_out: bool
     bias_mlp: bool
     windows: tuple[int | None, ...]
-    """Of each layer: how many positions up to its own each one sees; None: all of them."""
+    """Attention window of each layer in positions, the own one included; None: all positions."""
     head_norms: bool
     """Queries and keys are normalised head by head before their rotation."""
     unit_norms: bool

@@ -20,9 +20,10 @@ KNOWN = frozenset({
 
 
 def _heads(w: Writer, node: OnnxNode, position: int, count: str) -> Value:
-    """Return an input as (batch, heads, positions, size).
+    """Read an input as (batch, heads, positions, size).
 
-    An input of 3 dims has the heads in its last dim; the attribute `count` is their number."""
+    An input of 3 dims has the heads in its last dim; the attribute `count` is their number.
+    """
     item = node.item(position)
     if item.ndim == 4:
         return w.tensor(item)
@@ -39,7 +40,8 @@ def _heads(w: Writer, node: OnnxNode, position: int, count: str) -> Value:
 def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     """Import Attention, or raise ParseError for cases left to the function body of the standard.
 
-    These are scores as a result, lengths by row, and windows that reach forward."""
+    These cases are scores as a result, lengths by row, and windows that reach forward.
+    """
     unknown = sorted(set(node.attributes) - KNOWN)
     if unknown:
         raise node.refuse(f"wanted attributes among {', '.join(sorted(KNOWN))}, found {unknown[0]}")

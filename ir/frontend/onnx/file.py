@@ -88,7 +88,7 @@ def order_of(nodes: Sequence[Any], given: Container[str]) -> None:
 
 
 def _strings(proto: Any) -> Iterator[Any]:
-    """List the names that the importer reads; protobuf gives bytes for a name that is not UTF-8."""
+    """Yield the names that the importer reads; protobuf gives bytes for a name that is not UTF-8."""
     graph = proto.graph
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         yield opset.domain

@@ -41,7 +41,7 @@ def _type(onnx: Any, item: ImportedValue) -> Any:
 
 
 def substituted(onnx: Any, body: Any, call: Any) -> Iterator[Any]:
-    """List the nodes of a function, with attribute references replaced by those of the call or the defaults."""
+    """Yield the nodes of a function, with attribute references replaced by those of the call or the defaults."""
     given = {a.name: a for a in body.attribute_proto}
     given |= {a.name: a for a in call.attribute}
     for n in body.node:

@@ -218,7 +218,7 @@ def _greater(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValu
 
 
 def _and(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
-    """Import And; simplify `x and true` to `x`."""
+    """Import And. `x and true` becomes `x`."""
     a, b = node.item(0), node.item(1)
     dims = _joint(w, node)
     for x, other in ((a, b), (b, a)):

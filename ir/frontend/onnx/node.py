@@ -29,7 +29,7 @@ class OnnxNode:
     near: similar operator names, for messages
     domain: domain of the operator
     version: version of the operator's definition
-    beside: neighbours, for messages
+    beside: neighbouring nodes, for messages
     """
 
     op: str
@@ -44,7 +44,7 @@ class OnnxNode:
     beside: str = ""
 
     def refuse(self, why: str) -> ParseError:
-        """Return an error that names the node, its arguments, its neighbours and similar operators."""
+        """Make the error for an unsupported node, with its arguments, its neighbours and similar operators."""
         takes = ", ".join("nothing" if i is None else f"{i.name}: {i.info!r}" for i in self.inputs) or "nothing"
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         version = "" if self.version is None else f", version {self.version}"
@@ -98,7 +98,7 @@ class Neighbours:
         return name in self._readers
 
     def of(self, node: Any) -> str:
-        """Return the neighbours of a node, as the end of a sentence."""
+        """Describe the neighbours of a node, as the end of a sentence."""
         makers = dict.fromkeys(self._makers[i] for i in node.input if i in self._makers)
         readers = dict.fromkeys(r for o in node.output if o for r in self._readers.get(o, ()))
         parts = [

@@ -41,7 +41,7 @@ Known = Callable[[Writer, OnnxNode, Sequence[Scalars]], "tuple[Scalars, DType] |
 
 
 def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
-    """Return the one result of a node if all its inputs are known expressions and the operator is supported; else None."""
+    """Return the one result of a node as expressions; None unless all inputs are known and the operator is supported."""
     handler = KNOWN.get(node.op)
     if handler is None or not node.inputs or len([o for o in node.outputs if o]) != 1:
         return None
@@ -63,7 +63,7 @@ def evaluate_known(w: Writer, node: OnnxNode) -> ImportedValue | None:
 
 
 def objects(values: Any) -> Scalars:
-    """Return an object array of expressions, of the shape of a nested sequence or array."""
+    """Make an object array of expressions, in the shape of a nested sequence or array."""
     return np.array(values, object)
 
 
@@ -91,7 +91,7 @@ def _same(fn: Callable[..., Expr | None]) -> Known:
 
 
 def _truth(fn: Callable[..., Expr]) -> Known:
-    """Make a handler of a comparison; None unless it is decided."""
+    """Make a handler of a comparison. It returns None unless the comparison is decided."""
 
     def handler(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
         def decided(*args: Expr) -> Expr | None:
@@ -195,7 +195,7 @@ def _where(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalar
 
 
 def _product(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """Multiply all values: exporters count elements by ReduceProd."""
+    """Multiply all values; exporters count elements by ReduceProd."""
     if len(arrays) > 1 or node.attributes.get("axes") is not None or arrays[0].ndim > 1:
         return None
     total: Expr = const(1)

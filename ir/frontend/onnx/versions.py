@@ -71,7 +71,7 @@ def version_of(onnx: Any, op: str, opset: int) -> int | None:
 
 
 def problem_of(onnx: Any, proto: Any, opset: int, version: int | None) -> str | None:
-    """Return why a node violates the definition of its operator or has an unsupported version, or None."""
+    """Return None, or why a node violates the definition of its operator or has an unsupported version."""
     if version is None:
         later = sorted(
             s.since_version

@@ -11,7 +11,8 @@ LARGEST = 2**31 - 1
 
 
 def checked_bounds(bounds: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Inclusive (lower, upper) by symbol name, as plain ints. Whether the model has these symbols is its frontend's to say.
+    """Return inclusive (lower, upper) by symbol name, as plain ints. The frontend checks that the model has the
+    symbols.
 
     Raises: UserError for anything but whole numbers with 0 <= lower <= upper, 1 <= upper <= LARGEST.
     """

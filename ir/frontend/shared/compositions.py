@@ -25,7 +25,7 @@ from relax_tune.ir.rewrite.rules import rewrite
 
 
 def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
-    """A product of dims as a number and other factors."""
+    """Return a product of dims as a number and other factors."""
     number, rest, stack = 1, [], list(dims)
     while stack:
         e = stack.pop()
@@ -39,7 +39,7 @@ def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
 
 
 def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
-    """The dim that makes the products of both equal: common factors cancel."""
+    """Return the dim that makes the products of both equal: common factors cancel."""
     top, upper = _factors([w.simplify(d) for d in have])
     bottom, lower = _factors([w.simplify(d) for d in others])
     for e in list(lower):
@@ -58,7 +58,7 @@ def permute(w: Writer, value: Value, axes: Sequence[int]) -> Value:
 
 
 def slice_axis(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Value:
-    """`value[..., begin:end, ...]`; the value itself when that is all of it."""
+    """Return `value[..., begin:end, ...]`, the value itself if the slice covers the dim."""
     same = w.g.deduction.same
     if as_int(begin) == 0 and (
         same(end, tensor_dims(value)[axis]) or w.g.deduction.proves(le(tensor_dims(value)[axis], end)) is Proof.YES
@@ -68,7 +68,7 @@ def slice_axis(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Va
 
 
 def pad(w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant") -> Value:
-    """`value` with (before, after) more elements along each axis; sizes below 0 cut."""
+    """Pad `value` by (before, after) elements along each axis; negative numbers crop."""
     for axis, (before, after) in enumerate(pads):
         size = tensor_dims(value)[axis]
         value = slice_axis(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
@@ -79,7 +79,7 @@ def pad(w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 
 
 
 def take(w: Writer, table: Value, axis: int, indices: Value) -> Value:
-    """Rows along `axis` at non-negative `indices`, whose dims take the axis' place."""
+    """Take rows along `axis` at non-negative `indices`, whose dims replace the axis."""
     n, k = len(tensor_dims(table)), len(tensor_dims(indices))
     front = permute(w, table, [axis, *(p for p in range(n) if p != axis)])
     found = w.emit(Take(), front, indices)
@@ -87,7 +87,7 @@ def take(w: Writer, table: Value, axis: int, indices: Value) -> Value:
 
 
 def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
-    """The same values in another type; truth is what is not zero."""
+    """Cast to another type. As a bool, every value but zero is true."""
     if source is target:
         return value
     if target is bool_:
@@ -102,21 +102,21 @@ def clip(w: Writer, x: Value, element: DType, low: float | None, high: float | N
 
 
 def tanh_gelu(w: Writer, x: Value) -> Value:
-    """`x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`."""
+    """Return `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2`."""
     cube = w.emit(Mul(), w.emit(Mul(), x, x), x)
     inner = w.emit(MulScalar(math.sqrt(2 / math.pi)), w.emit(Add(), x, w.emit(MulScalar(0.044715), cube)))
     return w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner)))
 
 
 def along_last_axis(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
-    """A row operator along any axis."""
+    """Apply a row operator along any axis."""
     n = len(tensor_dims(value))
     order = [*(p for p in range(n) if p != axis), axis]
     return permute(w, fn(permute(w, value, order)), [order.index(p) for p in range(n)])
 
 
 def triangle(w: Writer, x: ImportedValue, k: int, upper: bool) -> ImportedValue:
-    """Zero below (upper) or above the diagonal `k` places right of the main one."""
+    """Zero the elements below (upper) or above the diagonal `k` places right of the main one."""
     rows = w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[-2])))
     columns = w.emit(Iota(x.shape[-1]))
     diagonal = w.emit(AddScalar(k), rows)
@@ -144,7 +144,7 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:
-    """The module with its results named as in the model."""
+    """Return the module with its results named as in the model."""
 
     def visit(out: Emitter, binding: AnyBinding) -> None:
         name = names.get(binding.var)

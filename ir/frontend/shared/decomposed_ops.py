@@ -1,4 +1,4 @@
-"""Rules that recompose operators which exporters decompose: each puts the operator that the smaller ones spell.
+"""Rules that recompose operators which exporters decompose into smaller ones.
 
 Importers apply them while they write a graph (`Writer.emit`). The root of a pattern is the last operation of the decomposition;
 the others are left to dead-code elimination.
@@ -36,17 +36,17 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def near(wanted: float) -> Callable[[float], bool]:
-    """Accept what an exporter may have rounded to single precision."""
+    """Return a test for a number that an exporter may have rounded to single precision."""
     return lambda held: math.isclose(held, wanted, rel_tol=1e-6)
 
 
 def scaled(p: Operand, factor: float) -> Pattern:
-    """`p * factor`."""
+    """Return the pattern `p * factor`."""
     return op(MulScalar, p, value=near(factor))
 
 
 def over_last_axis(reduction: type[Reduce], p: Operand, name: str) -> Pattern:
-    """A reduction over the last axis that keeps it as a dim of 1."""
+    """Match a reduction over the last axis that keeps it as a dim of 1."""
 
     def last(m: Match) -> bool:
         return m.operator(name, reduction).axes in ((-1,), (len(m.shape(name)) - 1,))
@@ -62,7 +62,7 @@ def _factor(operand: str, name: str) -> Pattern:
 
 
 def _plain(operand: str) -> Pattern:
-    """An operand without a factor."""
+    """Match an operand without a factor."""
 
     def has_no_factor(m: Match) -> bool:
         call, info = m.scope.call(m[operand]), m.info(operand)
@@ -88,7 +88,7 @@ def _scale_behind(site: Site) -> Value | None:
 
 
 def _product_of_scales(factors: Sequence[float], width: Expr | None) -> float:
-    """The product of factors, exactly `k ** -0.5` where both are `k ** -0.25` rounded to single precision."""
+    """Return the product of factors, exactly `k ** -0.5` where both are `k ** -0.25` rounded to single precision."""
     total = math.prod(factors)
     k = None if width is None else as_int(width)
     if k and len(factors) == 2 and factors[0] == factors[1] and math.isclose(total, k**-0.5, rel_tol=3e-7):

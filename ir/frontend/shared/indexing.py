@@ -18,7 +18,9 @@ from relax_tune.ir.op.math.logic import Less, Where
 
 
 def edge(w: Writer, e: Expr, n: Expr) -> Expr:
-    """A slice's end within a dim of size `n`, counted from the back when negative. Raises ParseError for an unknown sign."""
+    """Return the end of a slice in a dim of size `n`; a negative end counts from the back. Raises ParseError for an
+    unknown sign.
+    """
     number = as_int(e)
     if number is not None:
         if number < 0:
@@ -32,7 +34,7 @@ def edge(w: Writer, e: Expr, n: Expr) -> Expr:
 
 
 def counter_or_tensor(w: Writer, x: ImportedValue) -> Value:
-    """The tensor; a table of 0, 1, 2 ... as a counter, whose first elements are a shorter counter."""
+    """Return the tensor, a table 0, 1, 2 ... as `Iota`, whose prefixes are again `Iota`."""
     a = x.array
     if a is None or x.dtype is not i64 or a.size < 2 or max(a.shape) != a.size or a.size > 1 << 20:
         return w.tensor(x)
@@ -42,7 +44,7 @@ def counter_or_tensor(w: Writer, x: ImportedValue) -> Value:
 
 
 def natural_indices(w: Writer, item: ImportedValue, size: Expr) -> Value:
-    """Indices into a dim of `size`, those below zero counted from its end."""
+    """Return indices into a dim of `size`, negative ones counted from its end."""
     if item.natural:
         return cast_to(w, w.tensor(item), item.dtype, item.dtype)
     n = as_int(size)
@@ -62,7 +64,7 @@ def natural_indices(w: Writer, item: ImportedValue, size: Expr) -> Value:
 
 
 def gather(w: Writer, x: ImportedValue, axis: int, indices: ImportedValue) -> ImportedValue:
-    """The elements of `x` along `axis` at `indices`, whose dims take the axis' place."""
+    """Emit the elements of `x` along `axis` at `indices`, whose dims replace the axis."""
     known = w.scalars(indices)
     if known is not None and known.ndim == 0:
         at = known.reshape(-1)[0]
@@ -82,7 +84,7 @@ def gather(w: Writer, x: ImportedValue, axis: int, indices: ImportedValue) -> Im
 
 
 def gather_elements(w: Writer, x: ImportedValue, axis: int, indices: ImportedValue) -> ImportedValue:
-    """The elements of `x` at `indices` along `axis`, position by position."""
+    """Emit the elements of `x` at `indices` along `axis`, position by position."""
     if x.uniform is not None:
         return w.uniform(indices.shape, x.uniform, x.dtype)
     where = natural_indices(w, indices, x.shape[axis])
@@ -90,7 +92,7 @@ def gather_elements(w: Writer, x: ImportedValue, axis: int, indices: ImportedVal
 
 
 def gather_nd(w: Writer, x: ImportedValue, indices: ImportedValue) -> ImportedValue:
-    """The elements of `x` at `indices` (..., k) into its first k dims."""
+    """Emit the elements of `x` at `indices` (..., k) into its first k dims."""
     depth = as_int(indices.shape[-1])
     sizes = [as_int(d) for d in x.shape[: depth or 0]]
     if not indices.natural and len(set(sizes)) == 1 and sizes[0] is not None:

@@ -1,6 +1,7 @@
-"""Rules that recognise RMS norms and rotary positions: only one operator becomes one loop nest.
+"""Rules that recognise RMS norms and rotary positions, since one operator becomes one loop nest.
 
-They run on the finished program, since the tables of a rotation are weights whose values are compared."""
+They run on the finished program, since the tables of a rotation are weights whose values are compared.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ ROTATION = value("x") * value("cos") + TURNED.named("turned") * value("sin")
 
 
 def _put_rotation(site: Site) -> Value | None:
-    """Put a rotation over tables of half rows, where both halves of the model's rows are proved equal."""
+    """Replace a rotation by one over tables of half rows, if both halves of the model's rows are proved equal."""
     dims, turned = site.shape("x"), site.operator("turned", Concat)
     width, last = as_int(dims[-1]) if dims else None, len(dims) - 1
     if last < 1 or width is None or width % 2 or turned.axis % len(dims) != last:

@@ -15,7 +15,7 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def repeated(name: str) -> Pattern:
-    """Heads `name`, repeated: the broadcast is known as `name_wide`, the result as `name_whole`."""
+    """Match repeated heads `name`: the broadcast is captured as `name_wide`, the result as `name_whole`."""
     return op(Reshape, op(BroadcastTo, name).named(f"{name}_wide")).named(f"{name}_whole")
 
 

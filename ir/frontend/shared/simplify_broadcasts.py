@@ -1,4 +1,5 @@
-"""Rules for broadcasts and counters that exporters write out: work moves before a broadcast, a counted gather becomes a slice.
+"""Rules for explicit broadcasts and counters: work moves before a broadcast, a gather at counted indices becomes a
+slice.
 
 A counter is a tensor of 0, 1, 2 ... along one axis.
 """
@@ -26,7 +27,7 @@ from relax_tune.ir.rewrite.rules import Rule, Site
 
 
 def shape_of(v: Value) -> tuple[Expr, ...]:
-    """The dims of a tensor; () where they are not known."""
+    """Return the dims of a tensor; () where they are not known."""
     return tensor_dims(v.info)
 
 
@@ -36,7 +37,7 @@ ELEMENTWISE = op(Unary) | op(Binary) | op(Where)
 
 
 def _before_view(site: Site) -> Value | None:
-    """Applies where the other arguments have no dims."""
+    """Move an operator before the view of its operand, if the other arguments have no dims."""
     operator, args = _parts(site.root)
     wide = [p for p, a in enumerate(args) if shape_of(a)]
     view = _view_of(args[wide[0]], site.match.scope) if len(wide) == 1 else None
@@ -47,7 +48,10 @@ def _before_view(site: Site) -> Value | None:
 
 
 def _before_broadcast(site: Site) -> Value | None:
-    """No broadcast is left where the other arguments give the dims."""
+    """Apply an operator before the broadcasts of its operands.
+
+    The result is broadcast, unless the other arguments give it the dims.
+    """
     (operator, args), scope, ctx = _parts(site.root), site.match.scope, site.deduction
     sources = [_broadcast_source(a, scope, ctx) for a in args]
     if not isinstance(operator, Unary):
@@ -77,13 +81,13 @@ def _parts(call: Call) -> tuple[OperatorSpec, tuple[Value, ...]]:
 
 
 def _view_of(v: Value, scope: Scope) -> Call | None:
-    """Return the call that makes `v` by putting dims of 1 between dims or by a reshape; None for another value."""
+    """Return the call that makes `v` by inserting dims of 1 or by a reshape; None for another value."""
     call = scope.call(v)
     return call if call is not None and isinstance(call.op, (ExpandDims, Reshape)) else None
 
 
 def _adds_ones(view: Call) -> bool:
-    """Return whether a view only puts dims of 1 between the dims."""
+    """Return whether a view only inserts dims of 1."""
     if isinstance(view.op, ExpandDims):
         return True
     assert isinstance(view.op, Reshape)
@@ -96,7 +100,7 @@ def _beyond_ones(dims: Sequence[Expr]) -> list[Expr]:
 
 
 def _broadcast_source(v: Value, scope: Scope, ctx: Deduction) -> Value:
-    """`x` when `v` is certain to be `x` broadcast, otherwise `v`."""
+    """Return `x` if `v` is certain to be `x` broadcast, otherwise `v`."""
     call = scope.call(v)
     if call is None or not isinstance(call.op, BroadcastTo):
         return v
@@ -107,7 +111,7 @@ def _broadcast_source(v: Value, scope: Scope, ctx: Deduction) -> Value:
 
 
 def _without_leading_ones(v: Value, scope: Scope, longest: int) -> Value:
-    """`x` when `v` is `x` under more leading dims of 1, which broadcasting to `longest` dims adds by itself."""
+    """Return `x` if `v` is `x` under more leading dims of 1, which broadcasting to `longest` dims adds anyway."""
     call = _view_of(v, scope)
     if call is None:
         return v
@@ -122,7 +126,7 @@ def _without_leading_ones(v: Value, scope: Scope, longest: int) -> Value:
 
 
 def counting(v: Value, scope: Scope) -> tuple[int, Expr] | None:
-    """(axis, size) when `v` counts 0, 1 ... size-1 along one axis and repeats along all others."""
+    """Return (axis, size) if `v` counts 0, 1 ... size-1 along one axis and repeats along all others."""
     call = scope.call(v)
     if call is None:
         return None
@@ -159,7 +163,7 @@ def _shorter_counter(site: Site) -> Value | None:
 
 
 def _first_rows(site: Site) -> Value | None:
-    """Applies where the table is proved to have that many rows."""
+    """Replace a gather of the first rows by a slice, if the table is proved to have that many rows."""
     found, ctx = counting(site["indices"], site.match.scope), site.deduction
     if found is None:
         return None
@@ -168,12 +172,12 @@ def _first_rows(site: Site) -> Value | None:
     if any(as_int(d) != 1 for p, d in enumerate(where) if p != axis) or ctx.proves(le(size, table[0])) is not Proof.YES:
         return None
     rows = site["table"] if ctx.same(size, table[0]) else site.call(Slice(0, const(0), size), "table")
-    # views of the row axis alone: dims of 1 before and behind it
+    # only dims of 1 are before and after the row axis
     return rows if len(where) == 1 else site.call(Reshape((*where, *table[1:])), rows)
 
 
 def _spread_table(site: Site) -> Value | None:
-    """Applies where every element's position is its own index along the axes of the table."""
+    """Replace a gather whose indices count along the axes of the table by the table permuted and broadcast."""
     where, table, ctx = site.shape("indices"), site.shape("table"), site.deduction
     depth = as_int(where[-1]) if where else None
     axes = _grid_axes(site["indices"], site.match.scope, ctx, table[: depth or 0])
@@ -190,7 +194,7 @@ def _spread_table(site: Site) -> Value | None:
 
 
 def _grid_axes(indices: Value, scope: Scope, ctx: Deduction, sizes: Sequence[Expr]) -> tuple[int, ...] | None:
-    """For indices (..., k) into dims `sizes` that count along one leading axis each: those axes, all different."""
+    """Return the axes along which indices (..., k) into dims `sizes` count, if there are k different ones."""
     call = scope.call(indices)
     n = len(shape_of(indices)) - 1
     if call is None or not isinstance(call.op, Concat) or axis_index("concat", call.op.axis, n + 1) != n:

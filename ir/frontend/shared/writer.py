@@ -35,10 +35,14 @@ SCALAR_LIMIT = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportedValue:
-    """A value of the model: a tensor of the graph (`value`), the same at every run (`array`), or integers and truth
-    values known as expressions over the shape symbols (`scalars`, an array of `Expr`).
+    """A value of the model, in one of three forms.
 
-    natural: integers that are never negative; uniform: the value that every element has, where that is known."""
+    value: a tensor of the graph
+    array: an array that is the same at every run
+    scalars: integers and truth values known as expressions over the shape symbols (an array of `Expr`)
+    natural: integers that are never negative
+    uniform: the value of every element, if known
+    """
 
     name: str
     info: TensorInfo
@@ -64,23 +68,24 @@ class ImportedValue:
 
 
 def tensor_dims(value: Value) -> tuple[Expr, ...]:
-    """The dims of a tensor, which the importer always knows."""
+    """Return the dims of a tensor, which the importer always knows."""
     info = value.info
     assert isinstance(info, TensorInfo) and info.shape is not None
     return info.shape
 
 
 def identifier(name: str) -> str:
-    """`name` as the text form can print it."""
+    """Return `name` as the text form can print it."""
     plain = re.sub(r"\W", "_", name, flags=re.ASCII)
     return plain if plain and not plain[0].isdigit() else f"v_{plain}"
 
 
 @dataclass(slots=True, eq=False)
 class Writer:
-    """Writes operators; handlers of a format's operators call it.
+    """A writer of operators, which handlers of a format's operators call.
 
-    definitions: the call that computes each variable written so far."""
+    definitions: the call that computes each variable written so far.
+    """
 
     g: GraphBuilder
     definitions: dict[GVar, Value] = field(default_factory=dict)
@@ -93,13 +98,13 @@ class Writer:
     # items
 
     def of(self, value: Value, natural: bool = False) -> ImportedValue:
-        """A tensor of the graph."""
+        """Return a tensor of the graph."""
         info = value.info
         assert isinstance(info, TensorInfo)
         return ImportedValue(name_of(value, "value"), info, value, natural=natural)
 
     def constant(self, array: Array, name: str = "constant") -> ImportedValue:
-        """Return a value that is the same at every run; it becomes a weight when a tensor first needs it."""
+        """Return a value that is the same at every run. It becomes a weight when it is first used as a tensor."""
         info = TensorInfo(tuple(const(int(d)) for d in array.shape), dtype(array.dtype))
         natural = array.dtype.kind in "iu" and array.size <= 1 << 20 and bool((array >= 0).all())
         first = array.reshape(-1)[0] if 0 < array.size <= 1 << 16 else None
@@ -110,7 +115,7 @@ class Writer:
         return ImportedValue(name, info, array=array, natural=natural, uniform=uniform)
 
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> ImportedValue:
-        """Integers or truth values known as expressions; all literal: a constant."""
+        """Return known integers or truth values as an item: a constant if all are literals."""
         flat = [self.simplify(e) for e in scalars.reshape(-1)]
         if all(e.value is not None for e in flat):
             values = np.array([e.value for e in flat], element.numpy).reshape(scalars.shape)
@@ -122,7 +127,7 @@ class Writer:
         return ImportedValue(name, info, scalars=kept.reshape(scalars.shape), natural=natural)
 
     def scalars(self, item: ImportedValue) -> NDArray[np.object_] | None:
-        """The values of an integer or boolean item as expressions, when they are known and few."""
+        """Return the values of an integer or boolean item as expressions, if they are known and few."""
         if item.scalars is not None:
             return item.scalars
         if item.array is None or item.array.size > SCALAR_LIMIT or item.dtype.is_float:
@@ -132,7 +137,7 @@ class Writer:
         return found.reshape(item.array.shape)
 
     def tensor(self, item: ImportedValue) -> Value:
-        """The item as an operand."""
+        """Return the item as an operand."""
         found = item.value or self._tensors.get(item)
         if found is None:
             if item.array is not None:
@@ -180,15 +185,18 @@ class Writer:
         return value
 
     def _write(self, value: Value) -> Value:
-        """Write the value that a rule puts, part by part."""
+        """Emit the value that a rule gives, part by part."""
         if not isinstance(value, Call):
             return value
         assert isinstance(value.op, OperatorSpec)
         return self.emit(value.op, *map(self._write, value.args))
 
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
-        """Operands that broadcast for certain: where only a run can tell whether two dims are equal, one is viewed under the
-        other, which is checked at run time. own: how many last dims do not take part."""
+        """Return operands that certainly broadcast.
+
+        If only a run can tell whether two dims are equal, one operand is viewed under the other's dim, checked at run time.
+        own: the number of last dims that do not take part
+        """
         shapes = [list(tensor_dims(a)) for a in args]
         for axis in range(-max(map(len, shapes)), -own):
             taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
@@ -200,21 +208,21 @@ class Writer:
         return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
 
     def literal(self, value: float, element: DType) -> Value:
-        """A constant without dims."""
+        """Return a constant without dims."""
         return self.tensor(self.constant(np.asarray(value, element.numpy), "literal"))
 
     def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
-        """A tensor of one value."""
+        """Return a tensor filled with one value."""
         return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))
 
     def uniform(self, shape: Sequence[Expr], value: float, element: DType) -> ImportedValue:
-        """The same, remembered to be of one value."""
+        """Return a tensor filled with one value, and remember the value."""
         found = self.full(shape, value, element)
         info = TensorInfo(tuple(shape), element)
         return ImportedValue("uniform", info, found, natural=element.is_int and value >= 0, uniform=value)
 
     def require(self, cond: Expr) -> bool:
-        """`cond` must hold of the symbols: what only a run can tell is checked there. Gives whether it ever can."""
+        """Require a condition on the symbols; an undecided one is checked at run time. Returns False if it never holds."""
         proof = self.g.deduction.proves(cond)
         if proof is Proof.UNKNOWN and cond not in self._required:
             self._required.add(cond)
@@ -232,7 +240,7 @@ class Writer:
         return n >= 0 if n is not None else e.dtype.is_int and self.g.deduction.proves(ge(e, 0)) is Proof.YES
 
     def reshape(self, value: Value, shape: Sequence[Expr]) -> Value:
-        """The same elements under other dims; the value itself when they are the same."""
+        """Return the same elements under other dims; the value itself if the dims are the same."""
         dims, old = tuple(map(expr, shape)), tensor_dims(value)
         if len(old) == len(dims) and all(map(self.g.deduction.same, old, dims)):
             return value

@@ -159,7 +159,7 @@ class _Reader:
         return tuple(found.values())
 
     def _limits(self) -> Iterator[tuple[Any, int, int | None]]:
-        """List the ranges of computed dims, such as twice a symbol."""
+        """Yield the ranges of computed dims, such as twice a symbol."""
         for expr, span in self.exported.range_constraints.items():
             if not expr.is_symbol and not expr.is_Integer:
                 upper = int(span.upper) if span.upper.is_Integer else None
@@ -200,7 +200,7 @@ class _Reader:
         )
 
     def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
-        """Return the name of a parameter, buffer or constant; tied ones, in the same memory, share a name."""
+        """Return the name of a parameter, buffer or constant. Tied weights, which share memory, share a name."""
         target = str(spec.target)
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):

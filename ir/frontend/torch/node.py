@@ -28,7 +28,7 @@ class TorchNode:
     args, kwargs: imported values, expressions of dims, numbers, texts, element types, None, and lists
     results: annotation that torch states of each result
     source: line of the model
-    beside: neighbours, for messages
+    beside: neighbouring nodes, for messages
     near: similar names, for messages
     plain_weights: weights that only linear layers read
     """
@@ -44,7 +44,7 @@ class TorchNode:
     plain_weights: frozenset[str] = frozenset()
 
     def refuse(self, why: str) -> ParseError:
-        """Return an error that names the node, its arguments, its line in the model and similar names."""
+        """Make the error for an unsupported node, with its arguments, its line in the model and similar names."""
         takes = ", ".join(_shown(a) for a in (*self.args, *(f"{k}={_shown(v)}" for k, v in self.kwargs.items())))
         near = f"; near in name and supported: {', '.join(self.near)}" if self.near else ""
         source = f"; from {self.source}" if self.source else ""

@@ -146,7 +146,7 @@ def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
 
 @singledispatch
 def _plain(value: Any) -> Any:
-    """Return a value as JSON data; see `_read`."""
+    """Convert a value to JSON data; see `_read`."""
     return value
 
 

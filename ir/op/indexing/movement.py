@@ -239,7 +239,7 @@ class BroadcastTo(OperatorSpec):
         return TensorInfo(self.shape, x.dtype)
 
     def _require(self, found: Expr, wanted: Expr, what: str, ctx: Deduction) -> None:
-        """Require `found` to be `wanted` or 1; undecided becomes a run-time check."""
+        """Require `found` to be `wanted` or 1; an undecided condition becomes a run-time check."""
         proof = Proof.YES if as_int(found) == 1 else ctx.equal(found, wanted)
         if proof is Proof.NO and ctx.equal(found, 1) is Proof.NO:
             raise DeduceError(f"{what}: wanted equal dims or a 1, found {found!r} and {wanted!r}")
@@ -265,7 +265,7 @@ class Placer(TensorBuilder):
     """A builder that can also copy a tensor into a window of another."""
 
     def place(self, out: Tensor, starts: Mapping[int, Expr], x: Tensor, name: str) -> None:
-        """`out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""
+        """Store `out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""
         self._block(
             out,
             x.buffer.shape,

@@ -32,7 +32,7 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Sum
 
 FIRST_OF_DOTS = 0x391
-"""Dims that `...` stands for are called by capital Greek letters, the last one of each operand alike."""
+"""Code of the first capital Greek letter; they name the dims of `...`, aligned at the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,15 @@ from relax_tune.ir.passes.control.inline_walk import DivergentBranch, Walk
 class Inline:
     """Inline calls of graph functions and take decided branches.
 
-    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts that say nothing new
-    disappear, and so do functions that were only called. Raises DeduceError."""
+    Recursive calls stay. A match_cast of a parameter sharpens the parameter. Shapes, tuples and casts without new facts
+    disappear, and so do functions that were only called. Raises DeduceError.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         return self.run(module)[0]
 
     def run(self, module: IRModule) -> tuple[IRModule, Mapping[str, tuple[RuntimeCheck, ...]]]:
-        """The module, and the run-time checks of its graph functions by name."""
+        """Return the module with calls inlined, and the run-time checks of its graph functions by name."""
         functions = dict(module.functions)
         called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)}
         checks: dict[str, tuple[RuntimeCheck, ...]] = {}
@@ -43,7 +44,7 @@ class Inline:
                         functions[name] = new = walk.root(f, params)
                     except DivergentBranch:
                         break
-                    again = _sharpened(new)  # by casts in what it calls
+                    again = _sharpened(new)  # by casts in inlined callees
                     if same_objects(again, new.params) or not same_objects(new.params, params):
                         break
                     params = again
@@ -58,8 +59,10 @@ class Inline:
 
 
 def _sharpened(f: Function) -> tuple[GVar, ...]:
-    """The parameters, those of unknown dims or dtype as a match_cast of the function itself says they are. A symbol that comes with a
-    cast gets a name that no other symbol of the parameters has: it may be that of another function."""
+    """Return the parameters, with unknown dims and dtypes as a match_cast in the function asserts them.
+
+    A symbol of such a cast gets a name that no other symbol of the parameters has, since it may be another function's.
+    """
     own = {v: v for p in f.params for v in info_symbols(p.info)}
     taken = {v.name for v in own}
     casts = {b.value: b.info for b in reversed(f.bindings) if isinstance(b, MatchCast) and isinstance(b.value, GVar)}

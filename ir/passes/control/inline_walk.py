@@ -44,7 +44,7 @@ from relax_tune.ir.text.printer import Excerpts
 T = TypeVar("T")
 
 MAX_LINE = 240
-"""Characters of a line of the program that a run-time check shows: it travels with the built program."""
+"""Characters of a program line in a run-time check, which is stored in the built program."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Frame:
 
 
 class DivergentBranch(DeduceError):
-    """A side of a branch can never fit: the program is right as long as that side is not taken."""
+    """A side of a branch can never fit: the program is correct only while that side is not taken."""
 
 
 class Walk:
@@ -80,8 +80,8 @@ class Walk:
         self.tuples: dict[g.GVar, g.TupleValue] = {}
         self.stack: list[str] = []
         self.taken: set[str] = set()
-        self.origins: dict[Var, str] = {}  # of symbols that no annotation of the program mentions
-        self.certain = True  # outside every branch: a check here is one for every run
+        self.origins: dict[Var, str] = {}  # origins of symbols that no annotation mentions
+        self.certain = True  # outside every branch, where a check applies to every run
 
     def root(self, f: g.Function, sharper: tuple[g.GVar, ...]) -> g.Function:
         frame = Frame(f, "")
@@ -100,7 +100,10 @@ class Walk:
         return replace(f, params=params, blocks=graph_walk.into_blocks(self.out), ret=ret, ret_info=info)
 
     def parameters(self, f: g.Function, sharper: tuple[g.GVar, ...], frame: Frame) -> tuple[g.GVar, ...]:
-        """The parameters, every symbol of theirs a dim by itself: one that is not (`2 * n`) gives way to what it is solved as."""
+        """Return the parameters, such that every symbol is a dim by itself.
+
+        A dim such as `2 * n` becomes a new symbol, over which `n` is then expressed.
+        """
         infos = tuple(p.info for p in sharper)
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         given_dims = [d for i in infos for d in (info_dims(i) if isinstance(i, ShapeInfo) else tensor_dims(i)) or ()]
@@ -139,7 +142,7 @@ class Walk:
     def solved_dims(
         self, q: g.GVar, new: g.GVar, meant: StructInfo, meaning: Mapping[Var, Expr | None], frame: Frame, old: g.GVar
     ) -> None:
-        """A parameter whose dims were read off is what it was declared as."""
+        """Cast a parameter whose dims were solved for to its declared annotation."""
         ctx = Deduction(self.env, choices=True)
         asked = differences(q.info, new.info, self.env, meaning)
         self.guarded(lambda: require_all(f"parameter {q.name}", asked, ctx), ctx, frame, old)
@@ -158,7 +161,7 @@ class Walk:
         return substitute_info(info, changed, self.env) if changed else info
 
     def value(self, v: g.Value, frame: Frame) -> g.Value:
-        """`v` over the new variables and symbols; the same object when nothing in it changed."""
+        """Return `v` over the new variables and symbols; the same object when it does not change."""
         if isinstance(v, g.GVar):
             return frame.values.get(v, v)
         assert not isinstance(v, g.If)
@@ -167,22 +170,22 @@ class Walk:
         return new.with_symbols(meaning, lambda info: self.info(info, frame)) if meaning else new
 
     def fresh(self, hint: str) -> str:
-        """A name that no other variable has: a built program's arrays are known by theirs."""
+        """Return a name that no other variable has, since a built program finds its arrays by name."""
         self.taken.add(name := fresh(hint, self.taken))
         return name
 
     def own(self, v: Var, again: bool) -> Var:
-        """The symbol for one that a run binds. again: its function may be put in place more than once."""
+        """Return the symbol for one that a run binds. again: the function may be inlined more than once"""
         return Var(v.name, v.dtype) if again else v
 
     def name(self, b: g.AnyBinding) -> str:
-        """The name of what `b` becomes; the function's own bindings keep theirs."""
+        """Return the name of the new variable for `b`; the function's own bindings keep their names."""
         return b.var.name if len(self.stack) == 1 else self.fresh(b.var.name)
 
     # bindings
 
     def guarded(self, ask: Callable[[], T], ctx: Deduction, frame: Frame, node: object) -> T:
-        """`ask()` with errors, and checks of `ctx`, that show where."""
+        """Call `ask`. Its errors, and the checks of `ctx`, get an excerpt of the place."""
         try:
             found = ask()
         except DeduceError as e:
@@ -230,7 +233,7 @@ class Walk:
         self.guarded(lambda: check_annotation(f"value {b.var.name}", found, declared, asked), asked, frame, b)
         if asked.checks and self.certain and is_known(found) and is_known(declared):
             made = g.GVar(self.fresh(b.var.name), found)
-            cast = g.GVar(self.name(b), declared)  # checked, it is known to every pass
+            cast = g.GVar(self.name(b), declared)  # the checked annotation is known to every pass
             self.out += [g.Binding(made, value), g.MatchCast(cast, made, declared)]
             frame.values[b.var] = cast
             return
@@ -258,7 +261,7 @@ class Walk:
         self.guarded(ask, ctx, frame, b)
 
     def emit(self, b: g.Binding, value: g.Value, info: StructInfo, frame: Frame) -> None:
-        """The binding itself where nothing changed, and the frame is one whose variables are new."""
+        """Emit a binding, unchanged if its value is unchanged and the frame is the caller's."""
         if value is b.value and info == b.var.info and len(self.stack) == 1:
             var = b.var
             self.out.append(b)
@@ -270,13 +273,13 @@ class Walk:
             self.tuples[var] = value
 
     def sharper(self, declared: StructInfo, found: StructInfo) -> StructInfo:
-        """Of what is declared (and checked where that is not certain) and what is deduced, what says more."""
+        """Return the more precise annotation: the declared one (checked if uncertain) or the deduced one."""
         if any(True for _ in differences(declared, found, self.env)):
             return declared
         return found if any(True for _ in differences(found, declared, self.env)) else declared
 
     def item(self, value: g.TupleItem) -> g.Value:
-        """A field of a tuple that is at hand."""
+        """Return the field of a tuple that is known, else the value itself."""
         made = self.tuples.get(value.value) if isinstance(value.value, g.GVar) else None
         if isinstance(made, g.TupleValue) and 0 <= value.index < len(made.fields):
             return made.fields[value.index]
@@ -311,7 +314,7 @@ class Walk:
         frame.values[b.var] = var
 
     def call(self, b: g.Binding, callee: g.FunctionRef, args: Sequence[g.Value], frame: Frame) -> None:
-        """The body of the callee in place of the call."""
+        """Inline the body of the callee in place of the call."""
         f = self.module.functions[callee.name]
         assert isinstance(f, g.Function)
         ctx = Deduction(self.env, choices=True)
@@ -330,11 +333,11 @@ class Walk:
             self.emit(b, g.CallFunction(callee, tuple(args)), found, frame)
 
     def stays(self, f: g.Function, infos: Sequence[StructInfo], b: g.Binding, frame: Frame) -> bool:
-        """Return whether a call of `f` is not inlined."""
+        """Return whether a call of `f` stays, since `f` is being inlined already."""
         return f.name in self.stack
 
     def body(self, b: g.Binding, f: g.Function, args: Sequence[g.Value], frame: Frame) -> g.Value:
-        """The bindings of `f` called with `args`, and its result."""
+        """Emit the bindings of `f` called with `args`; return its result."""
         seen, infos = signature(f), [a.info for a in args]
         solved = solve(seen, infos, self.env)
         inner = Frame(f, f"{frame.where}{f.name}: ")
@@ -367,7 +370,7 @@ class Walk:
         return ret
 
     def branch(self, b: g.Binding, value: g.If, frame: Frame) -> None:
-        """The side that is decided, or both, each by itself."""
+        """Inline the side of a decided branch, or both sides separately."""
         cond = self.value(value.cond, frame)
         known = cond.info
         ctx = Deduction(self.env, choices=True)
@@ -398,7 +401,7 @@ class Walk:
         self.emit(b, new, b.var.info if same else found, frame)
 
     def atom(self, value: g.Value, b: g.Binding) -> g.Value:
-        """A value that may stand where a variable may."""
+        """Return a value that may replace a variable."""
         if value.is_atom:
             return value
         var = g.GVar(self.fresh(b.var.name), value.info)

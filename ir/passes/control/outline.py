@@ -51,8 +51,9 @@ class OutlinedModule:
 class OutlineSubgraphs:
     """Turn `roots`, and the functions they call without inlining, into host functions with outlined subgraphs.
 
-    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type only a run knows; DeduceError
-    for shapes that can never fit."""
+    Raises BuildError, showing the place, for an operator on a tensor whose rank or element type is known only at run
+    time; DeduceError for shapes that can never fit.
+    """
 
     roots: tuple[str, ...] = ("main",)
 
@@ -86,7 +87,7 @@ class OutlineSubgraphs:
 
 
 def _recursive(module: IRModule) -> frozenset[str]:
-    """The functions that come to call themselves."""
+    """Return the functions that call themselves, directly or not."""
     calls = {n: graph_walk.callees(f) for n, f in module.graphs.items()}
     found = set[str]()
     for name in calls:
@@ -119,7 +120,7 @@ def _asserts(b: g.AnyBinding) -> bool:
 
 
 def _tensors(info: StructInfo) -> bool:
-    """Nothing but tensors, also inside tuples."""
+    """Return whether an annotation is of tensors only, also inside tuples."""
     return all(map(_tensors, info.fields)) if isinstance(info, TupleInfo) else isinstance(info, TensorInfo)
 
 
@@ -195,7 +196,9 @@ class _Outliner:
             line.out.append(b)
 
     def is_step(self, b: g.AnyBinding, inside: bool, binds: bool) -> bool:
-        """Return whether a binding belongs into a subgraph. Raises BuildError for a tensor operation that cannot be lowered."""
+        """Return whether a binding belongs to a subgraph. Raises BuildError for a tensor operation that cannot be
+        lowered.
+        """
         value = b.value
         if isinstance(b, g.MatchCast):
             return inside and not binds and is_known(value.info) and is_known(b.info)

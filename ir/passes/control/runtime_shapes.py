@@ -1,7 +1,7 @@
 """Inlining for programs with control flow: every decision of a run stays at its place.
 
-A program that branches cannot check everything when it is called. A side of a branch or a callee is checked when it is reached,
-and dims that depend on data become symbols there.
+A program that branches cannot check everything when it is called. A side of a branch, or a callee, is checked when it
+runs, and data-dependent dims become symbols there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RuntimeShapeInliner(Walk):
         self.symbols: set[str] = set()
 
     def parameters(self, f: Function, sharper: tuple[GVar, ...], frame: Frame) -> tuple[GVar, ...]:
-        """The parameters with every dim named; nothing is solved for, since a run does that."""
+        """Return the parameters with every dim named. No symbol is solved for, since a run does that."""
         infos = [p.info for p in sharper]
         frame.meaning.update({v: v for i in infos for v in info_symbols(i)})
         self.symbols.update(v.name for v in frame.meaning)
@@ -46,13 +46,13 @@ class RuntimeShapeInliner(Walk):
         return v if info is v.info else GVar(v.name, info)
 
     def with_dims(self, info: StructInfo, hint: str) -> StructInfo:
-        """A tensor of known rank with a new symbol for each dim."""
+        """Give a tensor of known rank a new symbol for each dim; return other annotations as they are."""
         if not isinstance(info, TensorInfo) or info.shape is not None or info.ndim is None:
             return info
         return TensorInfo(tuple(self.own(Var(f"{hint}_{axis}"), True) for axis in range(info.ndim)), info.dtype)
 
     def own(self, v: Var, again: bool) -> Var:
-        """A symbol under a name that no other symbol of the function has, with the bounds of `v`."""
+        """Return a symbol under a name that no other symbol of the function has, with the bounds of `v`."""
         self.symbols.add(name := fresh(v.name, self.symbols))
         if name == v.name and not again:
             return v
@@ -98,7 +98,7 @@ class RuntimeShapeInliner(Walk):
         return any(v in self.declared and self.unsure(v, size, frame, b) for v, size in solved.items())
 
     def unsure(self, v: Var, size: Expr | None, frame: Frame, b: AnyBinding) -> bool:
-        """Return whether only a run can tell the value of `v`, or that it lies within its bounds."""
+        """Return whether the value of `v`, or that it lies within its bounds, is known only at run time."""
         if size is None:
             return True
         asked = Deduction(self.env, choices=True)

@@ -30,7 +30,7 @@ from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
 from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, rewrite_function
 
 NOWHERE = -1
-"""Post-dominator of a value that the function returns, or whose uses meet nowhere."""
+"""Post-dominator of a value that the function returns, or whose uses never join."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import VerifyError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Const, Expr, Var, free_vars, loads, transform
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, load, loads, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import plain_blocks, with_blocks
-from relax_tune.ir.core.stmt import blocks, replace_buffers
+from relax_tune.ir.core.stmt import Block, BufferStore, blocks
 from relax_tune.ir.core.struct_info import TensorInfo
 
 
@@ -55,33 +56,88 @@ def bind_symbols(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Unbuilt:
+    """The parts of an unscheduled function between two rewritings.
+
+    shapes: dims of each parameter, constant and allocation
+    params: its parameters
+    blocks: its blocks, which still name the buffers of the old shapes
+    """
+
+    shapes: Mapping[Buffer, tuple[Expr, ...]]
+    params: tuple[Buffer, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def dims(self) -> tuple[Expr, ...]:
+        """Distinct dims of parameters."""
+        return tuple(dict.fromkeys(d for b in self.params for d in self.shapes[b]))
+
+    @property
+    def symbols(self) -> tuple[Var, ...]:
+        return _free([d for shape in self.shapes.values() for d in shape], self.blocks)
+
+    def map_exprs(self, fn: Callable[[Expr], Expr]) -> _Unbuilt:
+        shapes = {b: tuple(map(fn, shape)) for b, shape in self.shapes.items()}
+        return _Unbuilt(shapes, self.params, tuple(b.map_own_exprs(fn) for b in self.blocks))
+
+    def replaced(self, mapping: Mapping[Expr, Expr]) -> _Unbuilt:
+        return self.map_exprs(lambda e: transform(e, mapping.get)) if mapping else self
+
+
 def outer_symbols(func: PrimFunc) -> tuple[Var, ...]:
     """Return the free variables of `func`, symbols of parameter dims first."""
     dims = [d for b in (*func.buffers, *func.allocs) for d in b.shape]
-    found = dict.fromkeys(free_vars(*dims, *func.scalar_params))
-    for block in blocks(func.body):
+    return _free([*dims, *func.scalar_params], blocks(func.body))
+
+
+def _free(first: Sequence[Expr], found: Iterable[Block]) -> tuple[Var, ...]:
+    """Return the variables of `first`, then the free variables of the blocks."""
+    symbols = dict.fromkeys(free_vars(*first))
+    for block in found:
         own = {i.var for i in block.iters}
         stores = [block.body] if block.init is None else [block.body, block.init]
         roots = [i.extent for i in block.iters] + [e for s in stores for e in (*s.indices, s.value)]
-        found.update(dict.fromkeys(v for v in free_vars(*roots) if v not in own))
-    return tuple(found)
+        symbols.update(dict.fromkeys(v for v in free_vars(*roots) if v not in own))
+    return tuple(symbols)
 
 
-def map_function(func: PrimFunc, fn: Callable[[Expr], Expr], scalars: Sequence[Var] | None = None) -> PrimFunc:
-    """Apply `fn` to every dim, extent, index and value of an unscheduled function.
+def substitute_symbols(func: PrimFunc, mapping: Mapping[Var, Expr]) -> PrimFunc:
+    """Replace symbols in every dim, extent, index and value of an unscheduled function, without its scalar parameters."""
+    return _build(func, _unbuilt(func), mapping, ())
 
-    scalars: new scalar parameters; None: unchanged"""
+
+def _unbuilt(func: PrimFunc) -> _Unbuilt:
     found = plain_blocks(func)
     assert found is not None, func.name
-    renamed = {b: replace(b, shape=tuple(fn(d) for d in b.shape)) for b in (*func.buffers, *func.allocs)}
+    return _Unbuilt({b: b.shape for b in (*func.buffers, *func.allocs)}, func.buffers, found)
+
+
+def _build(func: PrimFunc, parts: _Unbuilt, mapping: Mapping[Var, Expr], scalars: tuple[Var, ...]) -> PrimFunc:
+    """Return `func` with other parts and scalar parameters, its symbols replaced."""
+    renamed = {b: replace(b, shape=tuple(substitute(d, mapping) for d in s)) for b, s in parts.shapes.items()}
+
+    def leaf(e: Expr) -> Expr | None:
+        match e:
+            case Load():
+                return load(renamed[e.buffer], e.indices) if e.buffer in renamed else None
+            case Var():
+                return mapping.get(e)
+        return None
+
+    def redirected(store: BufferStore) -> BufferStore:
+        return replace(store, buffer=renamed.get(store.buffer, store.buffer))
+
     return with_blocks(
         replace(
             func,
-            params=(*(renamed[b] for b in func.buffers), *(func.scalar_params if scalars is None else scalars)),
+            params=(*(renamed[b] for b in func.buffers), *scalars),
             allocs=tuple(renamed[b] for b in func.allocs),
             consts=tuple(renamed[b] for b in func.consts),
         ),
-        [replace_buffers(b, renamed).map_own_exprs(fn) for b in found],
+        [b.map_own_stores(redirected) for b in parts.blocks],
+        leaf,
     )
 
 
@@ -95,33 +151,31 @@ def lift_symbols(func: PrimFunc, env: Env | None = None, derived: bool = False) 
     known = env or Env()
     meaning: dict[Var, Expr] = {}
     # normal form of shapes, extents and indices, so that equal dims are the same node
-    func = map_function(func, lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e, ())
-    dims = list(dict.fromkeys(d for b in func.buffers for d in b.shape))
-    equal = _representatives([d for d in dims if not isinstance(d, (Var, Const))], known)
-    if equal:
-        func = map_function(func, lambda e: transform(e, equal.get))
-        dims = list(dict.fromkeys(d for b in func.buffers for d in b.shape))
+    parts = _unbuilt(func).map_exprs(lambda e: simplify(e, known) if e.dtype.is_int and not _reads(e) else e)
+    parts = parts.replaced(_representatives([d for d in parts.dims if not isinstance(d, (Var, Const))], known))
+    dims = parts.dims
     bare = {d for d in dims if isinstance(d, Var)}
     products: dict[Expr, Expr] = {}
     for d in dims:
-        if not set(free_vars(d)) <= bare and (_factors(d) is not None or (derived and _alone(func, d))):
+        if not set(free_vars(d)) <= bare and (_factors(d) is not None or (derived and _alone(parts, d))):
             var = Var("m" if not products else f"m{len(products)}")
             products[d] = var
             meaning[var] = d
-    func = map_function(func, lambda e: transform(e, products.get)) if products else func
+    parts = parts.replaced(products)
     taken = {v.name for v in products.values() if isinstance(v, Var)}
-    own: dict[Expr, Expr] = {}
-    for v in outer_symbols(func):
-        if v in meaning:
-            continue
-        name = v.name if v.name not in taken else f"{v.name}_{len(own)}"
-        taken.add(name)
-        fresh = Var(name, v.dtype)
-        own[v], meaning[fresh] = fresh, v
-    func = map_function(func, lambda e: transform(e, own.get))
-    readable = {d for b in func.buffers for d in b.shape if isinstance(d, Var)}
-    scalars = tuple(v for v in outer_symbols(func) if v not in readable)
-    return LiftedFunction(replace(func, params=(*func.buffers, *scalars)), meaning)
+    own: dict[Var, Expr] = {}
+    scalars: list[Var] = []
+    readable = {d for d in parts.dims if isinstance(d, Var)}
+    for v in parts.symbols:
+        fresh = v
+        if v not in meaning:
+            name = v.name if v.name not in taken else f"{v.name}_{len(own)}"
+            taken.add(name)
+            fresh = Var(name, v.dtype)
+            own[v], meaning[fresh] = fresh, v
+        if v not in readable:
+            scalars.append(fresh)
+    return LiftedFunction(_build(func, parts, own, tuple(scalars)), meaning)
 
 
 def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:
@@ -138,7 +192,7 @@ def _representatives(dims: Sequence[Expr], env: Env) -> dict[Expr, Expr]:
 
 
 def _reads(e: Expr) -> bool:
-    return bool(loads(e))
+    return bool(e.children) and bool(loads(e))
 
 
 def _factors(d: Expr) -> tuple[Var, ...] | None:
@@ -156,7 +210,6 @@ def _factors(d: Expr) -> tuple[Var, ...] | None:
     return tuple(found) if len(found) > 1 else None
 
 
-def _alone(func: PrimFunc, d: Expr) -> bool:
-    """Return True if the symbols of `d` occur in `func` only as part of `d`."""
-    rest = outer_symbols(map_function(func, lambda e: transform(e, {d: Var("m")}.get)))
-    return not set(free_vars(d)) & set(rest)
+def _alone(parts: _Unbuilt, d: Expr) -> bool:
+    """Return True if the symbols of `d` occur only as part of `d`."""
+    return not set(free_vars(d)) & set(parts.replaced({d: Var("m")}).symbols)

@@ -68,15 +68,16 @@ class Canonicalise:
 
     Old and new side:
 
-    * `y = x` and a match_cast that says nothing new: `x`;
+    * `y = x` and a match_cast without new facts: `x`;
     * item `i` of `(a_0, a_1, ...)`: `a_i`; the tuple of all items of `t`, in order: `t`;
-    * reshape, flatten, expand_dims, broadcast_to or slice to the dims there are, cast to the dtype there is, permute by the
-      identity, concat of one: the argument;
-    * an `if` that gives the same on both sides and does nothing else: that;
+    * reshape, flatten, expand_dims, broadcast_to or slice to the present dims, cast to the present dtype, permute by
+    the identity, concat of one: the argument;
+    * an `if` with the same result on both sides and no side effects: the result;
     * permute of permute: one permute.
 
     Results keep their names and stay computed into memory of their own. So does a copy of a value that a `call_tir_inplace`
-    overwrites. Equations over operators and tuples are `RULES`."""
+    overwrites. Equations over operators and tuples are `RULES`.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env, table = env_of(module.bounds), RuleTable(RULES)
@@ -113,7 +114,7 @@ class Canonicalise:
 
 
 def _existing_value(binding: AnyBinding, value: Value, ctx: Deduction) -> Value | None:
-    """Return the existing value that `binding` gives, None where it gives a new one."""
+    """Return the existing value that `binding` equals, None for a new value."""
     if isinstance(binding, MatchCast):
         return value if value.is_atom and is_certain(binding.info, value.info, ctx.env) else None
     if value.is_atom:

@@ -92,9 +92,10 @@ class CancelViews:
 
 @dataclass(frozen=True, slots=True)
 class DeadCode:
-    """Drop bindings without a reader, tensor functions without a caller and weights without a mention.
+    """Drop bindings that are not read, tensor functions that are not called, and weights that are not used.
 
-    A match_cast stays, since it asserts. So does a call with side effects."""
+    A match_cast stays, since it asserts. So does a call with side effects.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         new = map_graphs(module, lambda f, _: self._function(f))

@@ -24,7 +24,11 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """A function over merged dims; which dims of each parameter merged; what its symbols mean in the old ones."""
+    """A function over merged dims.
+
+    lifted: function, with the meaning of its symbols in the old ones
+    groups: merged dims of each parameter
+    """
 
     lifted: LiftedFunction
     groups: tuple[Groups, ...]
@@ -83,7 +87,7 @@ class CollapseDims:
 
 
 def merge_dims(shape: Sequence[Expr], groups: Groups) -> tuple[Expr, ...]:
-    """The products of each group's dims."""
+    """Return the product of each group's dims."""
     merged: list[Expr] = []
     for group in groups:
         size = shape[group[0]]
@@ -99,7 +103,7 @@ Pair = tuple[Block, Var, Var]
 
 
 def collapse(func: PrimFunc) -> Collapsed | None:
-    """`func` over merged dims, or None when nothing merges."""
+    """Return `func` over merged dims, None if no dims merge."""
     blocks = plain_blocks(func)
     if blocks is None:
         return None
@@ -135,7 +139,7 @@ def _accesses(block: Block) -> list[tuple[Buffer, tuple[Expr, ...]]]:
 
 
 def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
-    """Iterators that merge with the one after them."""
+    """Return the iterators that merge with the next one."""
     found: dict[Var, Var] = {}
     for buffer, indices in _accesses(block):
         for p in range(len(indices) - 1):
@@ -146,8 +150,10 @@ def _pairs(block: Block, seams: set[Seam]) -> dict[Var, Var]:
 
 
 def _open_seams(func: PrimFunc, blocks: Sequence[Block]) -> set[Seam]:
-    """Seams along which everything can merge: the largest set in which each one is crossed by mergeable pairs only, and
-    each pair merges at every place it occurs."""
+    """Return the seams along which every access can merge.
+
+    It is the largest set in which only mergeable pairs cross each seam, and each pair merges wherever it occurs.
+    """
     crossings: dict[Seam, list[Pair | None]] = {
         (b, p): [None] if _keeps_last(b, p) else []
         for b in (*func.buffers, *func.allocs)
@@ -210,18 +216,18 @@ def _keeps_last(buffer: Buffer, p: int) -> bool:
 
 
 def _mentions(index: Expr) -> tuple[Var, ...]:
-    """Variables of one index, those inside nested reads left out (a nested read is an access of its own)."""
+    """Return the variables of one index. Reads inside it are left out, since they are accesses of their own."""
     return tuple(_outside_reads((index,)))
 
 
 def _used_outside_indices(block: Block) -> set[Var]:
-    """Iterators whose value is used by itself: in the stored value, or in the extent of another iterator."""
+    """Return the iterators whose value itself is used: in the stored value, or in the extent of another iterator."""
     stores = [block.body] if block.init is None else [block.body, block.init]
     return _outside_reads([s.value for s in stores]) | set(free_vars(*(i.extent for i in block.iters)))
 
 
 def _outside_reads(exprs: Sequence[Expr]) -> set[Var]:
-    """Variables of expressions, those inside reads left out."""
+    """Return the variables of expressions outside of reads."""
     found: set[Var] = set()
     stack, seen = list(exprs), set[Expr]()
     while stack:

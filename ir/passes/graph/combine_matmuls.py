@@ -149,7 +149,7 @@ class CombineParallelMatmuls:
         return found
 
     def _may_merge(self, part: Linear, readers: Sequence[Value], ctx: Deduction) -> bool:
-        """Return whether every reader of the part can read columns instead."""
+        """Return whether every reader of the part can read columns of the wide product."""
         for value in readers:
             op = value.op if isinstance(value, Call) else None
             if is_view(value):
@@ -165,7 +165,7 @@ class CombineParallelMatmuls:
     def _emit(
         out: Emitter, wide: Wide, constants: dict[str, Array], merged: dict[tuple[object, ...], Constant]
     ) -> GVar:
-        """The whole product where the first of its parts was."""
+        """Emit the wide product at the first of its parts."""
         parts, head = wide.parts, wide.parts[0]
 
         def concatenated(hint: str, arrays: Sequence[Array], axis: int) -> Constant:
@@ -192,7 +192,7 @@ class CombineParallelMatmuls:
 
 
 def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linear]:
-    """The products of a block with a weight, each with the bias and the elementwise functions that alone read it."""
+    """Return the products of a block with a weight, with the bias and elementwise functions that read only the product."""
     makes = {id(b.value): b.var for b in block.bindings if isinstance(b, Binding)}
     found: list[Linear] = []
     for b in block.bindings:
@@ -230,9 +230,10 @@ def _linears(block: AnyBlock, readers: Mapping[GVar, list[Value]]) -> list[Linea
 
 
 def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx: Deduction) -> PrimFunc | None:
-    """`wide (*lead, width) -> columns (dims)`: the `part.width` columns from `start` on, whose index the last of `dims` share.
+    """Return the function `wide (*lead, width) -> columns (dims)` of `part.width` columns from `start`.
 
-    None when no last dims multiply to the columns of the part with the rows before them."""
+    None if no last dims multiply to the columns of the part.
+    """
     sizes = [as_int(product(dims[p:])) for p in range(len(dims) + 1)]
     for split in (p for p, size in enumerate(sizes) if size == part.width):
         rows = dims[:split]
@@ -254,7 +255,7 @@ def take_columns(part: Linear, width: int, start: int, dims: Sequence[Expr], ctx
 
 
 def _flat(indices: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
-    """The row-major position of `indices` in `dims`."""
+    """Return the row-major position of `indices` in `dims`."""
     at: Expr = const(0)
     for i, d in zip(indices, dims, strict=True):
         at = add(mul(at, d), i)

@@ -29,17 +29,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    """Compute values that depend on weights alone, and make them weights.
+    """Compute values that depend only on weights, and make them weights.
 
-    A value larger than the weights it comes from stays: unpacking 4-bit weights costs less memory and time inside the matmul
-    that reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
+    A value larger than its weights stays: unpacking 4-bit weights costs less memory and time inside the matmul that
+    reads them. Values that make it smaller again, such as its sums, are folded. Results of the function stay, too.
 
     limit: elements of the largest value computed on the way.
-    small: bytes up to which a value may grow all the same, where operators alone compute it: tables, masks, shape arithmetic.
-        Tensor functions over weights are there to unpack them, and so are operators that say so.
+    small: bytes up to which a value may be larger than its weights, if only operators compute it: tables, masks, shape
+        arithmetic. Tensor functions over weights, and operators with `unpacks`, serve to unpack weights and are
+        excluded.
 
-    Raises DeduceError, showing the binding, for what can never be computed, such as an index outside a table; on a side of a
-    branch that is left to run time."""
+    Raises DeduceError, showing the binding, for a value that can never be computed, such as an index outside a table.
+    On a side of a branch that error is left to run time.
+    """
 
     limit: int = 64 * 1024 * 1024
     small: int = 1 << 20
@@ -79,7 +81,7 @@ class FoldConstants:
         return module if new is module else replace(new, constants=constants)
 
     def _static(self, value: Value, binding: AnyBinding, held: _Held, ctx: Deduction) -> StructInfo | None:
-        """Return the annotation of a value that depends on weights alone and is small enough to compute, else None."""
+        """Return the annotation of a value that depends only on weights and is small enough to compute, else None."""
         computes = isinstance(value, (CallTIR, TupleItem)) or operator_of(value, OperatorSpec) is not None
         args = value.operands
         if not isinstance(binding, Binding) or not computes or not args or _has_symbols(value):
@@ -108,12 +110,12 @@ def _unpacks(value: Value) -> bool:
 
 
 def _nbytes(info: TensorInfo) -> int:
-    """Bytes of a tensor whose dims are numbers."""
+    """Return bytes of a tensor whose dims are numbers."""
     return math.prod(as_int(d) or 0 for d in info.shape or ()) * (info.dtype.bytes if info.dtype else 8)
 
 
 def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Constant:
-    """A new weight under a name of its own."""
+    """Add a weight under a name of its own, and return it."""
     name = fresh(hint, constants)
     constants[name] = array
     return Constant(name, TensorInfo(tuple(expr(d) for d in array.shape), dtype(array.dtype)))
@@ -121,14 +123,14 @@ def add_constant(constants: dict[str, Array], hint: str, array: Array) -> Consta
 
 @dataclass(slots=True)
 class _Held:
-    """Values that depend on weights alone, computed when asked for."""
+    """Values that depend only on weights, computed on demand."""
 
     constants: Mapping[str, Array]
     table: FunctionTable
     values: dict[Value, Value] = field(default_factory=dict)
 
     def origin(self, var: GVar) -> tuple[list[Value], set[str]]:
-        """Return the computations that lead to `var`, and the weights it comes from."""
+        """Return the computations that lead to `var`, and the names of the weights they read."""
         steps = [self.values[v] for v in self._order(var)]
         return steps, {a.name for v in steps for a in v.operands if isinstance(a, Constant)}
 

@@ -24,21 +24,23 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 Array = NDArray[Any]
 SAMPLE = 64
-"""Elements of a weight that are looked at before all of them are."""
+"""Elements of a weight that are compared before all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSubexpressions:
     """Replace a pure call that repeats an earlier one by the earlier value.
 
-    Calls are equal when they apply the same operator or function to the same values or equal weights, over dims proved equal.
-    A value found on one side of an `if` serves that side alone. Results of a function stay computed each by itself, and so
-    do values that a `call_tir_inplace` overwrites. A host routine that is not declared pure runs every time.
+    Calls are equal when they apply the same operator or function to the same values or equal weights, over dims proved
+    equal. A value found on one side of an `if` serves only that side. Each result of a function stays computed
+    separately, and so do values that a `call_tir_inplace` overwrites. A host routine that is not declared pure runs
+    every time.
 
     repeat_spatial: do not share spatial tensor functions, nor operators other than views. Before fusion each of them may still
         join the kernel that reads it, which costs less than a kernel and memory for the shared value.
-    least_bytes: size from which weights of equal bytes are held once. Sharing smaller ones saves nothing, and a kernel's
-        arguments must not depend on whether two biases happen to be zero."""
+    least_bytes: size from which weights of equal bytes are stored once. Sharing smaller ones saves nothing, and a
+        kernel's arguments must not depend on whether two biases happen to be zero.
+    """
 
     repeat_spatial: bool = False
     least_bytes: int = 1 << 16
@@ -51,8 +53,8 @@ class CommonSubexpressions:
         def function(f: g.Function, table: FunctionTable) -> g.Function:
             results, fixed = returned(f), ordering_constrained(f)
             values = (b for b in graph_walk.all_bindings(f) if b.var in fixed)
-            overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before something is
-            number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first to hold the same
+            overwritten = {v for b in values for v in used_vars(b.value)}  # or read just before an overwrite
+            number: dict[g.Value | str, g.Value | str] = dict(first.items())  # the first equal weight
 
             def repeats(value: g.Value) -> bool:
                 if self.repeat_spatial and isinstance(value, g.Call):
@@ -88,7 +90,7 @@ class CommonSubexpressions:
 
 
 def equal_weights(constants: Mapping[str, Array]) -> dict[str, str]:
-    """Return the first name of every weight that repeats an earlier one byte by byte."""
+    """Map every weight that repeats an earlier one byte by byte to the first name."""
     found: dict[str, str] = {}
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, array in constants.items():

@@ -58,7 +58,7 @@ class Decompose:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """The writer that operators decompose themselves with."""
+    """The writer that operators use to decompose themselves."""
 
     out: Emitter
     deduction: Deduction

@@ -22,10 +22,11 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 class Legalize:
     """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
 
-    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor functions
-    are held once. Calls whose dims are not known stay, unless `strict`; shape operators always do.
+    Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor
+    functions are kept once. Calls whose dims are not known stay, unless `strict`; shape operators always do.
 
-    Raises: BuildError, when strict, naming the value that needs a match_cast."""
+    Raises: BuildError, when strict, naming the value that needs a match_cast.
+    """
 
     strict: bool = False
 

@@ -1,4 +1,6 @@
-"""Parameters that are weights: what depends on them alone is computed by a function of its own, once, instead of at every call."""
+"""Lifting of computations on weights that are parameters: a function of its own computes them once, instead of at every
+call.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
 @dataclass(frozen=True, slots=True)
 class LiftParameters:
-    """`main(x, w)` becomes `main_prepare(w) -> lifted` and `main(x, lifted)`, `weights` naming the parameters that hold the same
-    values at every call (as of a model exported with its weights as inputs; Relax's LiftTransformParams).
+    """Split `main(x, w)` into `main_prepare(w) -> lifted` and `main(x, lifted)` (Relax's LiftTransformParams).
 
-    What depends on weights alone, by operators and tensor functions outside branches, is lifted unless it is larger than the
-    weights it comes from: unpacking stays where the product is that reads it (as in `FoldConstants`). Weights that nothing else
-    reads are no parameters of `main` any more; the others keep their place, and what is lifted follows them, in order. The result
-    of `main_prepare` is a tuple of what is lifted.
+    weights: parameters that hold the same values at every call, as of a model exported with its weights as inputs
 
-    Raises UserError for a name that is no parameter, and where `main` is called by another function, whose calls would not fit."""
+    A value is lifted if operators and tensor functions outside branches compute it from weights only, unless it is
+    larger than these weights: unpacking stays with the product that reads it (as in `FoldConstants`). Parameters of
+    `main` that are no longer read disappear; the others keep their place, and lifted values follow them, in order. The
+    result of `main_prepare` is a tuple of the lifted values.
+
+    Raises UserError for a name that is no parameter, and if another function calls `main`, since its calls would not
+    fit.
+    """
 
     weights: tuple[str, ...]
     function: str = "main"
@@ -53,7 +58,7 @@ class LiftParameters:
 
 
 def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
-    """The variables that are computed from weights alone, fit, and are read by what stays, in order."""
+    """Return the variables to lift, in order: computed from weights only, small, and read by the remaining function."""
     sources: dict[g.GVar, frozenset[g.GVar]] = {w: frozenset((w,)) for w in weights if _nbytes(w.info) is not None}
     made: dict[g.GVar, g.AnyBinding] = {}
     fits: set[g.GVar] = set()
@@ -77,7 +82,7 @@ def _lifted(f: g.Function, weights: list[g.GVar]) -> list[g.GVar]:
 
 
 def _nbytes(info: StructInfo) -> int | None:
-    """Bytes of a tensor, or of a tuple of some; None unless all dims are numbers."""
+    """Return the bytes of a tensor or of a tuple of tensors; None unless all dims are numbers."""
     if isinstance(info, TupleInfo):
         sizes = [_nbytes(i) for i in info.fields]
         return None if None in sizes else sum(s for s in sizes if s is not None)
@@ -88,7 +93,7 @@ def _nbytes(info: StructInfo) -> int | None:
 
 
 def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
-    """The bindings of `f` that `wanted` come from, in order."""
+    """Return the bindings of `f` that compute `wanted`, in order."""
     made = {b.var: b for b in f.bindings}
     found: set[g.GVar] = set()
     stack: list[g.GVar] = list(wanted)
@@ -101,7 +106,7 @@ def _needed(f: g.Function, wanted: list[g.GVar]) -> list[g.AnyBinding]:
 
 
 def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
-    """The function that computes what is lifted, over variables of its own."""
+    """Return the function that computes the lifted variables, over variables of its own."""
     bindings = _needed(f, lifted)
     used = {v for b in bindings for v in used_vars(b.value)}
     params = [p for p in f.params if p in used]
@@ -119,7 +124,7 @@ def _prepare(f: g.Function, lifted: list[g.GVar], name: str) -> g.Function:
 
 
 def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Function:
-    """`f` with what is lifted as parameters."""
+    """Return `f` with the lifted variables as parameters."""
     given = {v: g.GVar(v.name, v.info) for v in lifted}
     mapping: dict[g.Value, g.Value] = dict(given.items())
     gone = set(lifted)
@@ -136,7 +141,7 @@ def _rest(f: g.Function, lifted: list[g.GVar], weights: tuple[str, ...]) -> g.Fu
 
 
 def _without_unread(f: g.Function, steps: set[g.GVar]) -> g.Function:
-    """Without those of `steps` that nobody reads any more."""
+    """Remove the bindings of `steps` that are no longer read."""
     while True:
         read = {v for value in graph_walk.all_uses(f) for v in used_vars(value)}
         dead = {b.var for b in graph_walk.all_bindings(f) if b.var in steps and b.var not in read}

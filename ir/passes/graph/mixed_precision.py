@@ -22,7 +22,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, returned, rewrite
 Array = NDArray[Any]
 MOVING = ("moved", "gathered")
 EXACT = (*MOVING, "allowed")
-"""Of `OperatorSpec.halves`: nothing is lost where 16-bit floats come in and go out, but in the result's own rounding."""
+"""Values of `OperatorSpec.halves` under which 16-bit arguments and results lose only by the rounding of the result."""
 ONE_BY_ONE = (Unary, Binary, ShapeOperator)
 
 
@@ -63,11 +63,11 @@ class ComputeWide:
 class MixedPrecision:
     """Store float32 values and weights as `dtype`, a 16-bit float, where matmuls read them.
 
-    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32; operators say which
-    they do (`OperatorSpec.halves`). Each reader casts it up for itself: fused, that is a conversion while loading, so sums run
-    in float32, and so do exponentials, norms and whatever else is computed. Weights that products or gathers read are
-    converted now, once; those with numbers beyond the range of `dtype` stay. Parameters and results keep their types, and what is
-    not stored as `dtype` is read as it is. A cast that undoes another is not made."""
+    A value is rounded to `dtype` once, when it is stored, if some reader wants that and none needs float32
+    (`OperatorSpec.halves`). Each reader casts it up separately. Fused, the cast is a conversion while loading, so all
+    computation is in float32. Weights that products or gathers read are converted now, once; those with numbers beyond
+    the range of `dtype` stay. Parameters and results keep their types. A cast that undoes another is not made.
+    """
 
     dtype: DType
 
@@ -81,7 +81,7 @@ class MixedPrecision:
 
 @dataclass(slots=True)
 class _Weights:
-    """The module's weights, and their roundings made so far: None for one that cannot be rounded."""
+    """Weights of the module, and their rounded forms so far: None for one that cannot be rounded."""
 
     dtype: DType
     arrays: dict[str, Array]
@@ -111,7 +111,8 @@ class _ReaderNeeds:
 
     wants: a reader wants 16 bits.
     needs: a reader needs float32.
-    named: a reader can only take the variable itself."""
+    named: a reader needs the variable itself.
+    """
 
     wants: bool = False
     needs: bool = False
@@ -119,16 +120,16 @@ class _ReaderNeeds:
 
 
 class _PrecisionRewriter:
-    """One graph function."""
+    """Rewriter of one graph function."""
 
     def __init__(self, func: Function, dtype: DType, weights: _Weights) -> None:
         self.func, self.dtype, self.weights = func, dtype, weights
         self.results = returned(func)
         self.uses: dict[GVar, _ReaderNeeds] = {}
         self.chosen: set[GVar] = set()
-        self.static: set[Value] = set()  # made of weights alone, such as unpacked ones, which are not stored at all
-        self.halves: dict[Value, Value] = {}  # of values stored as `dtype`: what is stored
-        self.sources: dict[Value, Value] = {}  # of casts that the program makes itself: what they cast up
+        self.static: set[Value] = set()  # computed from weights only, such as unpacked ones; never stored
+        self.halves: dict[Value, Value] = {}  # value -> its form stored as `dtype`
+        self.sources: dict[Value, Value] = {}  # result of a cast in the program -> its argument of type `dtype`
 
     def run(self) -> Function:
         bindings = list(all_bindings(self.func))
@@ -141,7 +142,7 @@ class _PrecisionRewriter:
             self._read(binding)
         return rewrite_function(self.func, self._visit)
 
-    # what readers say, last reader first
+    # needs of readers, last reader first
 
     def _use(self, v: GVar) -> _ReaderNeeds:
         return self.uses.setdefault(v, _ReaderNeeds())
@@ -211,12 +212,12 @@ class _PrecisionRewriter:
         )
         out.names.setdefault(binding.var.name, 1)
         out.bindings.append(kept)
-        # what only moves joins the product that reads it
+        # a value that is only moved joins the product that reads it
         if binding.var in self.chosen and value.op.halves not in MOVING:
             self.halves[binding.var] = self._round(out, binding.var)
 
     def _cast(self, out: Emitter, binding: Binding, value: Call) -> bool:
-        """Casts of the program itself, where they undo each other."""
+        """Drop a cast of the program that undoes another one; return True if the binding is replaced."""
         (source,) = value.args
         known = self.halves.get(source) or self.sources.get(source)
         if self._rounds(value) and known is not None and binding.var not in self.results:
@@ -227,14 +228,14 @@ class _PrecisionRewriter:
         return False
 
     def _hold(self, out: Emitter, binding: Binding, value: Call) -> None:
-        """A value that is stored as `dtype`, and under its own name in float32 for who needs it so."""
+        """Store a value as `dtype`, and cast it to float32 under its own name for readers that need float32."""
         var = binding.var
         self.halves[var] = held = out.bind(value, _as(var, self.dtype), f"{var.name}_{self.dtype}")
         if self._use(var).named:
             out.bindings.append(Binding(var, Call(Cast(f32), (held,))))
 
     def _stored(self, out: Emitter, a: Value) -> Value:
-        """A value of float32 as `dtype`."""
+        """Return a float32 value stored as `dtype`."""
         half = self.weights.half(a) if isinstance(a, Constant) else self.halves.get(a) or self.sources.get(a)
         if half is not None:
             return half
@@ -248,7 +249,7 @@ class _PrecisionRewriter:
         return out.bind(Call(Cast(self.dtype), (a,)), _as(a, self.dtype), f"{a.name}_{self.dtype}")
 
     def _read_up(self, out: Emitter, a: Value, wanted: bool) -> Value:
-        """An argument that is computed with: cast up, for this reader alone, where it is stored as `dtype`."""
+        """Return an argument in float32: for this reader, it is cast up if it is stored as `dtype`."""
         half = self.halves.get(a)
         if wanted and isinstance(a, Constant) and _is_f32(a):
             half = self.weights.half(a)

@@ -1,4 +1,4 @@
-"""Removal of permutes that the operators around them can do without."""
+"""Removal of permutes that the surrounding operators can absorb."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class PushPermutes:
 
 
 def _without_permutes(site: Site) -> Value | None:
-    """`f` over the sources of the permutes that the outer one undoes.
+    """Return `f` over the sources of the permutes that the outer one undoes.
 
-    The pattern names only the outer permute: `f` is a graph of elementwise operators of any size, found here."""
+    The pattern names only the outer permute: `f` is a graph of elementwise operators of any size, found here.
+    """
     axes, scope, end = site.operator("outer", Permute).axes, site.match.scope, site["between"]
     order: dict[Value, Call] = {}
     sources: dict[Value, Value] = {}

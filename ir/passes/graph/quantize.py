@@ -31,10 +31,12 @@ class QuantizeWeights:
     bits: bits of a number, 4 or 8.
     group: rows that share a scale in each column; None for all rows, or for 32 with 4 bits.
 
-    A scale is the largest magnitude it stands for over 127, or 7; so each weight moves by at most half its scale. 4-bit numbers
-    lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that a product shares, stay.
+    A scale is the largest magnitude of its weights over 127, or 7, so each weight changes by at most half its scale.
+    4-bit numbers lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that
+    a product shares, stay.
 
-    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite."""
+    Raises: UserError for other numbers of bits, a group below 1, or weights that are not finite.
+    """
 
     bits: int = 8
     group: int | None = None
@@ -75,7 +77,7 @@ class QuantizeWeights:
     def _weight(
         self, weight: Constant, transposed: bool, constants: dict[str, Array]
     ) -> tuple[Constant, Constant, Dequantize]:
-        """The numbers of a weight, its scales, and what takes both back."""
+        """Return the integers of a weight, its scales, and the operator that dequantises them."""
         array = constants[weight.name]
         if not np.isfinite(array.astype(np.float32)).all():
             raise UserError(f"weight {weight.name!r}: wanted finite numbers to quantise, found infinity or none")
@@ -99,7 +101,7 @@ class QuantizeWeights:
 
 
 def _read_by_products_only(module: IRModule) -> frozenset[str]:
-    """Weights of two dims and floats that nothing but products reads, as second operands."""
+    """Return the weights of two dims and floats that are read only by products, as second operands."""
     found, others = set[str](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):

@@ -22,7 +22,7 @@ from relax_tune.ir.rewrite.emitter import Emitter, FunctionTable, map_graphs, re
 
 @dataclass(frozen=True, slots=True)
 class OutputGroup:
-    """A function of some outputs of another one: which of its inputs it reads, and which of its outputs it writes."""
+    """A function of some outputs of another one: the inputs that it reads, and the outputs that it writes."""
 
     lifted: LiftedFunction
     inputs: tuple[int, ...]
@@ -31,8 +31,10 @@ class OutputGroup:
 
 @dataclass(frozen=True, slots=True)
 class SeparateOutputs:
-    """A call whose outputs have no computed value in common becomes one call for each group that has (the pieces of a split
-    become slices, which fuse into what reads them). What shares a value stays one call of several outputs."""
+    """Split a call whose outputs share no computed value into one call for each group of outputs that do.
+
+    The pieces of a split become slices, which fuse into their readers. Outputs that share a value stay in one call.
+    """
 
     def __call__(self, module: IRModule) -> IRModule:
         env = env_of(module.bounds)
@@ -48,7 +50,7 @@ class SeparateOutputs:
                 if isinstance(value, TupleItem) and isinstance(value.value, GVar) and value.value in fields:
                     whole = fields[value.value][value.index]
                     if whole is binding.var:
-                        return  # made where the call was
+                        return  # emitted at the place of the call
                     if isinstance(binding, Binding):
                         out.mapping[binding.var] = whole
                         return
@@ -87,7 +89,7 @@ class SeparateOutputs:
         env: Env,
         items: Mapping[tuple[GVar, int], GVar],
     ) -> dict[int, GVar]:
-        """One part in place; the variable of each of its outputs."""
+        """Emit one part; return the variable of each of its outputs."""
         callee = table.add(part.lifted.func)
         infos = tuple(call.out[i] for i in part.outputs)
         scalars = tuple(simplify(substitute(e, meaning), env) for e in part.lifted.scalars)
@@ -112,12 +114,12 @@ class SeparateOutputs:
 
 
 def _whole(value: Value) -> tuple[GVar, ...]:
-    """The variables that a value takes as they are, not a field of."""
+    """Return the variables that a value reads whole; a field of a tuple is not."""
     return () if isinstance(value, TupleItem) and isinstance(value.value, GVar) else used_vars(value)
 
 
 def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
-    """The first variable that each field of a tuple is bound to, by the function's own bindings."""
+    """Return the first variable that each field of a tuple is bound to, by the function's own bindings."""
     found: dict[tuple[GVar, int], GVar] = {}
     for b in f.bindings:
         if isinstance(b, Binding) and isinstance(b.value, TupleItem) and isinstance(b.value.value, GVar):
@@ -126,7 +128,10 @@ def _items(f: Function) -> dict[tuple[GVar, int], GVar]:
 
 
 def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
-    """`func` as functions that compute nothing in common, in the order of their first outputs; one part when there is no more."""
+    """Split `func` into functions that share no computation, in the order of their first outputs.
+
+    There is one part if all outputs share some.
+    """
     blocks = plain_blocks(func)
     if blocks is None:
         return ()
@@ -144,7 +149,7 @@ def separate(func: PrimFunc, env: Env) -> tuple[OutputGroup, ...]:
 
 
 def _needed(func: PrimFunc, blocks: Sequence[Block], output: Buffer) -> set[Block]:
-    """Every block that has a part in an output."""
+    """Return every block that contributes to an output."""
     found: set[Block] = set()
     wanted, seen = [output], {output, *func.input_buffers}
     while wanted:

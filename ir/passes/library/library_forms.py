@@ -153,7 +153,7 @@ _BLOCKS = Packing(
 
 
 def _of_nvidia() -> Iterator[Alternative]:
-    """List cuBLAS routines, and cuBLASLt routines with epilogues, for each pair of types."""
+    """Yield cuBLAS routines, and cuBLASLt routines with epilogues, for each pair of types."""
     pairs = ((f32, None), (f16, None), (bf16, None), (f16, f32), (bf16, f32))
     for batched in (False, True):
         end, sizes = ("_batched", SIZES) if batched else ("", PLAIN_SIZES)

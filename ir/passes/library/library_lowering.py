@@ -22,7 +22,6 @@ from relax_tune.ir.core.expr import (
     free_vars,
     load,
     mul,
-    substitute,
     transform,
 )
 from relax_tune.ir.core.function import PrimFunc
@@ -33,7 +32,7 @@ from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import PatternKind, block_kind, operands
 from relax_tune.ir.deduce.relations import differences, solve
 from relax_tune.ir.op.base import product
-from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols, map_function
+from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols, substitute_symbols
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep, step_of
 from relax_tune.ir.passes.library.epilogue_match import take_epilogue
 from relax_tune.ir.passes.library.library_forms import (
@@ -128,7 +127,7 @@ def _whole_form(func: PrimFunc, alternative: Alternative, takes: WholeFunction) 
     known = {v: e for v, e in meaning.items() if e is not None}
     if not all(v in known for v in mine.symbols):
         return None
-    placed = map_function(mine, lambda e: substitute(e, known), ())
+    placed = substitute_symbols(mine, known)
     if _key(placed) != _key(func):
         return None
     return _finished(

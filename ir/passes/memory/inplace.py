@@ -39,7 +39,8 @@ class InplacePair:
 def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[InplacePair, ...]:
     """List the pairs that `call_tir_inplace` states and, with `find`, further candidates; at most one for an output.
 
-    Whether a variant reads ahead is for the caller to ask, who knows the variants."""
+    The caller checks that no variant reads ahead, since it knows the variants.
+    """
     pairs = (*_stated(f), *(_Finder(f, module).pairs() if find else ()))
     wrong = {(m.var, m.output): m.why for m in inplace_conflicts(with_inplace(f, pairs), module)}
     return tuple(replace(p, reason=wrong.get((p.var, p.output))) for p in pairs)
@@ -62,7 +63,7 @@ def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:
 
 
 def _stated(f: Function) -> Iterator[InplacePair]:
-    """List the pairs of `call_tir_inplace`."""
+    """Yield the pairs of `call_tir_inplace`."""
     aliases = AliasSets(inplace=False)
     for b in all_bindings(f):
         if isinstance(b.value, CallTIR):
@@ -94,7 +95,7 @@ class _Finder:
         self.made = {b.var for b in f.bindings if isinstance(b.value, CallTIR)}
 
     def pairs(self) -> Iterator[InplacePair]:
-        """List a pair for each output of a call without stated ones, where an argument fits."""
+        """Yield a pair for each output of a call without stated ones, where an argument fits."""
         for b in self.f.bindings:
             call = b.value
             if not isinstance(call, CallTIR) or not isinstance(b, Binding) or call.inplace:
@@ -121,7 +122,7 @@ class _Finder:
         return None
 
     def _alike(self, old: StructInfo, new: TensorInfo) -> bool:
-        """Say whether two tensors provably have one type and equal dims."""
+        """Return True if two tensors provably have the same dtype and equal dims."""
         if not isinstance(old, TensorInfo) or old.shape is None or new.shape is None or old.dtype is not new.dtype:
             return False
         return len(old.shape) == len(new.shape) and all(

@@ -34,7 +34,7 @@ DISCONTINUOUS = frozenset({"floor", "rint", "fmod", "floordiv", "floormod", "lt"
 
 
 def multiply_by_reciprocal(func: PrimFunc, block: str) -> PrimFunc:
-    """Replace a division by a multiplication with the reciprocal, where the innermost loop leaves the divisor alone.
+    """Replace a division by a multiplication with the reciprocal, where the innermost loop does not change the divisor.
 
     Code generation hoists the reciprocal, so that one division serves all iterations of the loop.
 

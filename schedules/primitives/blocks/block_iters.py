@@ -108,8 +108,8 @@ def fuse_block_iters(func: PrimFunc, block: str, names: Sequence[str]) -> PrimFu
 def flatten_rows(func: PrimFunc, block: str, names: Sequence[str], buffer: str) -> PrimFunc:
     """Flatten the last two loops of a block into one loop along whole rows of an input.
 
-    The loop also runs through the gaps between the rows of the output. Neighbouring iterations then read neighbouring elements
-    at any shift, as a convolution wants.
+    The loop also runs through the gaps between the rows of the output. Neighbouring iterations then read neighbouring
+    elements at any shift, as convolutions need.
 
     Before: `for i in range(N): for j in range(M): B[i, j] = A[i + a, j + b]` with rows of `A` of P elements
     After: `for i_j_rows in range((N - 1) * P + M): B[v] = A[(v + a * P + b) // P, (v + a * P + b) % P]`; others read `B[i * P + j]`
@@ -234,8 +234,8 @@ def reindex(func: PrimFunc, block: str, buffer: str, dims: Sequence[int], scope:
     copy_name = fresh(func, f"{name}_copy", (name,))
     steps: dict[Var, IterVar] = {}
     iters: list[IterVar] = []
-    read: list[Expr] = []  # by the block, in the copy
-    where: list[Expr] = []  # by the copy, in the source
+    read: list[Expr] = []  # the block's indices in the copy
+    where: list[Expr] = []  # the copy's indices in the source
     for d, (index, dim) in enumerate(zip(access.indices, source.shape)):
         if d not in dims:
             iters.append(IterVar(Var(f"v{LETTERS[len(iters)]}"), dim))

@@ -62,7 +62,7 @@ def region_of(indices: Sequence[Expr], path: Sequence[For], loop: For, buffer: B
     for e, dim in zip(indices, buffer.shape):
         relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
         parts = linear(e, tuple(relaxed), env)
-        if parts is None and not loads(e):  # digits of sums: what the loops inside leave alone
+        if parts is None and not loads(e):  # digits of sums: drop the terms that inner loops do not change
             e = simplify(e, loop_env(path, env))
             relaxed = {v: inner[v] for v in free_vars(e) if v in inner}
             parts = linear(e, tuple(relaxed), env)
@@ -114,7 +114,7 @@ def spatial_of(block: Block) -> list[Var]:
 
 
 def _outer_guards(others: Sequence[Block], path: Sequence[For]) -> list[Expr]:
-    """Return the conditions on the loops of `path` alone that all the blocks share."""
+    """Return the conditions over only the loops of `path` that all the blocks share."""
     known = {p.var for p in path}
     sets = [[c for c in conjuncts(b.predicate) if set(free_vars(c)) <= known | _not_loops(c, path)] for b in others]
     return [c for c in sets[0] if all(c in rest for rest in sets[1:])] if sets else []
@@ -174,9 +174,9 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     Before: `for p: B[p] = f(p)` then `for i: for j: C[i, j] = g(B[i])`
     After: `for i: B[i] = f(i); for j: C[i, j] = g(B[i])`
-    Checks: every reader of the block's output is inside `loop`. The block has its own trivial nest and no predicate. Its output
-    is an intermediate that it alone writes, from its own initial value if it is a reduction. Its inputs are not written again
-    later. It is no `prepack` block. A reduction may have a condition that holds at its first point.
+    Checks: every reader of the block's output is inside `loop`. The block has its own trivial nest and no predicate.
+    Its output is an intermediate that only it writes, from its own initial value if it is a reduction. Its inputs are
+    not written again later. It is no `prepack` block. A reduction may have a condition that holds at its first point.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     buffer = node.body.buffer

@@ -86,7 +86,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     def inline(e: Expr) -> Expr | None:
         return producer.body.value if e is stand_in else None
 
-    # a variable stands in for the load, so that substituting the block's iterators leaves the producer's alone
+    # a variable replaces the load, so that substituting the block's iterators does not touch the producer's
     stand_in = Var("value", producer.body.value.dtype)
     value = transform(node.body.value, lambda n: stand_in if n is access else None)
     value = transform(substitute(value, own), inline)
@@ -111,7 +111,7 @@ def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:
 
 
 def _producer(func: PrimFunc, node: Block) -> tuple[Block, Load]:
-    """Return the last spatial block that makes an intermediate for `node` alone, and the load that reads it.
+    """Return the last spatial block that makes an intermediate for only `node`, and the load that reads it.
 
     Raises: ScheduleError.
     """

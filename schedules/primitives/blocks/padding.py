@@ -73,8 +73,9 @@ def pad(func: PrimFunc, block: str, factors: Sequence[ExprLike | None]) -> PrimF
     `C[i] = 0; for k in range(ceil(K / 4) * 4): C[i] += A_pad[i, k] * W_pad[k]`; a padded spatial iterator also makes
     `C_pad`, copied to `C` by a new block `C_pad_take`
     Checks: the factors are positive. The block has its own trivial nest and no predicate, alone writes all of its buffer, and
-    does not update in place. Padded iterators are plain indices, and index no divisor. Along a padded reduction the neutral
-    elements leave the result alone: the block combines reads at all padded reduction iterators, or adds products of such reads.
+    does not update in place. Padded iterators are plain indices, and index no divisor. Along a padded reduction the
+    neutral elements do not change the result: the block combines reads at all padded reduction iterators, or adds
+    products of such reads.
     """
     node = find_block(func, block)
     path = trivial_loops(func, node)

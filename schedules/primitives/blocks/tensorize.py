@@ -22,10 +22,10 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
 
     Before: `for i in range(4): for j in range(16): C[y + i, x + j] = C[y + i, x + j] + A[y + i, k] * B[k, x + j]`
     After: `for i in serial(4, intrinsic="outer_f32_4x16"): for j in serial(16, intrinsic=...): ...` with the same meaning
-    Checks: the nest at `loop` is perfect, with the loops of the intrinsic's meaning: of the same extents (for a symbol, of any
-    without shape symbols), serial or over the work-items of the same axes. Its one block has no initial value. Its value is the
-    intrinsic's, of buffers of the same types; the written one is read as the accumulator alone. Each operand moves with the
-    loops of the meaning, the dense ones along adjacent elements.
+    Checks: the nest at `loop` is perfect, with the loops of the intrinsic's meaning: of the same extents (for a symbol,
+    of any without shape symbols), serial or over the work-items of the same axes. Its one block has no initial value.
+    Its value is the intrinsic's, of buffers of the same types; the written one is read only as the accumulator. Each
+    operand moves with the loops of the meaning, the dense ones along adjacent elements.
     """
     wanted = INTRINSICS.get(intrinsic)
     if wanted is None:

@@ -69,9 +69,9 @@ def split(func: PrimFunc, loop: str, factors: Sequence[ExprLike | None], divides
 
     Before: `for i in range(N): S(i)`
     After: `for i_0 in range(ceil(N / f)): for i_1 in range(f): if i_0 * f + i_1 < N: S(i_0 * f + i_1)`
-    Checks: the loop is serial; exactly one factor is None, the others are positive. The guard is left out when provably true,
-    or when `divides` promises that the product of the factors divides the extent. That promise is proved, unless it depends on
-    tunables alone; the caller then records it as a constraint.
+    Checks: the loop is serial; exactly one factor is None, the others are positive. The guard is left out when provably
+    true, or when `divides` promises that the product of the factors divides the extent. That promise is proved, unless
+    it depends only on tunables; the caller then records it as a constraint.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "split")

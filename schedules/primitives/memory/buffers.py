@@ -93,8 +93,8 @@ def cache_write(func: PrimFunc, block: str, scope: Scope = "local", readers: Seq
 
     Before: `C[i] = f(i)`, `D[i] = g(C[i])`
     After, with D among the readers: `C_local[i] = f(i)` then `C[p] = C_local[p]`, `D[i] = g(C_local[i])`
-    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction. It is alone in
-    its nest. The readers read the buffer later.
+    Checks: the block alone writes every element of its buffer, from its own initial value if it is a reduction. No
+    other block is in its nest. The readers read the buffer later.
     """
     node = find_block(func, block)
     target = node.body.buffer
@@ -250,8 +250,8 @@ def mark_prepack(func: PrimFunc, block: str) -> PrimFunc:
 
     Before: `for i in range(4): W_cache[i] = W[i]` in every call
     After: the same in `block(..., role="prepack")`, once
-    Checks: the block reads only constant parameters, alone writes a global intermediate, and stands in its own nest at the
-    top. No extent or value of it, and no extent of the intermediate, mentions a shape symbol.
+    Checks: the block reads only constant parameters, is the only writer of a global intermediate, and has its own nest
+    at the top. No extent or value of it, and no extent of the intermediate, mentions a shape symbol.
     """
     node = find_block(func, block)
     found = [x.buffer for x in block_loads(node) if x.buffer not in func.consts]

@@ -70,11 +70,11 @@ def software_pipeline(func: PrimFunc, block: str, loop: str, stages: ExprLike = 
     Before: `for k in range(N): (for r in range(T): B[k * T + r] = f(k * T + r)); S(B)`
     After, with stages 2: `B` is a circular buffer of 2 * T elements, `for p in range(1): if p < N: B[...] = f(p * T + r)`, then
     `for k in range(N): (if k + 1 < N: for r in range(T): B[((k + 1) * T + r) % (2 * T)] = f((k + 1) * T + r)); S(B)`
-    Checks: there are 2 to 16 stages, a number or a tunable. The block's nest is one of several statements of a serial loop. The
-    block alone makes an intermediate. One iteration writes a box that moves with the loop along one dimension, and no condition
-    but bounds omits elements that others read. All readers come later in the loop and read only elements of their own
-    iteration. Nothing in the loop writes the block's inputs; no `prepack` block is in it. Outer loops that move the same
-    dimension are sequential, unless the buffer is local to their threads.
+    Checks: there are 2 to 16 stages, a number or a tunable. The block's nest is one of several statements of a serial
+    loop. Only the block writes the intermediate. One iteration writes a box that moves with the loop along one
+    dimension, and no condition but bounds omits elements that others read. All readers come later in the loop and read
+    only elements of their own iteration. Nothing in the loop writes the block's inputs; no `prepack` block is in it.
+    Outer loops that move the same dimension are sequential, unless the buffer is local to their threads.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     require_serial(func, target, "software_pipeline")

@@ -45,13 +45,14 @@ MAX_DEPTH = 16
 def unmasked_range(
     func: PrimFunc, score: Expr, loop: For, ranges: Mapping[Var, Expr], env: Env, from_first: bool = True
 ) -> tuple[Expr, Expr]:
-    """Return (first, count) of the iterations of `loop` in which some score may be above minus infinity; count may be negative.
+    """Return (first, count) of the iterations of `loop` with a score that may exceed minus infinity. count may be
+    negative.
 
     Each conjunct of the mask's condition bounds the iterations by itself, over all rows; the range is conservative.
 
     ranges: extents of the variables over which a score counts (rows of the tile)
     env: facts known at the loop, but not in its iterations, which may be none
-    from_first: whether leading masked iterations are skipped, too
+    from_first: whether leading masked iterations are skipped too
     Raises: ScheduleError if no condition bounds the iterations.
     """
     inner = dict(ranges)

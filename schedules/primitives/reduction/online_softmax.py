@@ -99,13 +99,13 @@ class SoftmaxPattern:
     sums: tuple[WeightedSum, ...]
 
     def weight(self) -> Expr:
-        """The value of a weight, 0 for a score of minus infinity."""
+        """Return the value of a weight, 0 for a score of minus infinity."""
         m = load(self.row_max.body.buffer, self.rows)
         made = _masked_exp(_score_at(self.row_max, self.step, self.score, self.rows, self.key), m)
         return cast(made, self.weights.body.buffer.dtype)
 
     def rows_of(self, s: WeightedSum) -> tuple[Expr, ...]:
-        """The indices of the maximum of a sum's row."""
+        """Return the indices of the maximum of a sum's row."""
         at = dict(zip(self.weights.body.indices, s.access.indices))
         return tuple(at[v] for v in self.rows)
 
@@ -144,7 +144,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     parts = {s.block: partial(s.block.body.buffer, "rf") for s in found.sums}
 
     def factored(b: Block, step: IterVar, target: Buffer) -> Stmt:
-        """The reduction of each block of keys."""
+        """Reduce each block of keys."""
         assert b.init is not None
         part, inside = IterVar(Var("vb"), count), IterVar(Var("vt"), f, "reduce")
 
@@ -160,7 +160,7 @@ def split_k_update(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
         return _limit_keys(nest, f, step.extent)
 
     def combined(b: Block, step: IterVar, value: Expr, part: Var) -> Stmt:
-        """The reduction over blocks of keys."""
+        """Reduce over the blocks of keys."""
         kept = tuple(i for i in b.iters if i is not step)
         merged = op(b.body.value.op, (b.body.value.args[0], value), value.dtype)
         made = (*kept, IterVar(part, count, "reduce"))
@@ -427,7 +427,7 @@ def _consecutive_nests(func: PrimFunc, found: SoftmaxPattern, members: Sequence[
 
 
 def _key_loop(func: PrimFunc, node: Block, key: Var) -> For:
-    """Return the loop over the keys: the outermost one around this block alone, whole and serial. Raises ScheduleError."""
+    """Return the loop over the keys: the outermost one around only this block, whole and serial. Raises ScheduleError."""
     bound = next(b for i, b in zip(node.iters, node.bindings) if i.var is key)
     extent = next(i.extent for i in node.iters if i.var is key)
     path = enclosing(func, node)

@@ -228,7 +228,7 @@ class _Rewrite:
         return _TileBuffer(replace(made, shape=shape), d, each)
 
     def _step_extent(self, b: Block, bound: Expr) -> Expr | None:
-        """Return the extent that one step of a tile covers in a dimension; None unless it starts where the outer loops say."""
+        """Return the extent of one step of a tile in a dimension; None unless its start follows from the outer loops."""
         rest = simplify(substitute(bound, {p.var: const(0) for p in (*self.outer, self.target)}))
         inner = {p.var: p.extent for p in enclosing(self.func, b) if p.var in free_vars(rest)}
         parts = linear(rest, tuple(inner))

@@ -95,7 +95,7 @@ class DimTiling:
 
 
 def write_back_block(func: PrimFunc, node: Block, outer: Sequence[For], target: For) -> Block:
-    """Return the block that stores the sums, in the nest that the primitive wants. Raises ScheduleError."""
+    """Return the block that stores the sums, in the nest that `stream_k` requires. Raises ScheduleError."""
     path = enclosing(func, node)
     nest = (*outer, target)
     whole = bool(outer) and path[: len(nest)] == nest and all(a.body is b for a, b in zip(outer, outer[1:]))
@@ -216,7 +216,7 @@ def dim_tilings(func: PrimFunc, copy: Block, outer: Sequence[For]) -> dict[Var, 
 def _covers(tiles: Expr, extent: Expr) -> bool:
     """Return whether the tiles cover an extent.
 
-    If only tunables decide, whoever split the loop without a condition has added a constraint.
+    If only tunables decide, the split without a condition has added a constraint.
     """
     found = prove(le(extent, tiles))
     return found is Proof.YES or (found is Proof.UNKNOWN and only_tunables(tiles, extent))

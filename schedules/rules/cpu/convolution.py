@@ -1,21 +1,17 @@
 """Convolutions: sums of products over windows of an input, with whatever is fused around them.
 
 A tile of the output accumulates in registers over the whole reduction, as in a matmul. The forms differ in the
-dimension along
-vectors, and in the layout of the input that lets the inner loop load neighbours:
+dimension along vectors, and in the layout of the input that lets the inner loop load neighbours:
 
 - `rows`: vectors along whole rows of the padded input, read in place. The results between the output's rows are
-  computed for
-nothing, and left out when the tile is written.
+  computed for nothing, and left out when the tile is written.
 - `direct`: vectors along the last output dimension. With a stride, input elements are first grouped by their position
-  modulo the
-stride, so that neighbours of the output are neighbours of the input.
+  modulo the stride, so that neighbours of the output are neighbours of the input.
 - `flat`: vectors along all output positions of a channel, fused into one dimension, so short rows waste nothing. The
-  input is
-copied for each tap along the last dimension (a partial im2col); the taps of the other dimensions are offsets.
+  input is copied for each tap along the last dimension (a partial im2col); the taps of the other dimensions are
+  offsets.
 - `channels`: vectors along output channels; positions in a row are the rows of a tile. Nothing is copied and short rows
-  waste
-nothing, but the writes are strided unless channels are the output's last dimension.
+  waste nothing, but the writes are strided unless channels are the output's last dimension.
 
 Weights are packed in the order in which the inner loop reads them, once if they are constant.
 """
@@ -140,7 +136,7 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
 
 
 def _blocks_of(rows: int | None) -> Sequence[int]:
-    """Return heights of blocks of rows: all rows, or parts of nearly equal height."""
+    """Return the heights of blocks of rows: all rows, or parts of nearly equal height."""
     return (
         (2, 4, 8, 16, 32, 64)
         if rows is None

@@ -1,10 +1,8 @@
 """FlashAttention (Dao et al. 2022) on processors: one kernel for a tile of queries, block by block of keys.
 
 A tile of queries is transposed once, so that vector lanes are queries: scores, maxima, exponentials and sums need no
-    operation
-across lanes. Blocks of keys run under a running maximum (`rolling_update`), and their scores stay in cache. Weighted
-values of a
-block are summed in registers of a few queries by vectors of columns, then added to the tile's.
+operation across lanes. Blocks of keys run under a running maximum (`rolling_update`), and their scores stay in cache.
+Weighted values of a block are summed in registers of a few queries by vectors of columns, then added to the tile's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Flash-decoding (Dao et al. 2023) on processors: few queries, many keys, and workers that take blocks of keys.
 
 Vector lanes run along the depth of a key for scores, then along the keys of a block, then along columns of the values.
-A second
-statement combines the partial results of all blocks.
+A second statement combines the partial results of all blocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Matrix-vector products (GEMV) and matmuls with few rows, which the bytes of the matrix bound.
 
 `columns`: vector lanes are columns of the output. Constant weights lie in panels one vector wide, so one layout serves
-every tile,
-and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the kernel.
+every tile, and a tile of several panels reads several streams at once. Weights stored in few bits are decoded in the
+kernel.
 `dots`: vector lanes are steps of the reduction, which runs along memory in both operands; nothing is packed.
 """
 
@@ -180,8 +180,9 @@ def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) 
 def _dots(
     s: Schedule, main: str, epilogue: str, roles: Contraction, machine: HardwareInfo, choice: GemvChoice
 ) -> Schedule:
-    """Compute tiles of some rows by some columns with a vector of partial sums per element; lanes are steps of the
-    reduction.
+    """Compute tiles of some rows by some columns, with a vector of partial sums per element.
+
+    Lanes are steps of the reduction.
     """
     block = find_block(s.func, main)
     if choice.grouped or len(roles.reduce) != 1:
@@ -237,8 +238,8 @@ def _row_tiles(
 def _pack_panels(s: Schedule, main: str, roles: Contraction, machine: HardwareInfo) -> None:
     """Pack constant operands with columns into panels one vector wide.
 
-    Other operands must have columns last. Raises ScheduleError without a constant operand: then the matmul rule does as
-        well.
+    Other operands must have columns last. Raises ScheduleError without a constant operand, since the matmul rule then
+    does as well.
     """
     packed = 0
     for access in block_loads(find_block(s.func, main)):

@@ -1,12 +1,9 @@
 """Matmuls with whatever is fused around them: packed panels and a register-tile micro-kernel (Goto and van de Geijn 2008).
 
 Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. The operand indexed by columns
-is packed
-into panels of NR columns, padded with zeros. A constant operand is packed once; any other in the call, panel by panel
-or all of
-it first. The epilogue is computed on the tile while it is in registers. Leftover rows are computed in powers of two,
-leftover
-columns in whole vectors.
+is packed into panels of NR columns, padded with zeros. A constant operand is packed once; any other in the call, panel
+by panel or all of it first. The epilogue is computed on the tile while it is in registers. Leftover rows are computed
+in powers of two, leftover columns in whole vectors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reductions across memory: sums over leading and middle dimensions, masked pooling.
 
 Neighbouring results are neighbours in memory, so vectors lie along the results. A few vectors accumulate in registers
-over the
-reduction, and the epilogue is computed while they are there.
+over the reduction, and the epilogue is computed while they are there.
 """
 
 from __future__ import annotations

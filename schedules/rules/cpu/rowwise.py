@@ -1,8 +1,7 @@
 """Row-wise functions: softmax, normalisations, row reductions with what is fused around them.
 
 A thread or work-group takes a chunk of rows. Every stage runs on a row while it is in cache, in vector loops with one
-accumulator
-per lane. Stages with the same steps along a row share one loop.
+accumulator per lane. Stages with the same steps along a row share one loop.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
 
 
 def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
-    """Return widths of one, two or four vectors, up to the length of constant rows."""
+    """Return the widths of one, two or four vectors, up to the length of constant rows."""
     extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
     known = [e for e in extents if e is not None]
     longest = max(known) if known and len(known) == len(extents) else None

@@ -195,7 +195,7 @@ def _stage_input(s: Schedule, block: str, buffer: str) -> str:
 
 
 def _stage(s: Schedule, block: str, loop: str, threads: Tunable, lanes: int, transposed: bool = False) -> None:
-    """Stage what an iteration of `loop` reads, in vectors where these divide its rows.
+    """Stage the elements that an iteration of `loop` reads, in vectors where these divide its rows.
 
     transposed: the rows become columns, padded so that consecutive threads write to different banks.
     """

@@ -249,7 +249,7 @@ def _bind_fragment(s: Schedule, order: Sequence[str], kind: LoopKind) -> None:
 
 
 def _stage(s: Schedule, block: str, loop: str, tile: QueryTile, stages: Tunable | None = None) -> None:
-    """Stage what an iteration of `loop` reads with asynchronous copies, in rows that are padded against bank conflicts.
+    """Stage the reads of an iteration of `loop` with asynchronous copies, in rows padded against bank conflicts.
 
     stages: the slots of the circular buffer of key blocks; None for queries, which are staged once.
     """

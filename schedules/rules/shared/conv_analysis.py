@@ -55,7 +55,7 @@ class ConvolutionRoles:
 
     @property
     def steps(self) -> tuple[Var, ...]:
-        """Return the reduction iterators, taps innermost."""
+        """The reduction iterators, taps innermost."""
         return (*self.depth, *(w.tap for w in self.windows))
 
 

@@ -146,7 +146,7 @@ def share_accesses(s: Schedule, block: str, accesses: Sequence[str], vector: str
 
 
 def row_and_column_loops(s: Schedule, block: str, own: Sequence[str], rows: int, columns: int) -> tuple[str, str]:
-    """Return the loops of a copy along two dimensions. Raises ScheduleError unless it has these two loops alone."""
+    """Return the loops of a copy along two dimensions. Raises ScheduleError unless it has exactly these two loops."""
     bindings = find_block(s.func, block).bindings
     along = [[n for n in own if n in {v.name for v in free_vars(bindings[d])}] for d in (rows, columns)]
     if any(len(found) != 1 for found in along) or len(own) != 2:

@@ -43,7 +43,8 @@ def decompose_work(
 
 
 def split_k(s: Schedule, main: str, machine: HardwareInfo, slice_steps: Expr | None = None) -> tuple[str, Block]:
-    """Sum shares of the steps separately, and add them in a fix-up kernel; return the block of the sums and the one that stores them.
+    """Sum shares of the steps separately, and add them in a fix-up kernel. Returns the block of the sums and the one
+    that stores them.
 
     Without `slice_steps`, SK is the number of shares. With it, a share is SS slices of `slice_steps` steps, since a circular buffer needs
     shares that begin with a slice.

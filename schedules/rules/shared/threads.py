@@ -126,8 +126,9 @@ def limit_threads(s: Schedule, machine: HardwareInfo, threads: Expr) -> None:
 
 
 Parts = Sequence[tuple[Expr | int | None, Literal["group", "warp", "item", "each", "lane"]]]
-"""The factors that one dimension of a tile is split into, outermost first, and what each is: a group of warps, a warp, a thread (item), an
-element that a thread computes in turn (each), a lane of a vector. One factor is None: the rest of the extent."""
+"""The factors of a tile's dimension, outermost first, each with its kind: a group of warps, a warp, a thread (item), an
+element that a thread computes in turn (each), a lane of a vector. One factor is None: the rest of the extent.
+"""
 
 
 def epilogue_on_fragments(s: Schedule, loops: Sequence[str], rows: Parts, columns: Parts, whole: bool) -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.ir.codegen import codegen_cases as make
 from tests.ir.codegen.codegen_runner import CANARY, Compiled, opened
-from tests.support.effort import examples
+from tests.support.effort import examples, some
 
 from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import (
@@ -58,11 +58,12 @@ TILES: tuple[tuple[int, int, Any], ...] = (
 @pytest.mark.process
 def test_tiled_matmul(device: tuple[str, Device]) -> None:
     language, machine = device
+    tiles = some(TILES, 2)
     funcs = [
         make.matmul(language, rows, cols, 7, tail, compact=cols in (16, 5), guarded_init=rows != 4)
-        for rows, cols, tail in TILES
+        for rows, cols, tail in tiles
     ]
-    for (rows, cols, tail), run in zip(TILES, Compiled.together(machine, language, funcs), strict=True):
+    for (rows, cols, tail), run in zip(tiles, Compiled.together(machine, language, funcs), strict=True):
         _check_matmul(run, rows, cols, tail)
 
 
@@ -80,7 +81,9 @@ def _check_matmul(run: Compiled, rows: int, cols: int, tail: str) -> None:
 @pytest.mark.process
 def test_row_softmax(device: tuple[str, Device]) -> None:
     language, machine = device
-    choices: list[tuple[int, Any]] = [(16, "predicate"), (16, "peel"), (12, "peel"), (64, "peel"), (24, "pow2")]
+    choices: list[tuple[int, Any]] = some(
+        [(16, "predicate"), (16, "peel"), (24, "pow2"), (12, "peel"), (64, "peel")], 2
+    )
     funcs = [make.row_softmax(language, tile, tail) for tile, tail in choices]
     for (tile, _tail), run in zip(choices, Compiled.together(machine, language, funcs), strict=True):
         _check_softmax(run, tile)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.support import schedule_functions as make
 from tests.support.candidates import CASES, GPU_CASES, MACHINES, sketches_of
+from tests.support.effort import thinned
 
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.sketch import generate_sketches
@@ -93,7 +94,9 @@ def found() -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "machine"), [(n, m) for m in MACHINES for n in (GPU_CASES if m == "gpu" else CASES)])
+@pytest.mark.parametrize(
+    ("name", "machine"), thinned((n, m) for m in MACHINES for n in (GPU_CASES if m == "gpu" else CASES))
+)
 def test_features_of_all_sketches_agree_in_names_and_are_finite(name: str, machine: str) -> None:
     names = FeatureFunction(sketches_of("pointwise 1", machine)[1][-1], MACHINES[machine]).names
     assert len(set(names)) == len(names)

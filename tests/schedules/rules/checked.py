@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.ir.codegen.codegen_runner import Compiled
 from tests.runtime.device.watched import RecordingDevice, SanitizedDevice, SimulatedDevice
 from tests.support.candidates import CASES, Sample, arguments, by_hand, problems, samples
+from tests.support.effort import some
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
@@ -44,6 +45,7 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
 def together(devices: Sequence[Device], language: str, say: Callable[[], str], machines: Sequence[str]) -> None:
     """Every sample on both devices. `say`: what was found since the last call."""
     found = [x for m in machines for x in samples(m, SEED, LARGEST[language])] + by_hand(language)
+    found = some(found)
     Compiled.guard = 0
     funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
     with ThreadPoolExecutor(2) as pool:

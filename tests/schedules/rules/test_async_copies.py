@@ -12,6 +12,7 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.schedules.rules.test_mma_intrinsics import calls, scheduled, wrong
 from tests.schedules.rules.warp_tiles import product
 from tests.support import schedule_functions as make
+from tests.support.effort import thinned
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.ir.check.structural import structural_equal
@@ -88,7 +89,13 @@ def test_async_copies_late_or_early_give_right_results(tmp_path: Path, where: st
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(
     ("old", "new", "backwards"),
-    [("rt_arrived<1>();", "rt_arrived<2>();", False), ("__syncthreads();", "", False), ("__syncthreads();", "", True)],
+    thinned(
+        [
+            ("rt_arrived<1>();", "rt_arrived<2>();", False),
+            ("__syncthreads();", "", False),
+            ("__syncthreads();", "", True),
+        ]
+    ),
 )
 def test_a_missing_wait_shows(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
     device = emulated(tmp_path, backwards)

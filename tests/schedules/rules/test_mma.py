@@ -22,6 +22,7 @@ from tests.schedules.cost.test_gpu_features import number
 from tests.schedules.cost.test_occupancy import shared_bytes, value
 from tests.support import schedule_functions as make
 from tests.support.candidates import MACHINES, arguments, drawn, problems
+from tests.support.effort import thinned
 from tests.support.meaning import make_inputs, outputs_of
 
 from relax_tune.errors import BuildError
@@ -102,7 +103,7 @@ def test_mma_split_k_with_slices_one_more_than_stages_multiplies_by_mma() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thinned(CASES))
 def test_tensor_core_sketch_at_any_tunables_multiplies_by_the_instruction(case: str) -> None:
     """A marked nest that no longer matches its instruction would run as loops: right, but slow."""
     tensor_cores = replace(MACHINE, capability=90, has_wgmma=True, group_size=256, local_bytes=227 << 10)
@@ -193,7 +194,7 @@ def test_attention_weights_under_divergent_warps_go_to_shared_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thinned(CASES))
 def test_mma_counted_shared_memory_equals_kernels(case: str) -> None:
     for sketch in sketches(case):
         values = drawn(sketch, random.Random(f"shared {case}"))

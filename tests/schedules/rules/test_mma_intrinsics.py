@@ -12,6 +12,7 @@ from tests.cuda_emulation.driver import emulated
 from tests.cuda_emulation.gpus import PLACES, gpu
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of
 from tests.schedules.rules.warp_tiles import by_warps, product
+from tests.support.effort import thinned
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.ir.check.structural import structural_equal
@@ -74,12 +75,14 @@ def test_mma_intrinsics_compute_reference_products(tmp_path: Path, where: str) -
 @pytest.mark.ccompiler
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ("(l >> 4) * 8", "(l >> 3 & 1) * 8"),
-        ("columns + 2 * q", "columns + q"),
-        ("r / per_line % ", "r % "),
-        ("__syncthreads();", ""),
-    ],
+    thinned(
+        [
+            ("(l >> 4) * 8", "(l >> 3 & 1) * 8"),
+            ("columns + 2 * q", "columns + q"),
+            ("r / per_line % ", "r % "),
+            ("__syncthreads();", ""),
+        ]
+    ),
 )
 def test_a_wrong_layout_shows(tmp_path: Path, old: str, new: str) -> None:
     device = emulated(tmp_path)

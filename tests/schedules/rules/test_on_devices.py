@@ -18,6 +18,7 @@ from tests.support.candidates import (
     sampled,
     sketches_of,
 )
+from tests.support.effort import thinned
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.schedules.sketch import Sketch
@@ -61,19 +62,19 @@ def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
 
 
 @pytest.mark.ccompiler
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_instances_c_match_reference(name: str, c: Device) -> None:
     run(name, "c", c, covering("c", LEAST["c"])[name])
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
     run(name, "opencl", opencl, covering("opencl", LEAST["opencl"])[name])
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", GPU_CASES)
+@pytest.mark.parametrize("name", thinned(GPU_CASES, 2))
 def test_instances_gpu_match_reference(name: str, opencl: Device) -> None:
     """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
     run(name, "gpu", opencl, few(name, "gpu", 9))

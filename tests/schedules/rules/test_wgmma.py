@@ -14,6 +14,7 @@ from tests.schedules.cost.test_occupancy import shared_bytes, value
 from tests.schedules.rules.test_mma import CASES
 from tests.support import schedule_functions as make
 from tests.support.candidates import MACHINES, arguments, problems
+from tests.support.effort import thinned
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.ir.codegen.generate import GeneratedKernel
@@ -135,7 +136,7 @@ def changed(kernel: GeneratedKernel, old: str, new: str, name: str = "") -> Kern
 
 @pytest.mark.process
 @pytest.mark.ccompiler
-@pytest.mark.parametrize(("case", "backwards"), [("NN, bias", False), ("TN", True), ("int8", False)])
+@pytest.mark.parametrize(("case", "backwards"), thinned([("NN, bias", False), ("TN", True), ("int8", False)]))
 def test_wgmma_kernels_match_function(case: str, backwards: bool, tmp_path: Path) -> None:
     assert not wrong(case, tmp_path, backwards)
 
@@ -151,11 +152,13 @@ def test_so_does_each_item_for_itself(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:All-NaN")
 @pytest.mark.parametrize(
     ("old", "new", "backwards"),
-    [
-        ("rt_described(a, a_h, a_r)", "rt_described(a, a_r, a_h)", False),
-        ("rt_proxy_fence();\n", "\n", False),
-        ("__syncthreads();", "", True),
-    ],
+    thinned(
+        [
+            ("rt_described(a, a_h, a_r)", "rt_described(a, a_r, a_h)", False),
+            ("rt_proxy_fence();\n", "\n", False),
+            ("__syncthreads();", "", True),
+        ]
+    ),
 )
 def test_emulation_of_altered_kernel_gives_wrong_results(tmp_path: Path, old: str, new: str, backwards: bool) -> None:
     assert wrong("NT", tmp_path, backwards, (old, new), 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.database.records_made import ZEN, filled, timing
+from tests.support.effort import thinned
 
 from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.report.console import make_console, make_table, on_terminal, say
@@ -58,7 +59,7 @@ def _quoted(part: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("more", ["", "--json"])
+@pytest.mark.parametrize("more", thinned(["", "--json"]))
 def test_closed_pipe_ends_the_program_quietly(place: Path, more: str) -> None:
     # `head` leaves long before a table or a document of this size has passed through the pipe's buffer
     done = shell(place, f"RT {' '.join(TOP)} {more} | head -1; exit ${{PIPESTATUS[0]}}")
@@ -86,7 +87,7 @@ def test_closed_standard_streams(place: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("more", ["", "--json"])
+@pytest.mark.parametrize("more", thinned(["", "--json"]))
 def test_a_full_disk_behind_the_output_is_one_sentence(place: Path, more: str) -> None:
     done = shell(place, f"RT {' '.join(TOP)} {more} > /dev/full")
     assert done.returncode == 2
@@ -94,7 +95,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence(place: Path, more: str) -
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "40"}])
+@pytest.mark.parametrize("variables", thinned([{}, {"NO_COLOR": "1", "FORCE_COLOR": "1", "COLUMNS": "40"}]))
 def test_tables_in_a_pipe_are_plain_and_whole(place: Path, variables: dict[str, str]) -> None:
     done = shell(place, f"RT {' '.join(TOP)}", **variables)
     assert done.returncode == 0 and "\x1b" not in done.stdout and "\r" not in done.stdout and "…" not in done.stdout

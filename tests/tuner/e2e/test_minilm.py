@@ -27,6 +27,7 @@ from relax_tune.tuner.task.extract import extract_tasks
 
 pytestmark = [
     pytest.mark.minilm,
+    pytest.mark.heavy,  # `tests/tuner/cli/test_cli_tune.py` does the same through the command
     pytest.mark.slow,
     # a thread pool that an earlier test has started keeps its size
     pytest.mark.filterwarnings("ignore:.*was tuned elsewhere"),

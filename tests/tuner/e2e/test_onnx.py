@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.effort import thinned
 from tests.support.tuner_models import DEVICES, PAPER_DEVICE, QUICK, RecordedRunner, minilm_folder, opened
 from tests.tuner.e2e.test_minilm import DATA, reference_inputs
 
@@ -49,7 +50,7 @@ def job_of(path: Path, info: DeviceInfo, settings: Settings, store: MemoryStore)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("kind", thinned(DEVICES))
 def test_embeddings_are_the_folder_s_and_the_original_s(kind: str, onnx_path: Path, tmp_path: Path) -> None:
     made, found = reference_inputs(), {}
     with opened(kind) as device:

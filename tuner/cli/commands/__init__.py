@@ -1,1 +1,1 @@
-"""The commands of `relax-tune`, one module each; `relax_tune.tuner.cli.app` loads the one that is asked for."""
+"""The commands of `relax-tune`, one module each; `relax_tune.tuner.cli.app` loads the requested one."""

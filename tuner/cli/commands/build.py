@@ -1,4 +1,4 @@
-"""`relax-tune build`: an artifact from records alone."""
+"""`relax-tune build`: an artifact from records only."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def jobs(db: Database = None, json: Json = False) -> None:
 
 
 def _moment(seen: object) -> str:
-    """Unix seconds as this machine's local time; `-` for what is none."""
+    """Format Unix seconds as this machine's local time; `-` for an unknown time."""
     if not isinstance(seen, int | float) or not 0 <= seen < 2**35:
         return "-"
     return datetime.fromtimestamp(seen).isoformat(" ", "seconds")

@@ -54,12 +54,14 @@ DAY_SECS = 86_400.0
 
 
 def open_for(db: str | None, *, write: bool = False, create: bool = False) -> Store:
-    """The database the settings name. It must exist, unless it may be made."""
+    """Open the database that the settings name. It must exist, unless it may be created."""
     return open_store(load_settings({"db": db}).db, create=create, read_only=not write)
 
 
 def one_target(store: Store, part: str | None) -> Target:
-    """The target whose key starts with `part`; without one, the only target. Raises UserError naming those there are."""
+    """Return the target whose key starts with `part`; without one, the only target. Raises UserError that lists the
+    targets.
+    """
     targets = store.targets()
     if not targets:
         raise UserError(f"wanted a target, {store.where} has none; `relax-tune tune` adds the one it measures on")
@@ -72,7 +74,7 @@ def one_target(store: Store, part: str | None) -> Target:
 
 
 def one_workload(store: Store, part: str, target: str | None = None) -> Workload:
-    """The workload whose key starts with `part` or whose name is `part`. Raises UserError."""
+    """Return the workload whose key starts with `part` or whose name is `part`. Raises UserError."""
     known = store.workloads(target)
     matching = [w for w in known if w.key.startswith(part)] or [w for w in known if w.hint == part]
     if len(matching) == 1:
@@ -131,7 +133,7 @@ def top(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """The fastest variants of each workload at each measured shape."""
+    """Print the fastest variants of each workload at each measured shape."""
     if count < 1:
         raise UserError(f"--count wants at least 1, found {count}")
     rows: list[tuple[Workload, Measurement]] = []
@@ -175,7 +177,7 @@ def top(
 
 
 def measured_points(measurements: Sequence[Measurement]) -> list[dict[str, int]]:
-    """The distinct points of ok measurements, smallest first."""
+    """Return the distinct points of ok measurements, smallest first."""
     points = {tuple(m.symbols.items()): m.symbols for m in measurements}
     return sorted(points.values(), key=lambda p: (tuple(p.values()), tuple(p)))
 

@@ -22,7 +22,7 @@ Overwrite = Annotated[
 
 
 def artifact_path(model: str, target: str, out: Path | None) -> Path:
-    """`out`, or a name from the model's folder or file and the target, in the current folder."""
+    """Return `out`, or a path in the current folder named after the model's folder or file and the target."""
     if out is not None:
         return out
     parts = [p for p in Path(model.removeprefix(PACKAGE)).absolute().parts if p not in ("model", "/")]

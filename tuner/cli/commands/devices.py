@@ -51,8 +51,8 @@ def doctor(db: Database = None, json: Json = False) -> None:
     """Say what is installed, what is missing, what would be faster.
 
     Looks at devices, compilers, libraries, the database, thread settings and packages, and runs a kernel on every
-    device; changes nothing. What can be done
-    about it stands below the table, or as `advice` in the document. Exit code 0 whatever it finds.
+    device; changes nothing. What can be done about it stands below the table, or as `advice` in the document. Exit code
+    0 whatever it finds.
     """
     settings = load_settings({"db": db})
     findings = examine(settings.db)

@@ -77,7 +77,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @dataclass(frozen=True, slots=True)
 class SettingFlags:
-    """The settings that stand on a command line, by name; None for a flag that was not given."""
+    """The settings given on a command line, by name; None for a flag that was not given."""
 
     given: Mapping[str, Any]
 
@@ -86,7 +86,7 @@ class SettingFlags:
         return load_settings(self.given)
 
     def flags(self, *names: str) -> dict[str, Any]:
-        """Return values by flag: for these settings, or for all."""
+        """Return the values by flag: for these settings, or for all."""
         return {flag_of(name): self.given[name] for name in names or self.given}
 
 

@@ -1,4 +1,4 @@
-"""`relax-tune plan`: what is dispatched where, of an artifact or of the plans stored for a model; whether it still fits."""
+"""`relax-tune plan`: the dispatched variants of an artifact or of a model's stored plans, and whether they still fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.task.extract import extract_tasks
 
 UNMEASURED = 0.1
-"""The share of calls at shapes nothing was timed near, from which a task is worth tuning again."""
+"""Share of calls at shapes far from timed ones, from which a task is worth tuning again."""
 
 
 SubjectArgument = Annotated[

@@ -157,7 +157,7 @@ def _show_embeddings(
 
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
-    """A result as a file of arrays holds it: shapes and scalars too. Raises UserError for anything else."""
+    """Convert a result to an array for a file: shapes and scalars too. Raises UserError for any other value."""
     try:
         found = np.asarray(value)
     except ValueError:  # a tuple of different things
@@ -170,7 +170,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
 
 
 def read_profile(path: Path) -> ShapeProfile:
-    """Read the counts in a file of shapes; none when the file does not exist.
+    """Read the counts in a file of shapes; return an empty profile when the file does not exist.
 
     Raises UserError for another kind of file.
     """
@@ -178,7 +178,7 @@ def read_profile(path: Path) -> ShapeProfile:
 
 
 def open_model(artifact: Artifact, device: str | None, shapes: ShapeProfile | None = None) -> Model:
-    """The artifact on its device; what there is to warn about goes to stderr, a line each."""
+    """Open the artifact on its device, and print warnings to stderr, a line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model = artifact.open(device, shapes=shapes)
@@ -190,7 +190,7 @@ def open_model(artifact: Artifact, device: str | None, shapes: ShapeProfile | No
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file, by name. Raises UserError for anything else."""
+    """Read the arrays of an .npz file, by name. Raises UserError for any other file."""
     what_to_do = "make it with numpy.savez(FILE, NAME=array, ...)"
     if os.path.exists(path) and not os.path.isfile(path):  # reading a device or a pipe may never end
         raise UserError(f"{path}: wanted an .npz file, found something else; {what_to_do}")

@@ -126,7 +126,7 @@ def show(
 
 
 def is_model(subject: str) -> bool:
-    """Say whether the argument names a model: an existing file, a path or a package."""
+    """Return True if the argument names a model: an existing file, a path or a package."""
     return (
         subject.startswith(PACKAGE)
         or os.sep in subject
@@ -136,7 +136,7 @@ def is_model(subject: str) -> bool:
 
 
 def _refuse(given: Mapping[str, object], why: str) -> None:
-    """An option that would do nothing is a mistake."""
+    """Raise UserError for a given option that would have no effect."""
     for option, value in given.items():
         if value:
             raise UserError(f"{option} does not apply: {why}")
@@ -145,7 +145,7 @@ def _refuse(given: Mapping[str, object], why: str) -> None:
 def _sections(
     what: Sequence[str] | None, known: Collection[str], default: Sequence[str], json: bool, of: str
 ) -> tuple[str, ...]:
-    """The sections asked for, in their order. `what` may name several in one, with commas between them."""
+    """Return the requested sections, in their order. `what` may name several in one, with commas between them."""
     wanted = [name for item in what or () for name in item.split(",")]
     for name in wanted:
         if name != ALL and name not in known:
@@ -246,7 +246,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
 
 
 def _records_of(db: str | None) -> tuple[Store, list[str]]:
-    """The database, or an empty one and a note when there is none yet."""
+    """Open the database; without one, return an empty store and a note."""
     if db != MEMORY_URL:
         path = sqlite_path(parse_url(db or default_url()))
         if path is not None and not path.exists():
@@ -255,7 +255,7 @@ def _records_of(db: str | None) -> tuple[Store, list[str]]:
 
 
 def _elsewhere(store: Store, task: Task, target: DeviceTarget) -> list[str]:
-    """Notes on a target without records: which others have some."""
+    """Return notes on a target without records: which other targets have records."""
     notes = [f"nothing is on record for {target.kind}, {target.name} in {store.where}"]
     for other in store.targets():
         count = store.count(other.key, task.key)

@@ -1,4 +1,4 @@
-"""Text in and out of a model: sentences to embeddings, and text that a decoder goes on with."""
+"""Text in and out of a model: sentences to embeddings, and text that a decoder continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS, MASK = "input_ids", "attention_mask"
 
 
 def upper(artifact: Artifact, dim: int) -> int | None:
-    """The declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
+    """Return the declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
     program = artifact.program
     inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
     if set(inputs) != {IDS, MASK} or len(inputs[IDS].shape) != 2:
@@ -41,7 +41,7 @@ def upper(artifact: Artifact, dim: int) -> int | None:
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder. Raises UserError naming the extra, or the file that is missing."""
+    """Return the tokenizer of a model's folder. Raises UserError naming the extra, or the file that is missing."""
     path = folder / "tokenizer.json"
     try:
         import tokenizers
@@ -58,7 +58,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) -> list[list[int]]:
-    """Token ids of every text, at most `longest` of them. Raises UserError for what is no text to this tokenizer."""
+    """Return the token ids of every text, at most `longest`. Raises UserError for a text that the tokenizer refuses."""
     if longest is None:
         tokenizer.no_truncation()
     else:
@@ -72,7 +72,7 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) ->
 
 
 def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:
-    """(texts, width) f32: in batches of at most `largest`, each padded to its longest text."""
+    """Compute the embeddings (texts, width) f32, in batches of at most `largest`, each padded to its longest text."""
     parts = []
     step = largest or len(tokens)
     for at in range(0, len(tokens), step):
@@ -88,14 +88,14 @@ def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) ->
 
 
 def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(texts, texts): the cosine of the angle between every two rows."""
+    """Return the cosine of the angle between every two rows: (texts, texts)."""
     wide = embeddings.astype(np.float64)
     unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
     return np.asarray(unit @ unit.T)
 
 
 def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> Table:
-    """The similarities of every two texts."""
+    """Return the similarities of every two texts."""
     numbers = [str(number + 1) for number in range(len(texts))]
     table = make_table("", "text", *numbers, right=numbers, title="Cosine similarity")
     for number, text in enumerate(texts):
@@ -105,7 +105,7 @@ def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> T
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, as the model's folder says; none where it says none."""
+    """Return the ids that end a text, as the model's folder declares; none when it declares none."""
     for name in ("generation_config.json", "config.json"):
         try:
             said = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
@@ -120,7 +120,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 def complete(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], tokens: int, stop: Sequence[int]
 ) -> list[tuple[NDArray[np.int64], str]]:
-    """For each text its token ids with those the model adds, (1, length) i64, and what was added as text."""
+    """Complete each text. Returns its token ids with the added ones, (1, length) i64, and the added text."""
     found = []
     for text, ids in zip(texts, tokenize(tokenizer, texts, None), strict=True):
         if not ids:

@@ -1,4 +1,4 @@
-"""`relax-tune tune`: measure what is missing, build, save, report."""
+"""`relax-tune tune`: measure missing times, build, save, report."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _nothing_usable(job: Job) -> str:
 
 
 def _timed(built: BuildResult) -> list[tuple[str, Program]]:
-    """List the functions whose calls can be timed by their symbols alone: straight-line ones that no host program calls."""
+    """List the functions whose calls can be timed: straight-line functions that no host program calls."""
     parts = parts_of(built.host_programs)
     return [(n, p) for n, p in built.programs.items() if n not in parts]
 
@@ -143,8 +143,11 @@ def compare_shapes(program: Program) -> list[dict[str, int]]:
 def _compare(
     tuned: Path, others: Mapping[str, Artifact], target: str, shapes: Mapping[str, Sequence[Mapping[str, int]]]
 ) -> tuple[LatencyRow, ...]:
-    """The tuned build against others of the same model from the same records, in a process of their own: threads that tuning
-    left behind would take the processors from some more than from others. shapes: where, by function."""
+    """Time the tuned build against others of the same model, made from the same records.
+
+    A process of its own times them, because threads left by tuning would slow some builds more than others.
+    shapes: where to time, by function
+    """
     with (
         tempfile.TemporaryDirectory(prefix="relax-tune-compare-") as folder,
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,

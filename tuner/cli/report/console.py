@@ -11,13 +11,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-# As wide as any table gets: what reads a pipe or a file wants whole lines, and breaks them itself where it must.
+# Wider than any table: readers of a pipe or a file need whole lines.
 PLAIN_WIDTH = 10_000
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: no markup, no emoji codes, nothing highlighted. Where it does not write to a
-    terminal, tables are as wide as they need and, unless FORCE_COLOR asks and NO_COLOR does not forbid, there are no styles."""
+    """Make a console that prints text as it is: no markup, no emoji codes, no highlighting.
+
+    Outside of a terminal, tables are as wide as they need. There are no styles then, unless FORCE_COLOR is set and
+    NO_COLOR is not.
+    """
     forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     stream = sys.stderr if stderr else sys.stdout
     styled = None if forced or (stream is not None and stream.isatty()) else False
@@ -28,7 +31,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def on_terminal(console: Console) -> bool:
-    """Say whether output can be redrawn. FORCE_COLOR does not make a pipe a terminal."""
+    """Return True if output can be redrawn. FORCE_COLOR does not make a pipe a terminal."""
     try:
         watched = console.file.isatty()
     except (AttributeError, ValueError):  # no such method, or closed
@@ -42,7 +45,7 @@ def say(console: Console, text: str) -> None:
 
 
 def make_table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
-    """An empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
+    """Return an empty table; the columns named in `right` hold numbers. On a narrow terminal cells are folded, never cut."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold", justify="right" if name in right else "left")
@@ -50,7 +53,7 @@ def make_table(*columns: str, right: Sequence[str] = (), title: str | None = Non
 
 
 def seconds_text(secs: float | None) -> str:
-    """Three digits with a unit: `12.3 us`; `-` for None and NaN."""
+    """Format seconds with three digits and a unit: `12.3 us`; `-` for None and NaN."""
     if secs is None or not math.isfinite(secs):
         return "-"
     unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if secs >= s), ("us", 1e-6))

@@ -23,11 +23,11 @@ SHOWN = 4
 
 
 def opinion(choices: Choices, records: Sequence[Measurement]) -> dict[str, Any]:
-    """Predicted and measured seconds of the fastest candidates, as plain values.
+    """Return predicted and measured seconds of the fastest candidates, as plain values.
 
-    Each is predicted by a model trained on all *other* candidates of the task, failures included. `candidates` counts those
-    with times; when there are fewer than FEWEST the answer ends with `lacks`, a sentence. features: of the fastest candidate,
-    name -> value at each anchor.
+    Each is predicted by a model trained on all *other* candidates of the task, failures included. `candidates` counts
+    candidates with times; when there are fewer than FEWEST the answer ends with `lacks`, a sentence. features: of the
+    fastest candidate, name -> value at each anchor.
     """
     times, variants = times_of(choices, records)
     timed: dict[Candidate, Sequence[float | None]] = {}
@@ -70,7 +70,7 @@ def opinion(choices: Choices, records: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _predicted(features: Any, log_time: Any, broken: Sequence[bool], place: int) -> tuple[Any, Any]:
-    """Mean and spread (S,) of the log seconds of one row, from a model that never saw it."""
+    """Predict the mean and spread (S,) of the log seconds of a row, by a model trained without it."""
     usable = np.isfinite(log_time) | np.asarray(broken)[:, None]
     usable[place] = False
     rows, shapes = np.nonzero(usable)

@@ -36,12 +36,12 @@ class LatencyRow:
         return {name: statistics.median(samples) for name, samples in self.samples_secs.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, medians included."""
+        """Return the fields as plain values, medians included."""
         return {**asdict(self), "median_secs": self.median_secs}
 
 
 def parse_shape(text: str) -> dict[str, int]:
-    """`b=1,n=8` as values by symbol. Raises UserError for anything else."""
+    """Parse `b=1,n=8` into values by symbol. Raises UserError for any other text."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -52,8 +52,11 @@ def parse_shape(text: str) -> dict[str, int]:
 
 
 def sample_inputs(program: Program, shape: Mapping[str, int], seed: int = 0) -> tuple[NDArray[Any], ...]:
-    """Inputs at a shape, in call order: standard normal floats; integers and booleans are all 1, which admits every
-    position of a mask, or the nearest a valid index allows. Raises UserError for symbols that do not fit."""
+    """Return inputs at a shape, in call order.
+
+    Floats are standard normal. Integers and booleans are 1, which admits every position of a mask, or the nearest valid
+    index. Raises UserError for symbols that do not fit.
+    """
     shapes = buffer_shapes(program, shape)
     generator = np.random.default_rng(seed)
     arrays: list[NDArray[Any]] = []
@@ -74,9 +77,12 @@ def compare_latency(
     repeats: int,
     budget_secs: float | None = None,
 ) -> tuple[LatencyRow, ...]:
-    """Time every contender, all of one function, at every shape: one untimed call each, then rounds in which each runs once, in
-    turns from the first and from the last. `repeats` rounds, fewer (but at least three) when a shape's rounds exceed
-    `budget_secs`."""
+    """Time every contender at every shape; all contenders are of one function.
+
+    Each shape begins with one untimed call of each contender. In each of `repeats` rounds every contender runs once,
+    alternately from the first and from the last. There are fewer rounds, but at least three, when a shape's rounds
+    exceed `budget_secs`.
+    """
     rows = []
     for shape in shapes:
         inputs = {name: sample_inputs(program, shape) for name, (program, _) in contenders.items()}
@@ -98,7 +104,7 @@ def compare_latency(
 
 
 def latency_table(rows: Sequence[LatencyRow], title: str) -> Table:
-    """Medians by shape and contender; beside every contender but the first, how many times faster the first is."""
+    """Make a table of medians by shape and contender, with the speedup of the first over each other contender."""
     several = len({row.function for row in rows}) > 1
     table = make_table(*(["function"] if several else []), "shape", title=title)
     names = list(rows[0].samples_secs) if rows else []

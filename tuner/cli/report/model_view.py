@@ -1,4 +1,4 @@
-"""A model as `relax-tune show` has it: its program after any pass of the pipeline, and its tasks."""
+"""The view of a model in `relax-tune show`: its program after any pass of the pipeline, and its tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program_after(
 
 
 def task_document(task: Task) -> dict[str, Any]:
-    """A task as plain values. symbols: own name -> what it stands for in the model; sites: the same for each call."""
+    """Return a task as plain values. symbols: own name -> meaning in the model; sites: the same for each call."""
     own = list(task.symbol_names.values())
     return {
         "name": task.name,
@@ -54,19 +54,19 @@ def task_document(task: Task) -> dict[str, Any]:
 
 
 def domain_text(task: Task) -> str:
-    """The range of every symbol: `b*n=1:4096`."""
+    """Return the range of every symbol: `b*n=1:4096`."""
     columns = zip(*task.domain.points)
     ranges = [f"{label}={min(found)}:{max(found)}" for label, found in zip(symbol_labels(task), columns)]
     return ", ".join(ranges) or "one shape"
 
 
 def point_text(labels: Sequence[str], point: Sequence[int]) -> str:
-    """A shape: `b=1,n=8`."""
+    """Return a shape: `b=1,n=8`."""
     return ",".join(f"{label}={value}" for label, value in zip(labels, point)) or "-"
 
 
 def tasks_table(tasks: Sequence[Task]) -> Table:
-    """Name, start of the key, calls, domain and number of anchors of each task."""
+    """Make a table of tasks: name, start of the key, calls, domain and number of anchors."""
     table = make_table("task", "key", "calls", "domain", "shapes", right=("calls", "shapes"), title="Tasks")
     for task in tasks:
         numbers = str(len(task.sites)), domain_text(task), str(len(task.domain.points))

@@ -25,7 +25,7 @@ class _Row:
 
 
 class ProgressView:
-    """Shows `report`ed progress; a context manager. `tasks`: (name, calls) in the order of their positions."""
+    """A display of `report`ed progress; a context manager. `tasks`: (name, calls) in the order of their positions."""
 
     def __init__(self, tasks: Sequence[tuple[str, int]], console: Console) -> None:
         self._rows = [_Row(name, calls) for name, calls in tasks]

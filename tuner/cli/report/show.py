@@ -14,7 +14,7 @@ from relax_tune.tuner.plan.task_rows import KINDS
 
 
 def show_task(console: Console, document: Mapping[str, Any]) -> None:
-    """Everything the document has, a heading over each section."""
+    """Print everything in the document, a heading over each section."""
     task = document["task"]
     say(console, f"task {task['name']}, key {task['key']}")
     if task["calls"]:

@@ -11,7 +11,7 @@ from relax_tune.tuner.plan.task_rows import KINDS, ShapeTimes, TaskRow
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:
-    """Calls, share, trials and times at three shapes; a star at what is dispatched there."""
+    """Make a table of calls, share, trials and times at three shapes; a star marks the dispatched variant."""
     numbers = ("calls", "share", "trials", "shape", *KINDS)
     table = make_table("task", *numbers, right=numbers, title="Tasks")
     table.caption, table.caption_justify = "* dispatched at this shape", "left"

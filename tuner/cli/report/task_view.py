@@ -1,4 +1,6 @@
-"""One task as `relax-tune show` has it, section by section, as plain values made from records; nothing is measured."""
+"""The view of one task in `relax-tune show`, section by section, as plain values made from records; nothing is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,12 @@ SAMPLED = 1 << 16
 
 
 def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
-    """The task of a recorded workload, without the model it came from: called nowhere, its anchors the shapes most variants
-    were timed at, all of one weight; or shapes up to the default bound when there is no record.
+    """Return the task of a recorded workload, without the model it came from.
 
-    Raises UserError for a workload whose text this version cannot read, or whose key is another text's.
+    It has no call sites. Its anchors are the shapes at which most variants were timed, all of one weight. Without
+    records they are shapes up to the default bound.
+
+    Raises UserError for a workload whose text this version cannot read, or whose key belongs to another text.
     """
     try:
         func = parse_prim_func(workload.text)
@@ -66,7 +70,7 @@ def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
 
 @dataclass(frozen=True, eq=False)
 class TaskView:
-    """A task, everything that can be tried for it, and what is on record for one target.
+    """A task with its possible variants and its records for one target.
 
     of: the variant whose loops, trace and source are shown: `best`, `generic`, `library`, a sketch's name or the start of a
     variant's key; None for the best there is.
@@ -98,7 +102,7 @@ class TaskView:
 
     @cached_property
     def variant(self) -> tuple[VariantRecord, str]:
-        """The variant `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
+        """The variant that `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
         tuned = self._fastest(lambda v: v.kind == "tuned")
         if self.of is None:
             return (
@@ -140,7 +144,7 @@ class TaskView:
         raise UserError(f"--of {name}: wanted parameters that its constraints allow, found none")
 
     def _fastest(self, wanted: Callable[[VariantRecord], bool]) -> VariantRecord | None:
-        """The variant with times at most anchors, then of the least weighted log time there."""
+        """Return the variant timed at most anchors; among equals, the one of the least weighted log time there."""
         times, variants = self._times
         weights = self.choices.task.domain.weights
         found: list[tuple[int, float, str]] = []
@@ -153,7 +157,7 @@ class TaskView:
     # -- sections --------------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The normalised program."""
+        """Return the normalised program."""
         return self.choices.task.text
 
     def sketches(self) -> list[dict[str, Any]]:
@@ -192,7 +196,7 @@ class TaskView:
         return rows
 
     def times(self) -> list[dict[str, Any]]:
-        """For each anchor: the best median seconds of each kind, and what is dispatched there."""
+        """Return the best median seconds of each kind and the dispatched variant, for each anchor."""
         times, variants = self._times
         known = {**variants, **self.plan.variants}
         rows = []
@@ -217,7 +221,7 @@ class TaskView:
         ]
 
     def chosen(self) -> dict[str, Any]:
-        """The variant that loops, trace and source are of."""
+        """Describe the variant that loops, trace and source show."""
         variant, why = self.variant
         row = self._times[0].get(variant.key, [None] * len(self.choices.task.domain.points))
         return {
@@ -243,7 +247,7 @@ class TaskView:
         return {"python": "\n".join(t.as_python(values) for t, values in scheduled), "json": variant.trace}
 
     def loops(self) -> list[str]:
-        """The scheduled program of each kernel, and each library call, in order."""
+        """Return the scheduled program of each kernel, and each library call, in order."""
         found = []
         for stage in self.choices.stages(self.variant[0]):
             if isinstance(stage, KernelStage):
@@ -254,12 +258,12 @@ class TaskView:
         return found
 
     def source(self) -> list[dict[str, str]]:
-        """The generated kernels of the variant."""
+        """Return the generated kernels of the variant."""
         kernels = self.choices.program(self.variant[0]).kernels
         return [{"name": k.name, "language": k.language, "source": k.source} for k in kernels]
 
     def model(self) -> dict[str, Any]:
-        """The cost model's opinion; see `opinion`."""
+        """Return the cost model's opinion; see `opinion`."""
         return opinion(self.choices, self.records)
 
 

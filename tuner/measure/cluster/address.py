@@ -20,7 +20,7 @@ class TlsFiles:
 
 
 def tls_files(ca: str | None, certificate: str | None, key: str | None) -> TlsFiles | None:
-    """The three paths, made absolute (processes are started elsewhere); None when none is given. Raises UserError for some
+    """Return the three paths, made absolute (processes are started elsewhere); None when none is given. Raises UserError for some
     of them only."""
     given = {"--ca": ca, "--certificate": certificate, "--key": key}
     paths = [os.path.abspath(os.path.expanduser(path)) for path in given.values() if path]
@@ -33,7 +33,7 @@ def tls_files(ca: str | None, certificate: str | None, key: str | None) -> TlsFi
 
 
 def check_needed(scheduler: str | None, *files: str | None) -> None:
-    """Raises UserError for certificates that nothing would use."""
+    """Raise UserError for certificates that nothing would use."""
     if scheduler is None and any(files):
         raise UserError(
             "wanted a --scheduler for --ca, --certificate and --key, found none; give its tls://HOST:PORT, or leave them out"
@@ -41,7 +41,7 @@ def check_needed(scheduler: str | None, *files: str | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether the host can only be this machine."""
+    """Return True if the host can only be this machine."""
     if host == "localhost":
         return True
     try:
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of a scheduler's address. Raises MeasureError when it is not `tcp://HOST:PORT` or `tls://HOST:PORT`."""
+    """Parse a scheduler's address. Raises MeasureError when it is not `tcp://HOST:PORT` or `tls://HOST:PORT`."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -65,7 +65,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def check_address(address: str, tls: TlsFiles | None) -> None:
-    """Raises MeasureError unless `address` is `tcp://` on loopback, or `tls://` with certificates.
+    """Raise MeasureError unless `address` is `tcp://` on loopback, or `tls://` with certificates.
 
     A scheduler runs the code its clients send, so an open one beyond loopback would be a way into every worker.
     """

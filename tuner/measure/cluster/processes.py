@@ -53,18 +53,18 @@ class ClusterProcess:
         return self._process.pid
 
     def wait(self, within_secs: float) -> int | None:
-        """The exit status, or None when it still runs after `within_secs`."""
+        """Return the exit status, or None when it still runs after `within_secs`."""
         try:
             return self._process.wait(within_secs)
         except subprocess.TimeoutExpired:
             return None
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         return (self.folder / "log").read_bytes()[-2000:].decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """SIGKILL, as if the machine were lost; device processes notice by themselves."""
+        """Kill it by SIGKILL, as if the machine were lost; device processes notice by themselves."""
         with self._lock:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -96,7 +96,7 @@ def _tls_arguments(tls: TlsFiles | None) -> list[str]:
 
 
 def _bracketed(host: str) -> str:
-    """As Dask wants IPv6 addresses."""
+    """Return a host in Dask's form: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -107,9 +107,9 @@ def _settings(own: Mapping[str, str], tls: TlsFiles | None) -> dict[str, str]:
 def start_scheduler(
     host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None, within_secs: float = 30.0
 ) -> tuple[ClusterProcess, str]:
-    """A scheduler process and its address. port 0 takes a free one.
+    """Start a scheduler; return its process and address. port: 0 takes a free one
 
-    Raises MeasureError when it does not come up within `within_secs`, or is asked beyond loopback without TLS.
+    Raises MeasureError when it does not come up within `within_secs`, or must listen beyond loopback without TLS.
     """
     if tls is None and not is_loopback(host):
         raise MeasureError(
@@ -130,9 +130,9 @@ def start_scheduler(
 def start_worker(
     scheduler_address: str, labels: Sequence[str], *, tls: TlsFiles | None = None, host: str | None = None
 ) -> ClusterProcess:
-    """A worker process that carries each device label as a resource of one; it ends when it has no scheduler for 60 s.
+    """Start a worker that carries each device label as a resource of one. It ends after 60 s without a scheduler.
 
-    host: where the worker listens. Without TLS that is loopback, because a worker runs what is sent to it.
+    host: where the worker listens. Without TLS that is loopback, because a worker runs any program sent to it.
 
     Raises MeasureError when an address is beyond loopback without TLS, or a label is not a plain word.
     """
@@ -163,8 +163,13 @@ def serve_worker(
     host: str | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Keep one worker up until `stop` is set: whenever it ends, start it again, after a pause that doubles up to 30 s
-    while it keeps ending within a minute. report: told in a sentence each time. Raises MeasureError as `start_worker`."""
+    """Keep one worker up until `stop` is set.
+
+    A worker that ends is started again. The pause before doubles up to 30 s while workers keep ending within a minute.
+    report: receives a sentence each time
+
+    Raises MeasureError as `start_worker`.
+    """
     pause = 1.0
     while not stop.is_set():
         began = time.monotonic()

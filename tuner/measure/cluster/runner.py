@@ -1,4 +1,4 @@
-"""The far runner: Dask Distributed moves batches to workers that own devices (extra `cluster`)."""
+"""The remote runner: Dask Distributed sends batches to workers that own devices (extra `cluster`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Task:
-    """Requests of a job under way to a worker, and the number of workers lost under them."""
+    """Requests of a job that a worker is running, and the number of workers lost while running them."""
 
     job: _Job
     requests: list[MeasureRequest]
@@ -59,7 +59,7 @@ class _Event:
 
 
 class DaskRunner:
-    """Measures on the workers that carry `device_label` as a resource (see `Runner` for the promises).
+    """A `Runner` on the workers that carry `device_label` as a resource.
 
     At most one batch is under way per such worker; with several workers, several batches are measured at a time, each
     on one worker. Dask's own retries are off. When a worker is lost, its batch is sent again, at most `attempts` times in all.
@@ -68,7 +68,7 @@ class DaskRunner:
     device_spec: device that the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
     open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
 
-    A holder of a certificate of the authority may run programs on the workers; their answers are checked all the same.
+    A holder of a certificate of the authority may run programs on the workers; their answers are still checked.
 
     Raises MeasureError when any of these does not come within `open_secs`, when certificates do not fit, or when Dask is
     not installed.
@@ -100,7 +100,7 @@ class DaskRunner:
         if tls is not None:
             check_files(tls)
         check_scheduler(scheduler_address, tls, min(open_secs, ANSWER_SECS))
-        # What Dask says at length, our errors say in a sentence.
+        # Our errors replace Dask's long log messages.
         self._hushed, self._hush = logging.getLogger("distributed.client"), _hush()
         self._hushed.addFilter(self._hush)
         try:
@@ -120,7 +120,7 @@ class DaskRunner:
         self._thread.start()
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        """See `Runner.submit`. Raises MeasureError when the runner is closed."""
+        """Submit a batch; see `Runner.submit`. Raises MeasureError when the runner is closed."""
         distinct = distinct_requests(batch)
         job = _Job(distinct, Future(), {})
         job.finish()  # an empty batch is already answered
@@ -132,11 +132,11 @@ class DaskRunner:
         return job.future
 
     def device_info(self) -> DeviceInfo:
-        """See `Runner.device_info`."""
+        """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
     def close(self) -> None:
-        """See `Runner.close`. The workers stay up, and a batch that is under way ends there unheard."""
+        """Close the runner; see `Runner.close`. The workers stay up, and the result of a running batch is dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -176,7 +176,7 @@ class DaskRunner:
             ) from error
 
     def _workers(self) -> dict[str, list[str]]:
-        """Worker address -> its resources."""
+        """Return the resources of each worker, by address."""
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         return {address: sorted(worker.get("resources") or {}) for address, worker in workers.items()}
 
@@ -205,7 +205,7 @@ class DaskRunner:
         )
 
     def _describe(self, give_up: float) -> DeviceInfo:
-        # The worker gets the whole limit, the answer two seconds more: the worker's refusal says more than our silence.
+        # The answer gets two seconds more than the worker, whose refusal says more than our timeout.
         future = self._submit(self._tasks.describe_device, self._spec, self._open_secs)
         try:
             text = future.result(timeout=max(give_up - time.monotonic(), 0.0) + 2.0)
@@ -216,7 +216,7 @@ class DaskRunner:
             ) from error
         except MeasureError:
             raise
-        except Exception as error:  # whatever went wrong over there arrives here under its own type
+        except Exception as error:  # an error of the worker arrives under its own type
             raise MeasureError(
                 f"wanted the device {self._spec!r} of a worker with the label {self._label!r}, found that asking "
                 f"for it failed: {type(error).__name__}: {error}"
@@ -328,7 +328,7 @@ class DaskRunner:
 
 
 def _hush() -> Callable[[logging.LogRecord], bool]:
-    """A log filter that lets nothing pass; each call gives another, so that each runner takes back its own."""
+    """Return a log filter that drops everything. Each call returns a new one, so that each runner removes its own."""
     return lambda _: False
 
 

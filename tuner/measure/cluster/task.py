@@ -20,26 +20,26 @@ PLUGIN_NAME = "relax-tune-devices"
 
 
 class DevicePlugin(distributed.WorkerPlugin):
-    """The worker's runners: opened on first use, closed with the worker."""
+    """The runners of a worker: opened on first use, closed with the worker."""
 
     name = PLUGIN_NAME
     # A second job that registers it too must not replace it: that would close the runners the first one measures on.
     idempotent = True
 
     def setup(self, worker: Any) -> None:
-        """Called by Dask on every worker, present and future."""
+        """Prepare the plugin; Dask calls this on every worker, present and future."""
         self._lock = threading.Lock()
         self._runners: dict[str, LocalRunner] = {}
 
     def teardown(self, worker: Any) -> None:
-        """Called by Dask when the worker closes."""
+        """Close the runners; Dask calls this when the worker closes."""
         with self._lock:
             runners, self._runners = list(self._runners.values()), {}
         for runner in runners:
             runner.close()
 
     def runner(self, device_spec: str, open_secs: float) -> LocalRunner:
-        """The runner of this spec. Raises MeasureError when its device cannot be opened within `open_secs`."""
+        """Return the runner of this spec. Raises MeasureError when its device cannot be opened within `open_secs`."""
         with self._lock:
             if device_spec not in self._runners:
                 self._runners[device_spec] = LocalRunner(device_spec, open_secs=open_secs)
@@ -53,11 +53,11 @@ def _runner(device_spec: str, open_secs: float) -> LocalRunner:
 
 
 def describe_device(device_spec: str, open_secs: float) -> str:
-    """The worker's `DeviceInfo` as JSON text."""
+    """Return the worker's `DeviceInfo` as JSON text."""
     return json.dumps(asdict(_runner(device_spec, open_secs).device_info()))
 
 
 def measure_batch(device_spec: str, open_secs: float, batch: str) -> str:
-    """`codec.encode_batch` text in, `codec.encode_results` text out."""
+    """Measure the text of `codec.encode_batch`; return the text of `codec.encode_results`."""
     requests = decode_batch(batch)
     return encode_results(_runner(device_spec, open_secs).submit(requests).result())

@@ -1,7 +1,7 @@
-"""Checks before Dask is asked: that certificate files can serve, and that somebody answers at an address.
+"""Checks before Dask connects: that certificate files are usable, and that a scheduler answers at an address.
 
-Dask retries what cannot succeed, and a scheduler that refuses a certificate only ever closes the connection. So the files
-are tried here against themselves, and one connection is made whose end is known to the caller.
+Dask retries hopeless connections, and a scheduler that refuses a certificate only closes the connection. So the files
+are tested here in a handshake in memory, and one connection is made whose failure is reported.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _AGREE = "scheduler, workers and `tune` need certificates of one authority"
 
 
 def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
-    """Check that the three files make a certificate that others of the same authority will take.
+    """Check that the three files make a certificate that other processes of the authority accept.
 
-    serves: others connect to us too (a worker), so the certificate must also do as a server's.
+    serves: others connect to us too (a worker), so the certificate must also serve a server
 
     Raises MeasureError that names the file. It may be missing, not PEM, a key with a passphrase, or one that other users can read.
     It may be a key of another certificate, or a certificate that is expired, not valid yet, or of another authority.
@@ -71,7 +71,8 @@ def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
 def check_scheduler(address: str, tls: TlsFiles | None, within_secs: float = ANSWER_SECS) -> None:
     """Wait until a Dask scheduler answers at `address` and accepts us, for at most `within_secs`.
 
-    Raises MeasureError saying who answered instead, or that nobody did; at once where waiting cannot help.
+    Raises MeasureError that names the service that answered instead, or says that none did. It is raised at once where
+    waiting cannot help.
     """
     give_up = time.monotonic() + within_secs
     wanted = f"wanted a Dask scheduler at {address} within {within_secs:g} s, found "
@@ -111,7 +112,7 @@ def _read(what: str, path: str) -> bytes:
 
 
 def _check_permissions(key: str) -> None:
-    """As servers commonly have it: nobody but the owner; a group may read a key that root lends us."""
+    """Check that only the owner can read the key. A group may read a key of root's if we are not root."""
     status = os.stat(key)
     lent = status.st_uid == 0 and os.geteuid() != 0
     if status.st_mode & (0o037 if lent else 0o077):
@@ -122,7 +123,7 @@ def _check_permissions(key: str) -> None:
 
 
 def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Make a TLS context as Dask does: the authority alone decides, names are not compared."""
+    """Make a TLS context as Dask does: the authority decides, host names are not compared."""
     try:
         context = ssl.create_default_context(purpose, cafile=tls.ca)
     except ssl.SSLError as error:
@@ -146,7 +147,7 @@ def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """A handshake in memory. Raises the ssl.SSLError of the side that refuses first."""
+    """Shake hands in memory. Raises the ssl.SSLError of the side that refuses first."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     for _ in range(4):  # a handshake is three flights at most
@@ -159,7 +160,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
 
 
 def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
-    """Resolve the host, in a thread because a resolver takes no time limit."""
+    """Resolve the host, in a thread because a resolver has no time limit."""
     host, port = host_and_port(address)
     answer: list[Any] = []
 
@@ -181,7 +182,7 @@ def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
 
 
 def _greet(plain: socket.socket, context: ssl.SSLContext | None, give_up: float, wanted: str) -> None:
-    """Read the scheduler's greeting, which it sends when it has accepted us (TLS 1.3 says no only then)."""
+    """Read the scheduler's greeting, which it sends once it accepts us (TLS 1.3 refuses only then)."""
     ours = False
     try:
         if context is None:
@@ -238,6 +239,6 @@ def _read_greeting(stream: socket.socket, give_up: float) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """OpenSSL's own words, without library and line."""
+    """Return the words of OpenSSL, without library and line."""
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error)

@@ -54,8 +54,11 @@ class _Candidate:
 
 
 class BatchMeasurement:
-    """Measures batches on one device. `answer` is given results as soon as they are final; `probe` raises MeasureError
-    when the device is beyond use. Used from one thread."""
+    """The measurement of batches on one device, from one thread.
+
+    answer: receives results as soon as they are final
+    probe: raises MeasureError when the device is unusable
+    """
 
     def __init__(
         self,
@@ -71,9 +74,9 @@ class BatchMeasurement:
         self._flush: CacheFlush | None = None
 
     def run(self, requests: Sequence[MeasureRequest], alone: frozenset[int]) -> None:
-        """Answer every request once. alone: indices to compile by themselves.
+        """Answer every request once. alone: indices of the requests to compile one by one
 
-        Raises DeviceLostError, after answering the request that met it; the rest stays unanswered.
+        Raises DeviceLostError after answering the request that lost the device; the others stay unanswered.
         """
         candidates = self._read(requests)
         candidates = self._compile(candidates, alone)
@@ -125,7 +128,7 @@ class BatchMeasurement:
         return built
 
     def _did(self, candidate: _Candidate, step: Callable[[_Candidate], None], clock: _Clock) -> bool:
-        """Say whether a candidate passed a step; False when a failed result was answered.
+        """Run a step of a candidate. Returns False after a failure, which is answered.
 
         clock: field of the result that takes the step's time
         """
@@ -172,7 +175,7 @@ class BatchMeasurement:
         wrong = self._wrong(candidate, bound, case)
         if wrong is None:
             return
-        # An earlier neighbour may have written over what all share: only a second failure is this candidate's own.
+        # An earlier candidate may have overwritten shared buffers: only a second failure counts.
         self._progress.tell(candidate.index, 1, "check")
         self._shared.refresh()
         wrong = self._wrong(candidate, bound, case)
@@ -205,7 +208,7 @@ class BatchMeasurement:
         return self._shared.overrun(program, bound)
 
     def _time(self, candidates: Sequence[_Candidate]) -> None:
-        """Every shape of the survivors, all that share a shape against each other; answers every one."""
+        """Time every shape of the survivors and answer them. Candidates that share a shape are timed interleaved."""
         contests: dict[tuple[tuple[str, int], ...], list[tuple[_Candidate, int]]] = {}
         for candidate in candidates:
             for position, symbols in enumerate(candidate.request.timings):
@@ -263,7 +266,7 @@ class BatchMeasurement:
         return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter, flush)
 
     def _refuse(self, candidate: _Candidate, refusal: _Refused) -> None:
-        """Answer a failure; when the device itself is gone, say that instead and stop."""
+        """Answer a failure. When the device itself is lost, answer that instead and stop."""
         request = candidate.request
         stage, message, lost = refusal.stage, str(refusal), False
         if stage in ("launch", "runtime"):
@@ -283,7 +286,7 @@ class BatchMeasurement:
 
 
 def _own_bytes(program: Program, symbols: Symbols) -> int:
-    """Device memory only this candidate uses at this binding: packed constants and temporaries."""
+    """Return the device memory that only this candidate uses at this binding: packed constants and temporaries."""
     shapes = buffer_shapes(program, symbols)
     return sum(
         buffer_bytes(spec, shape) for spec, shape in zip(program.buffers, shapes) if spec.role in ("packed", "temp")
@@ -291,7 +294,7 @@ def _own_bytes(program: Program, symbols: Symbols) -> int:
 
 
 def _waves(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
-    """Candidates in order, cut where their own memory would pass the limit."""
+    """Split candidates, in order, into waves whose own memory stays within the limit."""
     waves: list[list[_Candidate]] = []
     room = 0
     for candidate in candidates:

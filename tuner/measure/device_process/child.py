@@ -1,9 +1,10 @@
 """The device process: `python -m relax_tune.tuner.measure.device_process.child SPEC READ_FD WRITE_FD PROGRESS_FILE`.
 
 It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
-no compiler, no search, no database, so it starts fast and has nothing to lose when a candidate takes it down.
+no compiler, no search, no database, so it starts fast and loses nothing when a candidate kills it.
 
-Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile alone). Messages
+Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile one by one).
+Messages
 out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
 `unable` when nothing can be measured here (a full disk); after the last two the process exits.
 """
@@ -38,15 +39,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_the_supervisor() -> None:
-    """On Linux, ask the kernel for SIGKILL when the supervising thread ends: a candidate may hang holding the
-    interpreter lock, and then `_listen` cannot notice."""
+    """Ask the kernel for SIGKILL when the supervising thread ends (Linux).
+
+    A candidate may hang holding the interpreter lock, and then `_listen` cannot notice.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass messages on; when the supervisor is gone, take the whole process group (compilers too) down."""
+    """Pass messages on. When the supervisor has ended, kill the whole process group, compilers included."""
     reader = FrameReader(descriptor)
     while (text := reader.next(None)) is not None:
         inbox.put(json.loads(text))
@@ -56,7 +59,7 @@ def _listen(descriptor: int, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def probe(device: Device) -> None:
-    """A round trip through device memory. Raises MeasureError when the device does not give back what it was given."""
+    """Copy data to device memory and back. Raises MeasureError when it comes back changed."""
     sent = np.arange(64, dtype=np.int32)
     buffer = device.alloc(sent.nbytes)
     device.upload(buffer, sent)
@@ -70,8 +73,7 @@ def probe(device: Device) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve batches; the exit status is 0 when the supervisor left, 3 when the device was lost or could not be
-    opened."""
+    """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened."""
     faulthandler.enable()
     _die_with_the_supervisor()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
@@ -101,8 +103,8 @@ def main(arguments: list[str]) -> int:
             measurement.run(requests, alone=frozenset(message["alone"]))
         except DeviceLostError:
             tell(kind="lost")
-            os._exit(3)  # what a driver gives back at the end of a process fails, or hangs, on a device that is lost
-        except (MeasureError, OSError) as error:  # this machine's trouble (a full disk), and no candidate's
+            os._exit(3)  # a driver's clean-up at exit fails, or hangs, on a lost device
+        except (MeasureError, OSError) as error:  # an error of this machine (a full disk), not of a candidate
             tell(kind="unable", message=str(error))
             return 3
         progress.tell(0, 0, "idle")

@@ -12,8 +12,11 @@ BLOCK = 1 << 14
 
 
 def difference(name: str, found: NDArray[Any], wanted: NDArray[Any], rtol: float, atol: float) -> str | None:
-    """None when every element passes `abs(found - wanted) <= atol + rtol * abs(wanted)`, where equal NaNs and equal
-    infinities pass; else how many do not, the worst of them, and what was wanted there."""
+    """Compare by `abs(found - wanted) <= atol + rtol * abs(wanted)`; equal NaNs and equal infinities pass.
+
+    Returns None when every element passes. Otherwise it says how many fail, which one is the worst, and what was wanted
+    there.
+    """
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return (
             f"output {name}: wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}; "
@@ -44,7 +47,7 @@ def difference(name: str, found: NDArray[Any], wanted: NDArray[Any], rtol: float
 
 
 def _all_near(found: NDArray[Any], wanted: NDArray[Any], rtol: float, atol: float) -> bool:
-    """Say whether every element passes by its distance alone; infinities and NaNs are not covered."""
+    """Return True if every element passes by its distance; infinities and NaNs are not covered."""
     for start in range(0, found.size, BLOCK):
         ours, exact = found[start : start + BLOCK], wanted[start : start + BLOCK]
         if wanted.dtype.kind in "biu":

@@ -1,4 +1,4 @@
-"""Compiling candidates together: several share a translation unit, and one bad kernel does not fail its neighbours."""
+"""Compilation of several candidates in one translation unit, such that a bad kernel does not fail the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program.program import KernelSource, Program
 
-# Candidates of a translation unit: what a compiler does once a unit (PoCL: link its library of builtins) costs as much as two.
+# Candidates per translation unit: the fixed cost of a unit (PoCL: linking its builtins) equals about two candidates.
 _UNIT_CANDIDATES = 4
-# Devices that several threads may have compile at once: the compiler is a process of its own, or lets others run meanwhile.
+# Devices on which several threads may compile at once: the compiler is a process, or releases the interpreter lock.
 _TOGETHER = ("c", "cuda")
-# A compiler that fails with less than this left on the disk may have failed for that.
+# With less free disk space than this, a failed compiler may have run out of space.
 _ROOM_BYTES = 2**20
 
 Handles = dict[str, Any]
@@ -26,13 +26,13 @@ Compiled = tuple[Handles, float] | BuildError
 
 
 class CompiledKernels:
-    """A device whose `compile` gives handles that were made before; everything else is the device's own."""
+    """A device whose `compile` returns handles made earlier; other methods are the device's own."""
 
     def __init__(self, device: Device, handles: Handles) -> None:
         self._device, self._handles = device, handles
 
     def compile(self, kernels: Sequence[KernelSource]) -> Handles:
-        """See `Device.compile`."""
+        """Compile kernels; see `Device.compile`."""
         missing = [kernel for kernel in kernels if kernel.name not in self._handles]
         if missing:  # a library's own helper, compiled when it is first bound
             self._handles = {**self._handles, **self._device.compile(missing)}
@@ -43,8 +43,11 @@ class CompiledKernels:
 
 
 def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 1) -> list[range]:
-    """Runs of consecutive programs to compile together: of one language, none of `alone`, and no kernel name with two
-    texts. width: how many units are compiled at a time, among which the programs are shared out."""
+    """Split programs into runs to compile as one unit.
+
+    A unit is of one language, has no kernel name with two texts, and holds a program of `alone` only by itself.
+    width: how many units are compiled at a time, among which the programs are divided
+    """
     most = max(1, min(_UNIT_CANDIDATES, -(-len(programs) // width)))
     units: list[range] = []
     names: dict[str, KernelSource] = {}
@@ -65,11 +68,13 @@ def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 
 def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
-    """For each program its handles and its share of the seconds spent, or the BuildError it earned by itself. `tell` is
-    called with the programs that are about to be compiled: as many units at a time as there are processors where several can
-    be, else one.
+    """Compile programs in units. Returns for each program its handles and its share of the seconds, or its own
+    BuildError.
 
-    Raises MeasureError when there is no room to compile in: that is no program's failure.
+    tell: receives the programs that are about to be compiled. There are as many units at a time as processors if units
+        compile in parallel, else one.
+
+    Raises MeasureError without space to compile in, which is no program's failure.
     """
     compiled: list[Compiled | None] = [None] * len(programs)
 
@@ -92,7 +97,7 @@ def compile_programs(
     units = plan_units(programs, alone, width)
     with ThreadPoolExecutor(max_workers=width) as pool:
         while units:
-            # whoever is to be alone is so in time, too: what hangs then has one name
+            # a unit of `alone` is not compiled in parallel with others, so that a hang names one candidate
             apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
             together, units = units[: (count := min(max(apart, 1), width))], units[count:]
             tell(range(together[0].start, together[-1].stop))

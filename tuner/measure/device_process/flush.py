@@ -1,4 +1,4 @@
-"""Filling a device's caches with other data, so that what is timed next finds none of its own there."""
+"""Filling a device's caches with other data, so that the next timed launch reads everything from memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.program.program import KernelSource
 
-# Of a cache beyond those of single workers no more than this is filled: it belongs to others too.
+# At most this much of a cache that workers share is filled.
 SHARED_BYTES = 256 << 20
 LINE_BYTES, GROUP = 64, 64
 MARK = 0x5AFE5AFE
 
-# Every line is read, those of one part by one worker; it is written only if it holds a mark, so that nothing is in the end.
+# Each worker reads every line of its part. A line is written only if it holds the mark, which none does.
 _TEXTS = {
     "c": """#include <stdint.h>
 void {name}(int32_t* restrict b, int64_t lines) {{
@@ -35,8 +35,9 @@ void {name}(int32_t* restrict b, int64_t lines) {{
 
 
 class CacheFlush:
-    """A buffer larger than the caches of a device, and a kernel that goes over it. Raises MeasureError for a kind of device whose
-    language it has no kernel in."""
+    """A buffer larger than a device's caches, and a kernel that reads all of it. Raises MeasureError for a device
+    without such a kernel.
+    """
 
     def __init__(self, device: Device, nbytes: int | None = None) -> None:
         kind, name = device.info.kind, "relax_tune_flush"
@@ -50,17 +51,17 @@ class CacheFlush:
         self.buffer = device.alloc(lines * LINE_BYTES)
         device.upload(
             self.buffer, np.zeros(lines * LINE_BYTES, np.uint8)
-        )  # memory nobody has written to may be one page
+        )  # memory that was never written may be one shared page
         grid, local = ((), ()) if kind == "c" else ((-(-lines // GROUP),), (GROUP,))
         self._device, self._launch = device, device.bind(kernel, [self.buffer], [lines], grid, local)
 
     def run(self) -> None:
-        """Done when this returns."""
+        """Evict the caches; they are flushed when this returns."""
         self._launch()
         self._device.synchronize()
 
 
 def flushed_bytes(limits: dict[str, int]) -> int:
-    """Return the bytes that evict the workers' private caches, and a shared cache as far as it is small."""
+    """Return the bytes that evict the workers' private caches, and a shared cache if it is small."""
     own = limits.get("l2_bytes", 0) * (1 if limits.get("warp", 1) > 1 else limits.get("workers", 1))
     return max(2 * own, min(2 * limits.get("l3_bytes", 0), SHARED_BYTES), SHARED_BYTES // 8)

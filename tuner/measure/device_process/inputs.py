@@ -1,8 +1,8 @@
 """Random inputs and constants of a program, equal in both processes and for every variant of a task.
 
 Each buffer has a random stream of its own, keyed by (seed, buffer name) and nothing else. So all candidates of a task
-see the same data whatever order, roles or extra buffers they have. The tuner computes its reference from the very
-data that the device process will use.
+see the same data whatever order, roles or extra buffers they have. The tuner computes its reference from the same data
+that the device process will use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relax_tune.runtime.program.scalars import constant_values, evaluate
 
 
 def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed: int) -> NDArray[Any]:
-    """The contents of the buffer `name` under `seed`: a C-contiguous array of `dtype` and `shape`.
+    """Return the contents of the buffer `name` under `seed`: a C-contiguous array of `dtype` and `shape`.
 
     `normal` is standard normal times `fill.high` (rounded for integers, its sign for bool); `integers` is uniform in
     [fill.low, fill.high), and `low` where that is empty.
@@ -45,7 +45,7 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
 
 
 def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ...]:
-    """The values in the program's order. Raises UserError for a missing, unknown or out-of-bounds symbol."""
+    """Return the values in the program's order. Raises UserError for a missing, unknown or out-of-bounds symbol."""
     names = [symbol.name for symbol in program.symbols]
     if set(names) != set(symbols):
         raise UserError(
@@ -64,19 +64,19 @@ def symbol_values(program: Program, symbols: Mapping[str, int]) -> tuple[int, ..
 
 
 def buffer_shapes(program: Program, symbols: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-    """The shape of every buffer at this symbol binding. Raises UserError as `symbol_values` does."""
+    """Return the shape of every buffer at this symbol binding. Raises UserError as `symbol_values` does."""
     slots = evaluate(program.scalars, symbol_values(program, symbols))
     return tuple(tuple(slots[slot] for slot in buffer.shape) for buffer in program.buffers)
 
 
 def random_inputs(program: Program, symbols: Mapping[str, int], seed: int) -> tuple[NDArray[Any], ...]:
-    """The program's inputs at this symbol binding, in call order. Raises UserError as `symbol_values` does."""
+    """Return the program's inputs at this symbol binding, in call order. Raises UserError as `symbol_values` does."""
     shapes = buffer_shapes(program, symbols)
     return tuple(_contents(program.buffers[index], shapes[index], seed) for index in program.inputs)
 
 
 def constant_shapes(program: Program) -> dict[str, tuple[int, ...]]:
-    """The shape of every constant, by name. Raises UserError when one depends on a symbol."""
+    """Return the shape of every constant, by name. Raises UserError when one depends on a symbol."""
     slots = constant_values(program.scalars, len(program.symbols))
     shapes: dict[str, tuple[int, ...]] = {}
     for buffer in program.buffers:
@@ -93,7 +93,7 @@ def constant_shapes(program: Program) -> dict[str, tuple[int, ...]]:
 
 
 def random_constants(program: Program, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """The program's constants by name. Raises UserError when a constant's shape depends on a symbol."""
+    """Return the program's constants by name. Raises UserError when a constant's shape depends on a symbol."""
     shapes = constant_shapes(program)
     return {
         buffer.name: _contents(buffer, shapes[buffer.name], seed)

@@ -27,7 +27,7 @@ Contents = tuple[str, str, tuple[int, ...], Fill, int]
 
 
 def buffer_bytes(spec: BufferSpec, shape: Sequence[int]) -> int:
-    """Bytes of a buffer of this shape."""
+    """Return bytes of a buffer of this shape."""
     return math.prod(shape) * np.dtype(spec.dtype).itemsize
 
 
@@ -41,8 +41,11 @@ class SharedBuffers:
         self._loaded: dict[str, Contents] = {}
 
     def reserve(self, programs: Iterable[tuple[Program, Sequence[Mapping[str, int]], int]]) -> None:
-        """Make room for a batch: (program, every symbol binding it will run at, constant seed). Slabs grow to the
-        largest need, constants no program of the batch uses are dropped. No executor may be alive."""
+        """Reserve memory for a batch. No executor may be alive.
+
+        Slabs grow to the largest need. Constants that no program of the batch uses are dropped.
+        programs: each with every symbol binding it will run at, and the seed of its constants
+        """
         needs: dict[str, int] = {}
         used: set[Contents] = set()
         for program, bindings, seed in programs:
@@ -77,13 +80,13 @@ class SharedBuffers:
         return shared
 
     def refresh(self) -> None:
-        """Restore what a wrong candidate may have written over."""
+        """Restore the memory that a wrong candidate may have overwritten."""
         for contents, buffer in self._constants.items():
             self._device.upload(buffer, random_array(*contents))
         self._loaded.clear()
 
     def load_inputs(self, program: Program, bound: BoundProgram, seed: int) -> None:
-        """Put the random inputs of `seed` in place, unless they still are from an earlier candidate's visit."""
+        """Load the random inputs of `seed`, unless an earlier candidate has left them in place."""
         for index in program.inputs:
             spec = program.buffers[index]
             contents = (spec.name, spec.dtype, bound.shapes[spec.name], spec.fill, seed)
@@ -94,7 +97,7 @@ class SharedBuffers:
                 self._loaded[spec.name] = contents
 
     def poison(self, program: Program, executor: Executor) -> None:
-        """Overwrite outputs and temporaries so that only what the candidate writes can look right."""
+        """Overwrite outputs and temporaries, so that only the candidate's own results remain after it runs."""
         for spec in program.buffers:
             if spec.role == "output":
                 floating = spec.dtype in FLOATING
@@ -105,7 +108,7 @@ class SharedBuffers:
                 self._fill(buffer, POISON, buffer.nbytes)
 
     def overrun(self, program: Program, bound: BoundProgram) -> str | None:
-        """A sentence when a candidate wrote behind the end of an output since `poison`."""
+        """Return a sentence if a candidate wrote past the end of an output since `poison`, else None."""
         for index in program.outputs:
             spec = program.buffers[index]
             if spec.role != "output":

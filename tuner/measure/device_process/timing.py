@@ -1,8 +1,8 @@
-"""Timing candidates against each other: rounds over all of them, a few samples a visit, raw samples kept.
+"""Interleaved timing of candidates: rounds over all of them, a few samples per visit, all samples kept.
 
-Interleaving lets a busy neighbour on the machine hit all candidates alike. Each visit of a short kernel begins with an
-untimed launch (regime `warm`), because the other candidates' packed weights have just evicted this one's; or every sample does
-by filling the caches with other data (regime `flushed`).
+Interleaving spreads the load of other processes over all candidates. In the regime `warm`, each visit of a short kernel
+begins with an untimed launch, because the other candidates' packed weights have evicted its own. In the regime
+`flushed`, every sample begins by filling the caches with other data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _REWARM_BELOW_SECS = 0.02  # a longer launch warms its caches itself
 _QUEUED_BELOW_SECS = 100e-6  # on devices with a queue, shorter launches are timed several at a time
 _QUEUED_SECS = 500e-6
 _QUEUED_LAUNCHES = 64
-_AWAKE_SECS = 0.03  # a GPU that had nothing to do raises its clocks over some milliseconds of work
+_AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
 
 
 @dataclass(slots=True)
 class Contestant:
-    """One candidate at one shape. `enter` runs before each visit (tells progress, loads inputs), `flush` before each sample, which is
-    then one launch; neither is timed."""
+    """One candidate at one shape.
+
+    enter: runs before each visit (records progress, loads inputs), untimed
+    flush: runs before each sample, which is then one launch, untimed
+    """
 
     bound: BoundProgram
     policy: TimingPolicy
@@ -48,16 +51,18 @@ class Contestant:
 
     @property
     def done(self) -> bool:
-        """Say whether it needs no further visit."""
+        """True if it needs no further visit."""
         return self.error is not None or self.lost or len(self.samples) >= self.wanted
 
     def timing(self) -> ShapeTiming:
-        """The result of timing."""
+        """Return the result of timing."""
         return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
 
 
 def time_interleaved(device: Device, contestants: Sequence[Contestant], failures: tuple[type[Exception], ...]) -> None:
-    """Fill every contestant's samples. An exception of `failures` ends that contestant alone and is kept in `error`."""
+    """Take every contestant's samples, interleaved. An exception of `failures` ends only that contestant, which keeps
+    it in `error`.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -92,7 +97,7 @@ def _visit(
 
 
 def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
-    """Seconds per launch of `launches` launches and one synchronisation."""
+    """Return the seconds per launch, timed over `launches` launches and one synchronisation."""
     launch, series = bound.launch, bound.series(launches) if launches > 1 else None
     if series is not None:
         launch, repeats = series, 1
@@ -116,7 +121,7 @@ def _wake(device: Device, contestant: Contestant) -> None:
 
 
 def _first_visit(device: Device, contestant: Contestant) -> None:
-    """Warm up, see how long a launch takes, and decide how many samples fit the budget."""
+    """Warm up, estimate the time of a launch, and choose how many samples fit the budget."""
     policy = contestant.policy
     single = _timed(device, contestant.bound, 1)
     if single > policy.max_single_secs:
@@ -124,12 +129,12 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
         contestant.wanted, contestant.rewarm = 2, False
         return
     if _is_gpu(device):
-        _timed(device, contestant.bound, 1)  # the second time it is recorded
+        _timed(device, contestant.bound, 1)  # the second launch records
     began = time.perf_counter()
     if contestant.flush is not None:
         contestant.flush()
     single = _timed(device, contestant.bound, 1)
-    if contestant.flush is not None:  # which takes its part of the budget
+    if contestant.flush is not None:  # flushing counts in the budget
         single = time.perf_counter() - began
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
         contestant.launches = min(_QUEUED_LAUNCHES, math.ceil(_QUEUED_SECS / max(single, 1e-6)))
@@ -140,12 +145,12 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
 
 
 def _sample(device: Device, contestant: Contestant) -> None:
-    """One visit: an untimed launch where that matters, then samples until the visit's share of time is used."""
+    """Make one visit: an untimed launch if the device needs it, then samples until the visit's time is used."""
     bound, samples = contestant.bound, contestant.samples
     if contestant.rewarm:
         _timed(device, bound, 1)
     contestant.visits += 1
-    # one visit may have met a busy neighbour from end to end: it alone convicts only of twice as much
+    # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):

@@ -11,8 +11,9 @@ _SQRT_2PI = float(np.sqrt(2.0 * np.pi))
 
 
 def log_expected_improvement(mean: FloatArray, std: FloatArray, best: FloatArray) -> FloatArray:
-    """log E[max(0, best - x)] for x ~ N(mean, std), elementwise; exact far into the tail, where the expectation itself
-    underflows.
+    """Return log E[max(0, best - x)] for x ~ N(mean, std), elementwise.
+
+    It is exact far into the tail, where the expectation itself underflows.
     """
     u = (best - mean) / std
     deep = np.clip(u, -1e5, -4.0)
@@ -24,7 +25,7 @@ def log_expected_improvement(mean: FloatArray, std: FloatArray, best: FloatArray
 
 
 def marginal_gain(mean: FloatArray, std: FloatArray, best: FloatArray, weights: FloatArray) -> FloatArray:
-    """log of the weighted expected gain (R,) over `best` (S,), for beliefs (R, S) about log seconds.
+    """Return the log of the weighted expected gain (R,) over `best` (S,), for beliefs (R, S) about log seconds.
 
     At one shape this orders as expected improvement does. A shape at which nothing can be dispatched yet (`best` is
     inf) counts as if the slowest belief could be.
@@ -38,11 +39,11 @@ def marginal_gain(mean: FloatArray, std: FloatArray, best: FloatArray, weights: 
 def choose_batch(
     surrogate: Surrogate, points: FloatArray, best: FloatArray, weights: FloatArray, count: int, explore: float
 ) -> list[int]:
-    """Up to `count` positions among points (R, A), chosen one after the other.
+    """Return up to `count` positions among points (R, A), chosen one after the other.
 
-    After each choice the process is told its own mean there, so that the next choice looks elsewhere (uncertainty
-    shrinks around it) and gains count only beyond it. The last `explore` share of the batch goes by an optimistic
-    bound instead, which leaves basins that expected improvement keeps polishing.
+    After each choice the process gets its own mean there as an observation. So the next choice is elsewhere, since
+    uncertainty shrinks around it, and gains count only beyond it. The last `explore` share of the batch goes by an
+    optimistic bound instead, which leaves basins that expected improvement would keep refining.
     """
     known = surrogate.shapes
     belief = surrogate.posterior(points)
@@ -74,8 +75,9 @@ def choose_batch(
 
 
 def _normal_cdf(u: FloatArray) -> FloatArray:
-    """Standard normal distribution function, by the Mills ratio beyond |u| = 1 and a series inside. Absolute error
-    below 1e-9.
+    """Compute the standard normal distribution function, with an absolute error below 1e-9.
+
+    The Mills ratio serves beyond |u| = 1.5, a series inside.
     """
     inside = np.clip(u, -1.5, 1.5)
     term, total = inside.copy(), inside.copy()
@@ -89,7 +91,10 @@ def _normal_cdf(u: FloatArray) -> FloatArray:
 
 
 def _mills(x: FloatArray) -> FloatArray:
-    """(1 - cdf(x)) / density(x) for x >= 1.5, by its continued fraction x + 1/(x + 2/(x + 3/(x + ...)))."""
+    """Compute (1 - cdf(x)) / density(x) for x >= 1.5 by its continued fraction.
+
+    The fraction is x + 1/(x + 2/(x + 3/(x + ...))).
+    """
     fraction = x
     for k in range(40, 0, -1):
         fraction = x + k / fraction

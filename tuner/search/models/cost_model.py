@@ -26,21 +26,21 @@ CHUNK = 4096
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Learns from measured rows and scores others.
+    """A model that learns from measured rows and scores others.
 
-    Promises: training is a function of the *arguments* alone (single-threaded, seeded, no clock), so that any number
-    of workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first
-    `fit` with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are
-    neither kept nor changed. Predicting from several threads at once is safe; fitting is not.
+    Promises: training is a function of the *arguments* only (single-threaded, seeded, no clock), so that any number of
+    workers or prediction threads gives the same answers; callers pass rows in a canonical order. Before the first `fit`
+    with a time in it, `ready` is False, `rank` answers zeros and `predict` zeros with unit spread. Arrays are neither
+    kept nor changed. Predicting from several threads at once is safe; fitting is not.
     """
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         ...
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
-        """Learn from scratch.
+        """Train from scratch.
 
         `features: (N, F) f32` (NaN where a row has none), `log_time: (N,)` log(seconds / roofline), NaN for a failure,
         `groups: (N,)` any integers: rows are ordered against rows of their own group, one group a (task, shape).
@@ -51,11 +51,11 @@ class CostModel(Protocol):
         ...
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Return scores (N,) whose order within a group counts: larger is faster, failures are likely at the bottom."""
+        """Return scores (N,) that order the rows of a group: larger is faster, likely failures are at the bottom."""
         ...
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
+        """Return mean and standard deviation (N,), (N,) of log_time, assuming that the candidate works."""
         ...
 
 
@@ -84,7 +84,7 @@ class GradientBoostedModel:
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         return bool(self._heads)
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -146,14 +146,15 @@ class GradientBoostedModel:
         }
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Scores (N,), larger is faster; see `CostModel`."""
+        """Return scores (N,), larger is faster; see `CostModel`."""
         if self._ranker is None:
             return np.zeros(len(features))
         return self._chunked(self._ranker, features)
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and spread (N,), (N,); the spread joins the heads' disagreement with a third of their error on rows
-        left out.
+        """Return mean and spread (N,), (N,).
+
+        The spread combines the heads' disagreement with a third of their error on held-out rows.
         """
         if not self.ready:
             return np.zeros(len(features)), np.ones(len(features))
@@ -178,7 +179,7 @@ class GradientBoostedModel:
 
 
 class RidgeModel:
-    """A line through standardised features with a penalty on its slopes; every fit is exact and takes no iterations."""
+    """A line through standardised features with a penalty on its slopes; a fit is exact and needs no iterations."""
 
     def __init__(self, penalty: float = 1.0) -> None:
         self.penalty = penalty
@@ -191,7 +192,7 @@ class RidgeModel:
 
     @property
     def ready(self) -> bool:
-        """Say whether the model has learnt from at least one time."""
+        """True if the model has learnt from at least one time."""
         return self._mean is not None
 
     def fit(self, features: FeatureArray, log_time: FloatArray, groups: IntArray) -> None:
@@ -225,7 +226,7 @@ class RidgeModel:
         return np.where(np.isfinite(z), z, 0.0)
 
     def rank(self, features: FeatureArray) -> FloatArray:
-        """Scores (N,), larger is faster; see `CostModel`."""
+        """Return scores (N,), larger is faster; see `CostModel`."""
         if self._mean is None:
             return np.zeros(len(features))
         z = self._standard(features.astype(np.float64), self._mean, self._scale)
@@ -233,7 +234,7 @@ class RidgeModel:
         return np.asarray(-(z @ self._slopes) - 2.0 * spread * (z @ self._bad))
 
     def predict(self, features: FeatureArray) -> tuple[FloatArray, FloatArray]:
-        """Mean (N,) on the line, and the spread (N,) of the training rows around it."""
+        """Return the mean (N,) on the line, and the spread (N,) of the training rows around it."""
         if self._mean is None:
             return np.zeros(len(features)), np.ones(len(features))
         z = self._standard(features.astype(np.float64), self._mean, self._scale)
@@ -241,7 +242,7 @@ class RidgeModel:
 
 
 def relative_relevance(log_time: FloatArray, groups: IntArray) -> FloatArray:
-    """Return the relevance (N,) of each row within its group, by its place in the order.
+    """Return the relevance (N,) of each row within its group, by its rank.
 
     It is 1 for the fastest and 0 for failures.
     """

@@ -12,22 +12,22 @@ from relax_tune.tuner.search.space import Candidate, FloatArray, ParameterSpace
 WINDOW = 64
 """Forecasts that count: the latest ones."""
 ENOUGH = 16
-"""Forecasts with an answer before anything is concluded."""
+"""Measured forecasts that are needed for a comparison."""
 
 
 class Forecasts:
-    """Predictions of two models when candidates were asked for, to be compared with later measurements."""
+    """Predictions of two models at the time of each batch, for comparison with later measurements."""
 
     def __init__(self) -> None:
         self._said: list[tuple[Candidate, FloatArray, FloatArray]] = []
 
     def note(self, candidates: Sequence[Candidate], first: FloatArray, second: FloatArray) -> None:
-        """Remember the mean log times (R, S) either model expects."""
+        """Remember the mean log times (R, S) that each model predicts."""
         self._said += zip(candidates, first, second)
         self._said = self._said[-WINDOW:]
 
     def lead(self, space: ParameterSpace, seen: Observations, weights: FloatArray) -> float | None:
-        """Return the difference of Kendall's tau, second model less first, in -2..2; None without evidence."""
+        """Return the difference of Kendall's tau, second model minus first, in -2..2; None without enough measurements."""
         row = {candidate: r for r, candidate in enumerate(space.candidates(seen.codes))}
         found = []
         for candidate, first, second in self._said:
@@ -43,6 +43,6 @@ class Forecasts:
 
 
 def tau(a: FloatArray, b: FloatArray) -> float:
-    """Kendall's rank correlation of two vectors (N,), ties counting as nothing."""
+    """Return Kendall's rank correlation of two vectors (N,). Ties count as 0."""
     agree = np.sign(a[:, None] - a[None, :]) * np.sign(b[:, None] - b[None, :])
     return float(agree.sum() / max(len(a) * (len(a) - 1), 1))

@@ -11,7 +11,7 @@ from relax_tune.tuner.search.models.cost_model import CostModel, FeatureArray
 from relax_tune.tuner.search.space import CodeArray, FloatArray, IntArray, ParameterSpace
 
 PIECE = 1 << 15
-"""(candidate, shape) rows featurised and scored at once: with fewer, what a piece costs in Python is more than caches give back."""
+"""(candidate, shape) rows scored at once: with fewer, the overhead in Python exceeds the gain from caches."""
 
 
 def score(
@@ -21,9 +21,10 @@ def score(
     model: Callable[[FeatureArray], FloatArray],
     threads: int = 2,
 ) -> FloatArray:
-    """`model(features (K, F) f32) -> (K,)` of every (candidate, shape): (R, S) for codes (R, 1 + P) and shapes (S, D).
+    """Apply `model(features (K, F) f32) -> (K,)` to every (candidate, shape).
 
-    The pieces are independent, so neither their size nor `threads` changes the result.
+    Returns (R, S) for codes (R, 1 + P) and shapes (S, D). Chunks are independent, so neither their size nor `threads`
+    changes the result.
     """
     step = max(1, PIECE // len(shapes))
     out = np.empty((len(codes), len(shapes)))
@@ -45,9 +46,7 @@ def score(
 def rank_population(
     model: CostModel, space: ParameterSpace, codes: CodeArray, shapes: IntArray, weights: FloatArray
 ) -> FloatArray:
-    """One score (R,) a candidate, larger is faster: the model's rank at each shape, standardised over the population,
-    by weight.
-    """
+    """Return one score (R,) per candidate, larger is faster: the model's rank at each shape, standardised and weighted."""
     if not len(codes):
         return np.zeros(0)
     scores = score(space, codes, shapes, model.rank)

@@ -1,8 +1,8 @@
-"""A Gaussian process over parameter space: what a search knows about its own space after a few dozen measurements.
+"""A Gaussian process over parameter space: a model of a search's own space from a few dozen measurements.
 
-The boosted trees of `tuner.cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to
-become sharp. This model interpolates: nearby points have similar times, how near is near is learnt for each axis
-(automatic relevance determination), and where nothing was measured it says so. One kernel serves all shapes; each
+The boosted trees of `cost_model` carry knowledge between tasks, shapes and devices, but need hundreds of rows to become
+accurate. This model interpolates: nearby points have similar times. The length scale of each axis is learnt (automatic
+relevance determination), and far from measurements the predicted deviation is large. One kernel serves all shapes; each
 shape has its own mean, amplitude and set of measured rows.
 """
 
@@ -19,7 +19,7 @@ MAX_ROWS = 320
 """Rows kept for the (cubic) fit: the fastest half and an even spread of the rest."""
 LENGTH_BOUNDS = (0.15, 10.0)
 NOISE_BOUNDS = (1e-6, 0.3)
-LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and the strength with which it pulls
+LENGTH_PRIOR = (0.3, 0.5)  # centre of log length, and strength of the prior
 FEASIBILITY_NOISE = 0.05
 FEASIBILITY_FLOOR = 0.02
 
@@ -52,7 +52,7 @@ class _Group:
 
 
 class Surrogate:
-    """Fit once on observations, then ask for beliefs. Deterministic: coordinate search on the marginal likelihood from
+    """A Gaussian process, fitted once on observations. Deterministic: coordinate search on the marginal likelihood from
     a fixed start.
     """
 
@@ -88,7 +88,7 @@ class Surrogate:
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Lengths and noise by coordinate search, wide steps first."""
+        """Learn lengths and noise by coordinate search, wide steps first."""
         if not self._groups:
             return
         axes = [np.square(g.rows[:, None, :] - g.rows[None, :, :]).transpose(2, 0, 1) for g in self._groups]
@@ -111,7 +111,7 @@ class Surrogate:
                     best, self._noise = loss, noise
 
     def _loss(self, squares: list[FloatArray], lengths: FloatArray, noise: float) -> float:
-        """Negative log marginal likelihood, the amplitudes maximised out, plus the prior on lengths."""
+        """Return the negative log marginal likelihood, with maximised amplitudes, plus the prior on lengths."""
         centre, pull = LENGTH_PRIOR
         loss = pull * float(np.square(np.log(lengths) - centre).sum())
         for group, square in zip(self._groups, squares):
@@ -138,7 +138,7 @@ class Surrogate:
     # -- believing -----------------------------------------------------------------------------------------------------
 
     def posterior(self, points: FloatArray) -> Posterior:
-        """Beliefs about points (R, A); standard normal at shapes about which nothing is known."""
+        """Return beliefs about points (R, A), which are standard normal at shapes without times."""
         mean = np.zeros((len(points), self._shape_count))
         std = np.ones((len(points), self._shape_count))
         for group in self._groups:
@@ -156,9 +156,10 @@ class Surrogate:
         return np.asarray(np.clip(self._works.mean() + cross @ self._works_weights, FEASIBILITY_FLOOR, 1.0))
 
     def correlations(self, points: FloatArray) -> dict[int, FloatArray]:
-        """Posterior covariance (R, R) of the points for each known shape, in units of its amplitude squared (shared
-        between shapes of
-        one group)."""
+        """Return the posterior covariance (R, R) of the points for each known shape, in units of its amplitude squared.
+
+        Shapes of one group share it.
+        """
         prior = _matern(_distances(points, points, self._lengths))
         out: dict[int, FloatArray] = {}
         for group in self._groups:
@@ -174,7 +175,7 @@ class Surrogate:
 
 
 def _thin(log_time: FloatArray) -> npt.NDArray[np.intp]:
-    """Select the rows that the fit keeps, in order: all up to MAX_ROWS."""
+    """Select the rows that the fit keeps, in order, at most MAX_ROWS."""
     works = np.flatnonzero(np.isfinite(log_time).any(axis=1))
     if len(works) <= MAX_ROWS:
         return works
@@ -187,7 +188,7 @@ def _thin(log_time: FloatArray) -> npt.NDArray[np.intp]:
 
 
 def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
-    """Shapes with two or more times, grouped by the rows at which they have them."""
+    """Return the shapes with two or more times, grouped by the rows that have them."""
     masks: dict[bytes, list[int]] = {}
     for shape in range(log_time.shape[1]):
         known = np.isfinite(log_time[:, shape])
@@ -203,7 +204,7 @@ def _grouped(points: FloatArray, log_time: FloatArray) -> list[_Group]:
 
 
 def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
-    """Squared scaled distances (R, M)."""
+    """Return the squared scaled distances (R, M)."""
     a, b = a / lengths, b / lengths
     return np.asarray(
         np.maximum(np.square(a).sum(axis=1)[:, None] + np.square(b).sum(axis=1)[None, :] - 2.0 * (a @ b.T), 0.0)
@@ -211,8 +212,9 @@ def _distances(a: FloatArray, b: FloatArray, lengths: FloatArray) -> FloatArray:
 
 
 def _matern(squares: FloatArray) -> FloatArray:
-    """Matern kernel of squared distances, smoothness 3/2: times have kinks (occupancy steps), so once differentiable
-    is enough.
+    """Evaluate the Matern kernel of squared distances, smoothness 3/2.
+
+    Times have kinks (occupancy steps), so once differentiable is enough.
     """
     distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
     return np.asarray((1.0 + distance) * np.exp(-distance))

@@ -1,4 +1,6 @@
-"""The strategies that learn nothing: uniform sampling and a walk over the grid. Cheap, and what the others must beat."""
+"""The strategies that learn nothing: uniform sampling and a walk over the grid. Cheap baselines for the other
+strategies.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ class RandomSearch:
         self._rng = rng
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         return self._history.ask(fresh_sample(self._history, self._rng, n))
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        """Remember results, so that their candidates are not asked for again; see `SearchStrategy`."""
         self._history.add(results)
 
 
@@ -37,7 +39,7 @@ class GridSearch:
         self._next = 0
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         space = self._history.problem.space
         out: list[Candidate] = []
         while len(out) < n and self._sketch < len(space.sketches):
@@ -53,7 +55,7 @@ class GridSearch:
             if self._next >= box:
                 self._sketch, self._next = self._sketch + 1, 0
         if not len(self._history):
-            space.sample(np.random.default_rng(0), 1)  # says what is wrong with a space that has no legal point
+            space.sample(np.random.default_rng(0), 1)  # raises the error for a space without legal points
         return out
 
     def _rows(self, start: int, stop: int) -> CodeArray:
@@ -66,12 +68,12 @@ class GridSearch:
         return codes
 
     def tell(self, results: Sequence[Result]) -> None:
-        """Remember results, so that they are not asked again; see `SearchStrategy`."""
+        """Remember results, so that their candidates are not asked for again; see `SearchStrategy`."""
         self._history.add(results)
 
 
 def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -> CodeArray:
-    """Up to `count` random legal points never asked or told, in random order; all that are left when there are fewer.
+    """Return up to `count` random legal points never asked or told, in random order.
 
     Raises:
         ScheduleError: the space has no legal point at all.
@@ -81,7 +83,7 @@ def fresh_sample(history: SearchHistory, rng: np.random.Generator, count: int) -
     listed = history.problem.space.listed()
     if listed is not None and len(history) >= len(listed) > 0:
         return listed[:0]
-    wanted = count + len(history)  # even if all that was seen were drawn again, enough would be left
+    wanted = count + len(history)  # enough even if every seen point is drawn again
     drawn = history.problem.space.sample(rng, wanted)
     fresh = history.fresh(drawn)
     return fresh[rng.permutation(len(fresh))[:count]]

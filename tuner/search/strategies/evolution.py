@@ -27,9 +27,9 @@ from relax_tune.tuner.search.strategies.genetic import crossover, mutate
 REFIT_GROWTH = 1.1
 TREES_MOST = 0.6
 ENOUGH = 32
-"""Timed rows from which a history is worth listening to."""
+"""Timed rows from which a history is used."""
 ALIKE = 6
-"""Of so many times the points wanted, all of which the history likes, those most unlike one another are taken."""
+"""Factor on the wanted points: of the best by the history, the most dissimilar ones are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class EvolutionSettings:
 
     `design` points spread over the space come first. Of each batch, `trees` is the share chosen by the cost model,
     `explore` by the optimistic bound and `epsilon` at random (the rest by the process). A space of up to `exhaustive`
-    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random
-    ones were scored by the cost model alone.
+    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random ones
+    were scored by the cost model only.
     """
 
     design: int = 16
@@ -80,7 +80,7 @@ class EvolutionarySearch:
         self._history.add(results)
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         if n <= 0:
             return []
         seen = self._history.observations()
@@ -103,7 +103,7 @@ class EvolutionarySearch:
         return self._found_prior
 
     def _transferred(self, count: int, seen: Observations) -> CodeArray:
-        """Return the best candidates, each unlike the others, of a model taught (almost) by the history alone."""
+        """Return the best candidates under a model of the recorded history, each unlike the others."""
         space = self.problem.space
         if count <= 0 or self._prior is None:
             return np.zeros((0, 1 + space.width), dtype=np.int32)
@@ -122,8 +122,10 @@ class EvolutionarySearch:
     # -- without a model -----------------------------------------------------------------------------------------------
 
     def _spread(self, count: int, taken: CodeArray) -> CodeArray:
-        """Points far from one another, from those taken and from all that was asked: the farthest of a random pool, again
-        and again."""
+        """Return points far from each other, from `taken` and from all points asked for.
+
+        Each is the farthest of a random pool.
+        """
         if count <= 0:
             return np.zeros((0, 1 + self.problem.space.width), dtype=np.int32)
         space = self.problem.space
@@ -165,10 +167,10 @@ class EvolutionarySearch:
         return pool[chosen]
 
     def _trees_share(self, judge: _Judge, seen: Observations) -> float:
-        """The share of slots that go by the cost model.
+        """Return the share of slots that the cost model fills.
 
-        `settings.trees` where it orders as well as the process, more where it leads, less where it lags; before there is
-        evidence, nothing unless a history taught it.
+        It is `settings.trees` if the model orders as well as the Gaussian process, more if better, less if worse.
+        Without evidence it is 0, or `settings.trees` with a history.
         """
         if not judge.has_trees:
             return 0.0
@@ -178,7 +180,10 @@ class EvolutionarySearch:
         return min(max(self.settings.trees + lead, 0.0), TREES_MOST)
 
     def _fitted(self, seen: Observations) -> CostModel:
-        """The cost model trained on the history and on everything told; again only once a tenth more is told."""
+        """Return the cost model trained on the history and all results.
+
+        It is trained again once there are a tenth more results.
+        """
         rows, shapes = np.nonzero(np.isfinite(seen.log_time) | seen.failed)
         if self._model is not None and len(rows) < max(self._model_rows + 1, self._model_rows * REFIT_GROWTH):
             return self._model
@@ -195,7 +200,7 @@ class EvolutionarySearch:
         return model
 
     def _pool(self, judge: _Judge, seen: Observations) -> CodeArray:
-        """Fresh legal points worth a closer look."""
+        """Return promising new legal points: all of a small space, else evolved from a random sample."""
         space, settings = self.problem.space, self.settings
         listed = space.listed()
         if listed is not None and len(listed) <= settings.exhaustive:
@@ -223,13 +228,13 @@ class EvolutionarySearch:
         return archive
 
     def _tournament(self, parents: CodeArray, count: int) -> CodeArray:
-        """Parents drawn with a preference for the front of the list."""
+        """Draw parents with a preference for the front of the list."""
         places = np.minimum(self._rng.integers(0, len(parents), count), self._rng.integers(0, len(parents), count))
         return np.asarray(parents[places])
 
 
 class _Judge:
-    """The two models of a round and what can be dispatched by now."""
+    """The two models of a round, and the best dispatchable times."""
 
     def __init__(
         self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, finalists: int
@@ -244,14 +249,14 @@ class _Judge:
         self.has_trees = model.ready
 
     def elites(self, count: int) -> CodeArray:
-        """The measured points that come closest to the best at any shape."""
+        """Return the measured points that come closest to the best at any shape."""
         gaps = self._seen.log_time - self.best[None, :]
         behind = np.where(np.isfinite(gaps), gaps, np.inf).min(axis=1)
         order = np.argsort(behind, kind="stable")[:count]
         return np.asarray(self._seen.codes[order[np.isfinite(behind[order])]])
 
     def gain(self, codes: CodeArray) -> FloatArray:
-        """Log expected marginal gain (R,) under the process, discounted by the chance to work."""
+        """Return log expected marginal gain (R,) under the process, discounted by the probability of success."""
         belief = self.surrogate.posterior(self._embedded(codes))
         known = self.surrogate.shapes
         return marginal_gain(
@@ -259,14 +264,17 @@ class _Judge:
         ) + np.log(belief.works)
 
     def forecasts(self, codes: CodeArray) -> tuple[FloatArray, FloatArray]:
-        """Mean log seconds (R, S), (R, S) that the process and the trees expect."""
+        """Return the mean log seconds (R, S), (R, S) that the process and the trees predict."""
         space, shapes = self._problem.space, self._problem.shapes
         features = space.features(codes, shapes)
         trees = self._model.predict(features.reshape(-1, features.shape[2]))[0].reshape(len(codes), len(shapes))
         return self.surrogate.posterior(self._embedded(codes)).mean, trees + np.log(self._problem.roofline)
 
     def rank(self, codes: CodeArray) -> FloatArray:
-        """Order (R,) under the trees: the ranking head on all rows, the time heads' marginal gain on its best few."""
+        """Return scores (R,) under the trees.
+
+        The ranking head scores all rows, the time heads' marginal gain its best few.
+        """
         space, shapes = self._problem.space, self._problem.shapes
         total = rank_population(self._model, space, codes, shapes, self._problem.weights)
         front = np.argsort(-total, kind="stable")[: max(self._finalists, len(codes) // 25)]
@@ -279,8 +287,10 @@ class _Judge:
 
 
 def _farthest(points: FloatArray, count: int, references: FloatArray | None = None) -> list[int]:
-    """Up to `count` positions among points (R, A), each the farthest from the references and those before it; without
-    references the first point comes first."""
+    """Return up to `count` positions among points (R, A), each far from the references and from earlier choices.
+
+    Without references the first point comes first.
+    """
     distance = np.full(len(points), np.inf)
     for reference in () if references is None else references:
         distance = np.minimum(distance, np.square(points - reference).sum(axis=1))
@@ -294,9 +304,7 @@ def _farthest(points: FloatArray, count: int, references: FloatArray | None = No
 
 
 def compressed(log_time: FloatArray) -> FloatArray:
-    """Log times with the slower half pressed together, so that the process spends its smoothness where the fast ones
-    are. (N, S).
-    """
+    """Return log times (N, S) with the slower half compressed, so that the process resolves the fast ones."""
     out = log_time.copy()
     for shape in range(log_time.shape[1]):
         known = np.isfinite(log_time[:, shape])

@@ -8,9 +8,11 @@ from relax_tune.tuner.search.space import CodeArray, ParameterSpace
 
 
 def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) -> CodeArray:
-    """One child a parent, (R, 1 + P): one to three parameters changed, by one step along an ordered domain or, one
-    time in three and
-    for unordered domains always, to any value. Constraints are not looked at."""
+    """Return one child per parent (R, 1 + P): one to three parameters changed, constraints ignored.
+
+    A change is one step along an ordered domain or, one time in three, to any value. An unordered domain always takes
+    any value.
+    """
     children = parents.copy()
     sizes = space.domain_sizes[parents[:, 0]]
     if not space.width:
@@ -31,8 +33,8 @@ def mutate(space: ParameterSpace, rng: np.random.Generator, parents: CodeArray) 
 
 
 def crossover(rng: np.random.Generator, parents: CodeArray, count: int) -> CodeArray:
-    """Up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints are not
-    looked at.
+    """Return up to `count` children (R, 1 + P), each parameter from either of two parents of one sketch. Constraints
+    are ignored.
     """
     left = rng.integers(0, len(parents), count)
     right = rng.integers(0, len(parents), count)

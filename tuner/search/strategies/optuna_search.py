@@ -15,8 +15,8 @@ from relax_tune.tuner.search.strategies.baselines import fresh_sample
 Sampler = Literal["tpe", "gp", "cmaes"]
 
 REJECTIONS = {"tpe": 24, "gp": 2, "cmaes": 24}
-"""Suggestions that may break a constraint or repeat, for each candidate asked, before a random legal one takes the
-place. A suggestion of the Gaussian process costs too much to throw many away.
+"""Suggestions per wanted candidate that may be rejected before a random legal one replaces them. A suggestion of the
+Gaussian process costs too much to reject many.
 """
 
 MODEL_TRIALS = 10
@@ -28,9 +28,9 @@ generation's parents.
 class OptunaSearch:
     """Optuna's samplers over domain positions. Illegal or repeated suggestions are rejected and told as failed.
 
-    TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES want a fixed set
-    of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its suggestions are
-    taken. CMA-ES moves ordered parameters only; others are drawn at random.
+    TPE searches all sketches in one study, the sketch among the parameters. The Gaussian process and CMA-ES need a
+    fixed set of parameters, so each sketch has a study of its own. The better a sketch's best is, the more of its
+    suggestions are taken. CMA-ES moves ordered parameters only; others are drawn at random.
 
     Each ask rebuilds the studies from the told results, in canonical order: answers that arrive in another order change
     nothing. The objective is the weighted mean log time over the shapes a candidate was tried at.
@@ -54,7 +54,7 @@ class OptunaSearch:
         self._history.add(results)
 
     def ask(self, n: int) -> list[Candidate]:
-        """Up to `n` new candidates; see `SearchStrategy`."""
+        """Return up to `n` new candidates; see `SearchStrategy`."""
         if n <= 0:
             return []
         spare = fresh_sample(self._history, self._rng, n)
@@ -65,7 +65,7 @@ class OptunaSearch:
         return self._history.ask(np.concatenate(rows) if rows else spare)
 
     def _suggested(self, wanted: int) -> list[CodeArray]:
-        """Up to `wanted` legal suggestions, none of them seen."""
+        """Return up to `wanted` legal suggestions that are new."""
         trials = self._trials()
         studies: dict[int | None, Any] = {}
         sketches = self._sketches(trials, REJECTIONS[self._sampler] * wanted)
@@ -85,11 +85,11 @@ class OptunaSearch:
         return rows
 
     def _sketches(self, trials: Sequence[tuple[int, Any]], count: int) -> list[int | None]:
-        """The sketch of each of `count` suggestions; None where the sampler chooses it itself."""
+        """Return the sketch of each of `count` suggestions; None if the sampler chooses it."""
         if self._sampler == "tpe":
             return [None] * count
         number = len(self._problem.space.sketches)
-        best = np.full(number, -np.inf)  # one never tried comes first
+        best = np.full(number, -np.inf)  # an untried sketch comes first
         for sketch in range(number):
             values = [t.value for s, t in trials if s == sketch and t.value is not None]
             if any(s == sketch for s, _ in trials):
@@ -143,13 +143,13 @@ class OptunaSearch:
         return study
 
     def _moved(self, trial: Any) -> Any:
-        """A trial with nothing but the parameters CMA-ES moves: it takes no others for its start."""
+        """Return a trial with only the parameters that CMA-ES varies, since it starts from no others."""
         kinds = {n: d for n, d in trial.distributions.items() if not hasattr(d, "choices") and not d.single()}
         values = {n: trial.params[n] for n in kinds}
         return self._optuna.trial.create_trial(params=values, distributions=kinds, value=trial.value)
 
     def _distributions(self, sketch: int) -> dict[str, Any]:
-        """Optuna's view of a sketch's parameters, as positions in their domains."""
+        """Return the Optuna distributions of a sketch's parameters, as positions in their domains."""
         kinds = self._optuna.distributions
         return {
             f"{sketch}.{p.name}": kinds.IntDistribution(0, len(p.domain) - 1)
