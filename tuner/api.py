@@ -22,7 +22,7 @@ from relax_tune.ir.frontend.load import ModelSource, load_model
 from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.emit.build import BuildResult, check_policy
-from relax_tune.tuner.job.job import Bounds, Job, device_info, open_runner
+from relax_tune.tuner.job.job import Bounds, Job, build_here, device_info, open_runner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
@@ -134,7 +134,9 @@ def build(
     pack: bool = False,
     **overrides: Any,
 ) -> Artifact:
-    """Build the artifact of a model from records, without measuring. `Artifact.notes` names what tasks lack.
+    """Build the artifact of a model from records, without timing anything. `Artifact.notes` names what tasks lack.
+
+    Every kernel runs against the reference first, in a process of its own, unless `self_test="off"`.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
@@ -149,7 +151,7 @@ def build(
     module = _module(model, bounds, chosen)
     with _store(chosen.db if db is None else db, read_only=True) as store:
         job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
-        return job.artifact(job.build(check_policy(policy)), pack)
+        return job.artifact(build_here(job, check_policy(policy)), pack)
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:

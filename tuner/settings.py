@@ -24,6 +24,7 @@ Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
+SelfTest = Literal["on", "off"]
 Caches = Literal["warm", "model"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 Command = Literal["tune", "build", "plan", "show"]
@@ -196,6 +197,13 @@ class Settings:
         default="off",
         kind=bool,
         metavar="true|false",
+    )
+    self_test: SelfTest = option(
+        "on",
+        "Run every dispatched kernel at a few sizes against the reference before an artifact is written, and leave out those "
+        "that are wrong.",
+        commands=BUILD,
+        choices=get_args(SelfTest),
     )
     shapes: Shapes | None = option(
         None,

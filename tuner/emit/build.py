@@ -6,9 +6,10 @@ measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from types import MappingProxyType
+from typing import Any, get_args
 
 from relax_tune.database.records import Measurement
 from relax_tune.errors import UserError
@@ -46,6 +47,7 @@ class BuildResult:
     notes: for each task, what it lacked
     packings: the packing steps of each program's `prepare`
     host_programs: one for each function with branches or calls
+    self_test: its results (`relax_tune.tuner.job.self_test`); None if it did not run
     """
 
     programs: Mapping[str, Program]
@@ -53,6 +55,7 @@ class BuildResult:
     notes: tuple[str, ...]
     packings: Mapping[str, Sequence[PackingStep | None]]
     host_programs: tuple[HostProgram, ...] = ()
+    self_test: Mapping[str, Any] | None = None
 
     @property
     def program(self) -> Program:
@@ -69,6 +72,7 @@ def build_programs(
     policy: Policy = "measured",
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
+    refused: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> BuildResult:
     """Plan every task and emit the program or host program of every graph function.
 
@@ -76,22 +80,26 @@ def build_programs(
     facts: the records and the installed libraries
     memory: how storages are planned, and whether outputs take the memory of arguments that are not read later
     stored: the plans of policy `stored`
+    refused: by function, keys of variants that are not dispatched
+
+    Raises BuildError when every form of a function is refused.
     """
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
         records = facts.store.query(target_key, own.task.key, regime=own.task.regime)
         current = [r for r in records if facts.counts(r)]
+        without = refused.get(callee, ())
         if stored is None:
-            plans[callee] = plan_task(own, current, policy)
+            plans[callee] = plan_task(own, current, policy, without)
         else:
-            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key))
+            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key), refused=without)
         notes += _notes(callee, plans[callee], current, policy)
         if policy != "generic":
             notes += library_notes(callee, own, plans[callee], records, facts)
     planner, inplace = MEMORY[memory]
-    lowered, refused = choose_inplace(lowered, choices, plans, find=inplace)
-    notes += refused
+    lowered, inplace_notes = choose_inplace(lowered, choices, plans, find=inplace)
+    notes += inplace_notes
     builders = {n: ProgramBuilder(n, target) for n in lowered.functions}
     programs = {
         n: GraphEmitter(lowered, f, choices, plans, builders[n], planner).run() for n, f in lowered.functions.items()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -32,6 +34,7 @@ from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.self_test import Refused, tested
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import tls_files
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
@@ -180,11 +183,24 @@ class Job:
             )
             return tuner.run()
 
-    def build(self, policy: Policy = "measured", memory: Memory | None = None) -> BuildResult:
-        """Build the programs that the store's records select. memory: overrides the settings"""
+    def build(
+        self, policy: Policy = "measured", memory: Memory | None = None, refused: Refused = MappingProxyType({})
+    ) -> BuildResult:
+        """Build the programs that the store's records select. memory: overrides the settings; refused: variants left out"""
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
-        return build_programs(self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored)
+        return build_programs(
+            self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored, refused
+        )
+
+    def tested_build(self, runner: Runner, policy: Policy = "measured") -> BuildResult:
+        """Build without variants that are wrong on the runner's device, unless the settings leave the self-test out.
+
+        Raises BuildError when every form of a function is wrong, MeasureError when the device is lost."""
+        if self.settings.self_test == "off":
+            return self.build(policy)
+        built, found = tested(lambda refused: self.build(policy, refused=refused), self.choices, runner)
+        return replace(built, notes=(*built.notes, *found.notes()), self_test=found.to_json())
 
     def plan_sets(self) -> list[PlanSet]:
         """Return the plans of this model that were stored for this device, the current ones last."""
@@ -224,6 +240,7 @@ class Job:
             "fingerprint": dict(self.target.fingerprint),
             "model": self.key,
             "notes": list(built.notes),
+            "self_test": built.self_test,
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
@@ -259,3 +276,11 @@ def device_info(spec: str) -> DeviceInfo:
         return device.info
     finally:
         device.close()
+
+
+def build_here(job: Job, policy: Policy) -> BuildResult:
+    """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`."""
+    if job.settings.self_test == "off":
+        return job.build(policy)
+    with contextlib.closing(LocalRunner(job.settings.target)) as runner:
+        return job.tested_build(runner, policy)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relax_tune.database.records import Measurement, VariantRecord
-from relax_tune.errors import RelaxTuneError
+from relax_tune.errors import BuildError, RelaxTuneError
 from relax_tune.tuner.plan.select import NOISE, DispatchPlan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task.domain import Domain, Point, distance
@@ -85,7 +85,9 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
     return samples, variants
 
 
-def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy = "measured") -> TaskPlan:
+def plan_task(
+    choices: Choices, records: Sequence[Measurement], policy: Policy = "measured", refused: Collection[str] = ()
+) -> TaskPlan:
     """Choose variants for a task.
 
     Without usable records the generic form is dispatched everywhere, or the library under the policy `library`.
@@ -93,7 +95,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     times, variants = times_of(choices, records)
     samples, _ = pooled(records)
     domain = choices.task.domain
-    allowed = {k for k, v in variants.items() if usable(choices, v)}
+    allowed = {k for k, v in variants.items() if k not in refused and usable(choices, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
     elif policy == "library":
@@ -102,8 +104,7 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
     lost: dict[str, str] = {}
     while True:
         if not any(None not in times[k] for k in allowed):
-            asked = choices.of_libraries()[:1] if policy == "library" else ()
-            (default,) = asked or (choices.generic(),)
+            default = _default(choices, policy, refused)
             return TaskPlan(DispatchPlan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         kept = {k: samples[k] for k in sorted(allowed)}
         libraries = {k for k in kept if variants[k].kind == "library"}
@@ -118,14 +119,33 @@ def plan_task(choices: Choices, records: Sequence[Measurement], policy: Policy =
         allowed -= set(broken)
 
 
+def _default(choices: Choices, policy: Policy, refused: Collection[str]) -> VariantRecord:
+    """Return the form without records: generic, or of a library under the policy `library` or if generic is refused."""
+    if policy == "library":
+        forms = [*choices.of_libraries(), choices.generic()]
+    else:
+        forms = [choices.generic(), *(choices.of_libraries() if refused else ())]
+    for form in forms:
+        if form.key not in refused:
+            return form
+    raise BuildError(
+        f"{choices.task.name}: wanted a form with right results on this device, found none: {len(forms)} failed the "
+        "self-test; report the function, which `relax-tune show` prints"
+    )
+
+
 def kept_plan(
-    choices: Choices, records: Sequence[Measurement], plan: DispatchPlan, variants: Mapping[str, VariantRecord]
+    choices: Choices,
+    records: Sequence[Measurement],
+    plan: DispatchPlan,
+    variants: Mapping[str, VariantRecord],
+    refused: Collection[str] = (),
 ) -> TaskPlan:
     """Return a plan as it was stored. If one of its variants cannot be made here any more, plan anew from records."""
     times, measured = times_of(choices, records)
     lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
-    if lost:
-        chosen = plan_task(choices, records)
+    if lost or set(refused) & set(variants):
+        chosen = plan_task(choices, records, refused=refused)
         return replace(chosen, lost={**chosen.lost, **lost})
     return TaskPlan(plan, {**measured, **variants}, times)
 

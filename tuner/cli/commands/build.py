@@ -22,7 +22,7 @@ from relax_tune.tuner.cli.commands.options import (
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import check_policy
-from relax_tune.tuner.job.job import Job, device_info, model_key, parse_bounds
+from relax_tune.tuner.job.job import Job, build_here, device_info, model_key, parse_bounds
 from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.settings import Policy
 
@@ -56,6 +56,8 @@ def build(
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
 
+    Every kernel runs once against the reference before it is written (`--self-test off` leaves this out).
+
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
@@ -67,7 +69,7 @@ def build(
     check_destination(path, model_key(module), overwrite)
     with open_store(chosen.db, read_only=True) as store:
         job = Job(module, device_info(chosen.target), store, chosen, verify=verify)
-        built = job.build(wanted)
+        built = build_here(job, wanted)
         saved = job.artifact(built, pack).save(path)
         records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)

@@ -75,7 +75,7 @@ def tune(
             with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
                 job.report = view.report
                 work = job.tune(runner)
-            built = job.build()
+            built = job.tested_build(runner)
             if not any(plan.times for plan in built.plans.values()):
                 say(console, _nothing_usable(job))
                 raise typer.Exit(NOTHING_MEASURED)

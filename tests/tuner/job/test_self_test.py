@@ -1,0 +1,112 @@
+"""The self-test of a build: wrong variants are not dispatched and are named, right ones are counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tests.support.tuner_models import job_dispatching
+
+from relax_tune.errors import BuildError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.op.math.elementwise import Gelu
+from relax_tune.runtime.artifact import load_artifact
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.program.program import program_from_json
+from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.job.job import Job, build_here
+from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
+
+pytestmark = [pytest.mark.process, pytest.mark.ccompiler, pytest.mark.slow]
+
+
+@dataclass
+class AlteringRunner:
+    """A device on which the kernels of some kinds of variants compute something else."""
+
+    runner: LocalRunner
+    kinds: tuple[str, ...]
+
+    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
+        return self.runner.submit([replace(r, program_json=self._altered(r.program_json)) for r in batch])
+
+    def _altered(self, text: str) -> str:
+        program = program_from_json(text)
+        if not {v.label for c in program.calls for v in c.variants} & set(self.kinds):
+            return text
+        kernels = tuple(replace(k, source=k.source.replace("0.5f", "0.75f")) for k in program.kernels)
+        assert kernels != program.kernels
+        return replace(program, kernels=kernels).to_json()
+
+    def device_info(self) -> DeviceInfo:
+        return self.runner.device_info()
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with contextlib.closing(LocalRunner("c")) as found:
+        yield found
+
+
+def gelu() -> IRModule:
+    g = GraphBuilder()
+    return g.finish(g.call(Gelu(), g.input("x", (g.symbol("n", 1, 64), 16))))
+
+
+def tuned_job(runner: LocalRunner) -> Job:
+    """A job whose records make a tuned kernel win everywhere."""
+    return job_dispatching(runner.device_info(), gelu(), lambda c, _: [c.tuned(c.seeds(1)[0])])
+
+
+def labels(built: BuildResult) -> set[str]:
+    return {v.label for c in built.program.calls for v in c.variants}
+
+
+def test_tested_build_with_right_kernels_counts_them(runner: LocalRunner, tmp_path: Path) -> None:
+    job = tuned_job(runner)
+    built = job.tested_build(runner)
+    assert labels(built) == {"tuned"}
+    assert built.self_test == {"passed": 1, "failed": []}
+    saved = job.artifact(built).save(tmp_path / "gelu.rta")
+    assert load_artifact(saved).manifest["extra"]["self_test"] == {"passed": 1, "failed": []}
+
+
+def test_tested_build_with_wrong_tuned_kernel_dispatches_generic_form(runner: LocalRunner) -> None:
+    job = tuned_job(runner)
+    built = job.tested_build(AlteringRunner(runner, ("tuned",)))
+    assert labels(built) == {"generic"}
+    assert built.self_test is not None and built.self_test["passed"] == 1
+    (failure,) = built.self_test["failed"]
+    assert failure["variant"].startswith("tuned ") and failure["why"].startswith("wrong-result: at ")
+    (note,) = [n for n in built.notes if "self-test" in n]
+    assert failure["variant"] in note and "not dispatched" in note
+
+
+def test_tested_build_with_wrong_stored_plan_plans_anew(runner: LocalRunner) -> None:
+    job = tuned_job(runner)
+    job.store_plans(job.build())
+    assert labels(job.build("stored")) == {"tuned"}
+    assert labels(job.tested_build(AlteringRunner(runner, ("tuned",)), "stored")) == {"generic"}
+
+
+def test_tested_build_without_right_form_names_the_function(runner: LocalRunner) -> None:
+    job = tuned_job(runner)
+    (name,) = job.choices
+    with pytest.raises(BuildError, match=f"{name}: wanted a form with right results .* failed the self-test"):
+        job.tested_build(AlteringRunner(runner, ("tuned", "generic")))
+
+
+def test_build_here_off_starts_no_device(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tuned_job(runner)
+    job.settings = replace(job.settings, target="c", self_test="off")
+    monkeypatch.setattr("relax_tune.tuner.job.job.LocalRunner", None)
+    assert build_here(job, "measured").self_test is None

@@ -1,0 +1,126 @@
+"""The self-test of a build: every dispatched variant runs against the reference before it ships."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_tune.errors import BuildError, RelaxTuneError
+from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest
+from relax_tune.tuner.plan.plans import TaskPlan
+from relax_tune.tuner.plan.task_rows import variant_text
+from relax_tune.tuner.task.check import check_at, check_case, check_work
+from relax_tune.tuner.task.domain import Point
+from relax_tune.tuner.task.task import Choices, Task
+
+# Loop iterations of the reference at a shape of the plan; the two shapes of `check_case` are always run.
+WORK = 1 << 22
+DEADLINE_SECS = 60.0
+
+Refused = Mapping[str, Mapping[str, str]]
+"""By function, the variants that failed, and why."""
+
+
+@dataclass
+class SelfTest:
+    """The results of a self-test so far.
+
+    passed: by function, the variants whose outputs were right
+    failed: by function, the variants whose outputs were wrong or missing, with stage and message
+    texts: the failed variants in words
+    """
+
+    passed: dict[str, set[str]] = field(default_factory=dict)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def known(self, function: str, variant: str) -> bool:
+        return variant in self.passed.get(function, ()) or variant in self.failed.get(function, ())
+
+    def notes(self) -> list[str]:
+        """Return one sentence for each failure."""
+        return [
+            f"{function}: {self.texts[key]} failed the self-test and is not dispatched ({why})"
+            for function, found in sorted(self.failed.items())
+            for key, why in sorted(found.items())
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plain values that a manifest keeps."""
+        failed = [
+            {"function": function, "variant": self.texts[key], "why": why}
+            for function, found in sorted(self.failed.items())
+            for key, why in sorted(found.items())
+        ]
+        return {"passed": sum(map(len, self.passed.values())), "failed": failed}
+
+
+def tested(
+    build: Callable[[Refused], BuildResult], choices: Mapping[str, Choices], runner: Runner
+) -> tuple[BuildResult, SelfTest]:
+    """Build, run each dispatched variant at a few sizes, and build again without the variants that failed, until none does.
+
+    build: builds without the given variants
+
+    Raises BuildError when no form of a function is right, MeasureError when the device is lost."""
+    found = SelfTest()
+    while True:
+        built = build(found.failed)
+        requests = dict(_requests(built.plans, choices, found))
+        right = True
+        for result in runner.submit([r for r, _, _ in requests.values()]).result():
+            _, function, key = requests[result.id]
+            if result.ok:
+                found.passed.setdefault(function, set()).add(key)
+            else:
+                right = False
+                _fail(found, built.plans[function], function, key, f"{result.stage}: {_first_line(result.message)}")
+        if right:
+            return built, found
+
+
+def _requests(
+    plans: Mapping[str, TaskPlan], choices: Mapping[str, Choices], found: SelfTest
+) -> Iterator[tuple[str, tuple[MeasureRequest, str, str]]]:
+    """Yield the request of each dispatched variant that has not run yet, by id, with its function and key."""
+    for function, plan in plans.items():
+        own = choices[function]
+        keys = [k for k in plan.plan.variants if not found.known(function, k)]
+        standard: Sequence[CheckCase] = _cases(own.task) if keys else ()
+        for key in keys:
+            try:
+                program = own.program(plan.variants[key])
+            except RelaxTuneError as error:
+                raise BuildError(f"{function}: {variant_text(plan.variants[key])} cannot be made: {error}") from error
+            identity = hashlib.blake2b(f"{own.task.key}:{function}:{key}".encode(), digest_size=16).hexdigest()
+            cases = (*standard, *(check_at(own.task, p) for p in _dispatched(own.task, plan, key)))
+            yield (
+                identity,
+                (MeasureRequest(identity, program.to_json(), cases, (), deadline_secs=DEADLINE_SECS), function, key),
+            )
+
+
+def _cases(task: Task) -> tuple[CheckCase, ...]:
+    """Return the two shapes at which every candidate is checked; one if they are equal."""
+    first, second = check_case(task, 0), check_case(task, 1)
+    return (first,) if first.symbols == second.symbols else (first, second)
+
+
+def _dispatched(task: Task, plan: TaskPlan, key: str) -> list[Point]:
+    """Return the largest cheap shape at which a plan dispatches a variant, if there is one."""
+    points = [p for p in (*task.domain.points, *task.domain.others) if plan.plan.choose(p) == key]
+    work = {p: check_work(task, p) for p in points}
+    return sorted((p for p in points if work[p] <= WORK), key=lambda p: (work[p], p))[-1:]
+
+
+def _fail(found: SelfTest, plan: TaskPlan, function: str, key: str, why: str) -> None:
+    found.failed.setdefault(function, {})[key] = why
+    found.texts[key] = variant_text(plan.variants[key])
+
+
+def _first_line(message: str) -> str:
+    return next(iter(message.splitlines()), "no message")[:200]
