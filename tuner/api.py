@@ -136,7 +136,7 @@ def build(
 ) -> Artifact:
     """Build the artifact of a model from records, without timing anything. `Artifact.notes` names what tasks lack.
 
-    Every kernel runs against the reference first, in a process of its own, unless `self_test="off"`.
+    Every kernel runs against the reference first, in a process of its own, unless `self_test=False`.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a

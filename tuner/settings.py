@@ -24,7 +24,6 @@ Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
-SelfTest = Literal["on", "off"]
 Caches = Literal["warm", "model"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 Command = Literal["tune", "build", "plan", "show"]
@@ -198,12 +197,14 @@ class Settings:
         kind=bool,
         metavar="true|false",
     )
-    self_test: SelfTest = option(
-        "on",
+    self_test: bool = option(
+        True,
         "Run every dispatched kernel at a few sizes against the reference before an artifact is written, and leave out those "
         "that are wrong.",
         commands=BUILD,
-        choices=get_args(SelfTest),
+        default="on",
+        kind=bool,
+        metavar="true|false",
     )
     shapes: Shapes | None = option(
         None,

@@ -197,7 +197,7 @@ class Job:
         """Build without variants that are wrong on the runner's device, unless the settings leave the self-test out.
 
         Raises BuildError when every form of a function is wrong, MeasureError when the device is lost."""
-        if self.settings.self_test == "off":
+        if not self.settings.self_test:
             return self.build(policy)
         built, found = tested(lambda refused: self.build(policy, refused=refused), self.choices, runner)
         return replace(built, notes=(*built.notes, *found.notes()), self_test=found.to_json())
@@ -280,7 +280,7 @@ def device_info(spec: str) -> DeviceInfo:
 
 def build_here(job: Job, policy: Policy) -> BuildResult:
     """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`."""
-    if job.settings.self_test == "off":
+    if not job.settings.self_test:
         return job.build(policy)
     with contextlib.closing(LocalRunner(job.settings.target)) as runner:
         return job.tested_build(runner, policy)

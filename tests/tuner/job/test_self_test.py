@@ -105,8 +105,8 @@ def test_tested_build_without_right_form_names_the_function(runner: LocalRunner)
         job.tested_build(AlteringRunner(runner, ("tuned", "generic")))
 
 
-def test_build_here_off_starts_no_device(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_here_without_self_test_starts_no_device(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tuned_job(runner)
-    job.settings = replace(job.settings, target="c", self_test="off")
+    job.settings = replace(job.settings, target="c", self_test=False)
     monkeypatch.setattr("relax_tune.tuner.job.job.LocalRunner", None)
     assert build_here(job, "measured").self_test is None

@@ -56,7 +56,7 @@ def build(
 ) -> None:
     """Build a model's artifact from what has been measured. Measures nothing.
 
-    Every kernel runs once against the reference before it is written (`--self-test off` leaves this out).
+    Every kernel runs once against the reference before it is written (`--no-self-test` leaves this out).
 
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
