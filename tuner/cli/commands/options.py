@@ -25,9 +25,9 @@ def among(*values: str) -> Callable[[str], list[str]]:
 
 def setting_option(name: str) -> Any:
     """Return the typer option of a setting, made from its declaration."""
-    declared = OPTIONS[name]
+    declared, flag = OPTIONS[name], flag_of(name)
     return typer.Option(
-        flag_of(name),
+        f"{flag}/--no-{flag.removeprefix('--')}" if declared.kind is bool else flag,
         metavar=None if declared.kind is bool else declared.metavar,
         autocompletion=among(*declared.suggestions) if declared.suggestions else None,
         help=f"{declared.help} [default: {declared.default}]",
