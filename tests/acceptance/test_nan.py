@@ -22,7 +22,7 @@ from tests.support.tuner_models import DEVICES, opened
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.dtype import DType, f16, f32, i32
-from relax_tune.ir.core.expr import Var, const, maximum, minimum
+from relax_tune.ir.core.expr import Var, as_int, const, maximum, minimum
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
@@ -85,7 +85,7 @@ def extreme(row: Array, least: bool) -> Any:
 def meaning(x: Array) -> list[Array]:
     """The results of `extremes`, spelled out."""
     found: list[Any] = [[place(row, op.least, op.last) for row in x] for op in PLACES]
-    found += [[ranked(row, op.largest)[: op.k.value] for row in x] for op in RANKS]  # type: ignore[misc]
+    found += [[ranked(row, op.largest)[: as_int(op.k)] for row in x] for op in RANKS]
     order = np.array(found[-2])
     found.append(np.take_along_axis(x, order, 1))
     found += [[extreme(row, least) for row in x] for least in (False, True)]

@@ -15,9 +15,9 @@ from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph_base import Operator
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Reshape, Slice
 from relax_tune.ir.op.indexing.pad import Pad
@@ -26,7 +26,7 @@ from relax_tune.ir.op.neural.window import Conv, Pool
 from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.op.reduction.scan import TopK
 
-MADE: tuple[Callable[[Callable[[int], Any]], Operator], ...] = (
+MADE: tuple[Callable[[Callable[[int], Any]], OperatorSpec], ...] = (
     lambda w: BroadcastTo((w(3), w(4))),
     lambda w: Reshape((w(2), w(2))),
     lambda w: Iota(w(5)),
@@ -39,7 +39,7 @@ MADE: tuple[Callable[[Callable[[int], Any]], Operator], ...] = (
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make(int).name)
 def test_operators_given_whole_numbers_equal_operators_of_literals(
-    make: Callable[[Callable[[int], Any]], Operator],
+    make: Callable[[Callable[[int], Any]], OperatorSpec],
 ) -> None:
     assert make(int) == make(const) and repr(make(int)) == repr(make(const))
 
@@ -51,7 +51,7 @@ def test_operator_given_symbols_and_whole_numbers_is_built() -> None:
     assert run_function(module, "main", [np.ones((3, 1), np.float32)]).shape == (3, 4)
 
 
-def of_rows(*ops: Operator, shape: tuple[Any, ...], weight: tuple[int, ...] | None = None) -> IRModule:
+def of_rows(*ops: OperatorSpec, shape: tuple[Any, ...], weight: tuple[int, ...] | None = None) -> IRModule:
     g = GraphBuilder()
     n = g.symbol("n")
     y = g.input("x", tuple(n if d is None else d for d in shape))

@@ -1,16 +1,32 @@
-"""From blocks to plain statements, and the ranges of the variables that these bind."""
+"""From blocks to plain statements, with quotients of loop variables bound once, and the ranges of bound variables."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra
-from relax_tune.ir.core.expr import TRUE, Load, Var, as_int, free_vars, load
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, as_int, free_vars, load, postorder, transform
 from relax_tune.ir.core.intervals import Interval
-from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, Let, LoopMarks, Stmt, lower_block, walk, when
+from relax_tune.ir.core.stmt import (
+    Block,
+    BufferStore,
+    For,
+    IfThenElse,
+    Let,
+    LoopMarks,
+    Stmt,
+    bound_vars,
+    lower_block,
+    map_exprs,
+    stores,
+    walk,
+    when,
+)
 
 COMBINING_KINDS = ("serial", "unrolled", "vectorized")
 COMBINING_OPS = ("add", "mul", "max", "min")
+DIVIDING = frozenset({"floordiv", "floormod"})
 
 
 def lower_blocks(s: Stmt) -> Stmt:
@@ -47,6 +63,36 @@ def combined_load(s: BufferStore) -> Load | None:
         return None
     source = s.value.args[1]
     return source if isinstance(source, Load) and source.buffer is not s.buffer else None
+
+
+def hoist_divmod(n: Stmt) -> Stmt:
+    """Bind quotients and remainders of parallel loop variables to variables at the loop's start, if no inner loop moves them.
+
+    Those are indices: values of other types wrap, and elements that the loop writes are not there yet."""
+    if not isinstance(n, For) or n.kind != "parallel":
+        return n.with_children(tuple(hoist_divmod(c) for c in n.children))
+    inner = bound_vars(n.body)
+    written = {s.buffer for s in stores(n.body)}
+    found: dict[Expr, Var] = {}
+
+    def replace_found(e: Expr) -> Expr:
+        return transform(e, lambda x: found.get(x))
+
+    def moved(e: Expr) -> bool:
+        return any(isinstance(x, Load) and x.buffer in written for x in postorder((e,)))
+
+    bound: list[tuple[Var, Expr]] = []
+    for m in walk(n.body):
+        for e in postorder(m.own_exprs):
+            if e.op in DIVIDING and e.dtype is i64 and n.var in (used := set(free_vars(e))):
+                short = replace_found(e)
+                if inner.isdisjoint(used) and short.op and not moved(e):
+                    found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
+                    bound.append((found[short], short))
+    body = map_exprs(n.body, replace_found) if found else n.body
+    for v, e in reversed(bound):
+        body = Let(v, e, body)
+    return replace(n, body=body)
 
 
 def note_ranges(algebra: Algebra, s: Stmt) -> None:

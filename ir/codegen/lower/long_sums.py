@@ -1,0 +1,253 @@
+"""Add long f32 sums up in parts, so that their rounding errors stay small.
+
+One f32 accumulator stops growing at 2**24 ones. The relative error of a sum of n terms of one sign, added one after the other, is at
+most n / 2**24; added in parts of SUM_PART terms, it is at most (SUM_PART + n / SUM_PART) / 2**24 (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import prod
+
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.lowered import note_ranges
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import (
+    Expr,
+    Var,
+    add,
+    and_,
+    as_int,
+    ceildiv,
+    conjuncts,
+    const,
+    free_vars,
+    load,
+    loads,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    postorder,
+    sub,
+    substitute,
+)
+from relax_tune.ir.core.stmt import (
+    BufferStore,
+    For,
+    IfThenElse,
+    LoopMarks,
+    Stmt,
+    loops,
+    own_accesses,
+    seq,
+    stores,
+    substitute_stmt,
+    when,
+)
+
+LONG_SUM, SUM_PART = 1 << 14, 1 << 12
+"""Terms of the longest sum that is known to be short enough for one accumulator, and of the parts of others."""
+LONG_TILE_SUM = 1 << 16
+"""The same for sums into a tile of registers of a work-item, where a total is dear."""
+WIDEST, WIDE_ON_ITEM = 512, 16
+"""Elements of the largest accumulator that gets a total beside it, and of the smallest tile."""
+
+Path = tuple[Stmt, ...]
+
+
+def split_long_sums(s: Stmt, algebra: Algebra, on_items: bool = False) -> Stmt:
+    """Keep sequential f32 sums short: a loop that may add more than LONG_SUM terms runs in parts.
+
+    Before: `for k in range(n): y = y + x[k]`
+    After: `if n > SUM_PART: total = 0; for b in range(ceildiv(n, SUM_PART)): for k in range(min(SUM_PART, n - b * SUM_PART)):
+    y = y + x[b * SUM_PART + k]; if more: total = total + y; y = 0; if n > SUM_PART: y = y + total`
+    So a short sum costs three comparisons, and the loop inside stays as it is. Loops that copy asynchronously stay whole, and so do
+    loops of unknown length over a tile of registers of a work-item or through shared memory.
+
+    on_items: the kernel has work-items, whose registers are few
+    """
+    sums = _long_sums(s, algebra, on_items) if isinstance(s, For) and s.kind == "serial" and _plain(s) else ()
+    inside = s.with_children(tuple([split_long_sums(c, algebra, on_items) for c in s.children])) if s.children else s
+    if not sums:
+        return inside
+    assert isinstance(s, For) and isinstance(inside, For)
+    made = _in_parts(inside, sums)
+    note_ranges(algebra, made)
+    return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LongSum:
+    """A sum into `store.buffer`.
+
+    columns: loops inside the loop over its terms that move it
+    conds: conditions under which its elements take part
+    steps: number of terms in one iteration of the outer loop
+    """
+
+    store: BufferStore
+    columns: tuple[For, ...]
+    conds: tuple[Expr, ...]
+    steps: Expr
+
+    def nest(self, made: Callable[[Buffer, tuple[Expr, ...]], Stmt]) -> Stmt:
+        """Return loops over the elements of the sum around a statement about them."""
+        vars_ = {f.var: Var(f.var.name) for f in self.columns}
+        indices = tuple(substitute(i, vars_) for i in self.store.indices)
+        body = when(and_(*(substitute(c, vars_) for c in self.conds)), made(self.store.buffer, indices))
+        for f in reversed(self.columns):
+            body = For(vars_[f.var], f.extent, body, f.kind)
+        return body
+
+
+def _in_parts(s: For, sums: Sequence[_LongSum]) -> Stmt:
+    """Return the loop in parts, with a total for each sum."""
+    total_of = {
+        x.store.buffer: Buffer(f"{x.store.buffer.name}_total", x.store.buffer.shape, f32, "local") for x in sums
+    }
+    size = reduce(minimum, dict.fromkeys(_part(x.steps) for x in sums))
+
+    def start(b: Buffer, at: tuple[Expr, ...]) -> Stmt:
+        return BufferStore(total_of[b], at, const(0.0, f32))
+
+    def flush(b: Buffer, at: tuple[Expr, ...]) -> Stmt:
+        total = total_of[b]
+        return seq(
+            BufferStore(total, at, add(load(total, at), load(b, at))),
+            BufferStore(b, at, const(0.0, f32)),
+        )
+
+    def finish(b: Buffer, at: tuple[Expr, ...]) -> Stmt:
+        return BufferStore(b, at, add(load(b, at), load(total_of[b], at)))
+
+    def each(made: Callable[[Buffer, tuple[Expr, ...]], Stmt]) -> Stmt:
+        return seq(*(x.nest(made) for x in sums))
+
+    part, k = Var(f"{s.var.name}_part"), Var(s.var.name)
+    first = mul(part, size)
+    terms = replace(
+        s, var=k, extent=minimum(size, sub(s.extent, first)), body=substitute_stmt(s.body, {s.var: add(first, k)})
+    )
+    more, several = lt(add(first, size), s.extent), lt(size, s.extent)
+    parts = For(part, ceildiv(s.extent, size), seq(terms, when(more, each(flush))))
+    return seq(when(several, each(start)), parts, when(several, each(finish)))
+
+
+def _part(steps: Expr) -> Expr:
+    """Return the number of iterations of a part: SUM_PART terms or more, and less than `steps` beyond."""
+    return simplify(ceildiv(const(SUM_PART), maximum(steps, 1)))
+
+
+def _long_sums(s: For, algebra: Algebra, on_items: bool) -> tuple[_LongSum, ...]:
+    """Return the sums of a loop that may have more than LONG_SUM terms, where each can have a total."""
+    if any(f.marks.async_copy for f in loops(s)):
+        return ()
+    found: dict[Buffer, list[_LongSum] | None] = {}
+    for path in _paths(s.body, ()):
+        leaf = path[-1]
+        for buffer, _indices, written in own_accesses(leaf):
+            term = _term(leaf, buffer)
+            if term is None or not isinstance(leaf, BufferStore):
+                found[buffer] = None
+            elif written and found.get(buffer, ()) is not None:
+                made = _sum(s, path, leaf, algebra)
+                found[buffer] = None if made is None else [*(found.get(buffer) or ()), made]
+    several = (_covering(sums, algebra) for sums in found.values() if sums)
+    return tuple(x for x in several if x is not None and _may_be_long(s, x, algebra, on_items))
+
+
+def _may_be_long(s: For, x: _LongSum, algebra: Algebra, on_items: bool) -> bool:
+    """Tell whether a sum of a loop may have more terms than one accumulator takes."""
+    extent, steps = _most(s.extent, algebra), _most(x.steps, algebra)
+    most = None if extent is None or steps is None else extent * steps
+    if any(e.op == "floordiv" and as_int(e.args[1]) is None for e in postorder((s.extent,))):
+        return False  # the pieces of a stream-K tile, at most as many as there are workers
+    staged = any(p.buffer.scope == "shared" for p in stores(s))
+    if on_items and (staged or prod(as_int(f.extent) or 0 for f in x.columns) > WIDE_ON_ITEM):
+        return most is not None and most > LONG_TILE_SUM
+    return most is None or most > LONG_SUM
+
+
+def _paths(s: Stmt, around: Path) -> Iterator[Path]:
+    """Yield every statement with the statements around it, outermost first."""
+    here = (*around, s)
+    yield here
+    for c in s.children:
+        yield from _paths(c, here)
+
+
+def _term(s: Stmt, buffer: Buffer) -> Expr | None:
+    """Return what a statement adds to an element of an f32 buffer that it does not use otherwise; None for other statements."""
+    if not isinstance(s, BufferStore) or s.buffer is not buffer or buffer.dtype is not f32 or s.value.op != "add":
+        return None
+    own = load(buffer, s.indices)
+    a, b = s.value.args
+    term = b if a is own else a
+    if own not in (a, b) or buffer.scope not in ("local", "global"):
+        return None
+    return None if any(x.buffer is buffer for e in (term, *s.indices) for x in loads(e)) else term
+
+
+def _sum(s: For, path: Path, store: BufferStore, algebra: Algebra) -> _LongSum | None:
+    """Return the sum that a store inside a loop makes; None where its elements cannot be visited by loops of their own."""
+    places = set(free_vars(*store.indices))
+    nest = [f for f in path if isinstance(f, For)]
+    columns = tuple(f for f in nest if f.var in places)
+    others = [f for f in nest if f.var not in places]
+    inner = {v for f in path for v in f.bound_vars}
+    steps = inner - {f.var for f in columns}
+    if s.var in places or steps & places or any(f.kind in ("parallel", "group", "item") or not _plain(f) for f in nest):
+        return None
+    conds = [c for f in path if isinstance(f, IfThenElse) for c in conjuncts(f.cond)]
+    mixed = [c for c in conds if (steps | {s.var}) & set(free_vars(c)) or loads(c)]
+    if any(isinstance(f, IfThenElse) and f.orelse is not None for f in path):
+        return None
+    if store.buffer.scope == "global" and any(places & set(free_vars(c)) for c in mixed):
+        return None
+    count: Expr = const(1)
+    for f in others:
+        most = _most(f.extent, algebra)
+        count = mul(count, const(most) if most is not None else f.extent)
+    if set(free_vars(count)) & (inner | {s.var}):
+        count = const(SUM_PART)
+    return _LongSum(store, columns, tuple(c for c in conds if c not in mixed), count)
+
+
+def _covering(sums: Sequence[_LongSum], algebra: Algebra) -> _LongSum | None:
+    """Return the sum whose elements are those of all sums into the same buffer; None if there is none, or it has too many."""
+    first = max(sums, key=lambda x: prod(as_int(f.extent) or 0 for f in x.columns))
+    extents = [as_int(f.extent) for f in first.columns]
+    if None in extents or prod(e or 0 for e in extents) > WIDEST:
+        return None
+    steps = first.steps
+    for x in sums:
+        if x is first:
+            continue
+        if len(x.columns) != len(first.columns):
+            return None
+        same = {f.var: g.var for f, g in zip(x.columns, first.columns)}
+        tops = [_most(f.extent, algebra) for f in x.columns]
+        if tuple(substitute(i, same) for i in x.store.indices) != first.store.indices:
+            return None
+        if any(top is None or top > (e or 0) for top, e in zip(tops, extents)):
+            return None
+        steps = add(steps, x.steps)
+    shared = [c for c in first.conds if all(x is first or c in x.conds for x in sums)]
+    return replace(first, conds=tuple(shared) if first.store.buffer.scope == "local" else first.conds, steps=steps)
+
+
+def _most(extent: Expr, algebra: Algebra) -> int | None:
+    """Return the upper bound of an extent, None if there is none."""
+    known = as_int(extent)
+    return known if known is not None else algebra.interval(algebra.static(extent))[1]
+
+
+def _plain(f: For) -> bool:
+    """Tell whether a loop has no marks but those about memory."""
+    return replace(f.marks, prefetch_distance=0, nontemporal=False) == LoopMarks()
