@@ -71,7 +71,7 @@ def labels(built: BuildResult) -> set[str]:
     return {v.label for c in built.program.calls for v in c.variants}
 
 
-def test_tested_build_with_right_kernels_counts_them(runner: LocalRunner, tmp_path: Path) -> None:
+def test_tested_build_with_right_kernels_counts_passes(runner: LocalRunner, tmp_path: Path) -> None:
     job = tuned_job(runner)
     built = job.tested_build(runner)
     assert labels(built) == {"tuned"}
