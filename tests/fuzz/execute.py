@@ -1,4 +1,4 @@
-"""Batches of programs on a device: built together, compiled in few units, and run in a child process that may die."""
+"""Batches of programs on a device: built together, compiled in few units, and run in a process that may die."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from tests.cuda_emulation.driver import emulated
+from tests.fuzz.traces import has_code, random_variants
 from tests.runtime.whole_models import chosen
 from tests.support.tuner_models import QUICK, job_dispatching
 
@@ -23,10 +25,15 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.device import c as c_device
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.runtime.program.program import KernelSource
 from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.settings import Memory, Policy
+from relax_tune.tuner.task import alternatives
+from relax_tune.tuner.task.alternatives import all_alternatives
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 SECONDS = 300
 UNIT = 60
 """Kernels in a translation unit."""
@@ -34,14 +41,14 @@ UNIT = 60
 
 @dataclass(frozen=True)
 class Way:
-    """How a program is built. policy: generic, library, or tuned: random sketches with random tunables.
-
-    level: of optimisation, in C"""
+    """How a program is built. policy: generic, library, or variants dispatched by turns: `tuned`, of random sketches with random
+    tunables, or `traces`, of random legal steps. level: of optimisation, in C."""
 
     target: str = "c"
     policy: str = "generic"
     level: int = 1
     seed: int = 0
+    memory: Memory = "symbolic"
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,12 @@ class Trial:
 class Outcome:
     """Of one program. unbuilt: why it was refused; crash: an error that is nobody's refusal, or a signal.
 
-    results: of each call, the outputs or the text of a refusal"""
+    results: of each call, the outputs or the text of a refusal; tasks: names of its tensor functions"""
 
     unbuilt: str = ""
     crash: str = ""
     results: tuple[Any, ...] = ()
+    tasks: tuple[str, ...] = ()
 
 
 class Compiled:
@@ -84,9 +92,51 @@ class Compiled:
         return {k.name: fresh.get(k.name) or self.handles[k.name, k.flags] for k in kernels}
 
 
+class Bench:
+    """Devices that stay open, with a folder for what they compile. One process uses a bench."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.devices = folder, dict[str, Any]()
+        os.environ["RELAX_TUNE_CACHE"] = str(folder)
+        os.environ |= {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+
+    def device(self, target: str) -> Any:
+        if target not in self.devices:
+            made = emulated(self.folder) if target == "cuda" else open_device(target)
+            self.devices[target] = made, replace(made.info, libraries=library_facts(open_libraries()))
+        return self.devices[target]
+
+    def run(
+        self, way: Way, trials: Sequence[Trial], done_with: Callable[[str], None] = lambda _: None
+    ) -> list[Outcome]:
+        """Build and run every trial in this process. done_with: is told what has been done so far."""
+        device, info = self.device(way.target)
+        before = c_device.BASE_FLAGS, c_device._UNIT_KERNELS, alternatives.all_alternatives
+        try:
+            c_device.BASE_FLAGS = (f"-O{way.level}", *before[0][1:])
+            c_device._UNIT_KERNELS = UNIT
+            alternatives.all_alternatives = _all_alternatives
+            built = [_built(way, t, info) for t in trials]
+            done_with("build")
+            compiled = Compiled(device)
+            done = [b[0] for b in built if not isinstance(b, Outcome)]
+            with suppress(BuildError):  # then each is compiled for itself, and the one that is refused shows
+                compiled.prepare([k for b in done for p in b.programs for k in p.kernels])
+            done_with("compile")
+            return [b if isinstance(b, Outcome) else _ran(*b, t, compiled) for b, t in zip(built, trials, strict=True)]
+        finally:
+            c_device.BASE_FLAGS, c_device._UNIT_KERNELS, alternatives.all_alternatives = before
+
+
+@cache
+def _all_alternatives() -> tuple[Any, ...]:
+    """The alternatives, which no package changes while a process of the fuzzer runs."""
+    return all_alternatives()
+
+
 def execute(way: Way, trials: Sequence[Trial]) -> list[Outcome]:
     """Build and run every trial in a child; where the child dies, each in a child of its own."""
-    found = _in_child(way, trials)
+    found = in_child(lambda bench: bench.run(way, trials))
     if found is not None:
         return found
     if len(trials) == 1:
@@ -94,60 +144,50 @@ def execute(way: Way, trials: Sequence[Trial]) -> list[Outcome]:
     return [execute(way, [t])[0] for t in trials]
 
 
-def _in_child(way: Way, trials: Sequence[Trial]) -> list[Outcome] | None:
+def in_child(work: Callable[[Bench], T]) -> T | None:
+    """The result of work in a child of this process; None where it died, or took too long."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(theirs, way, trials))
-    child.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(SECONDS) else None  # type: ignore[no-any-return]
-    except EOFError:
-        return None
-    finally:
-        child.kill()
-        child.join()
-
-
-def _child(pipe: Any, way: Way, trials: Sequence[Trial]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["RELAX_TUNE_CACHE"] = folder
-        pipe.send(run_here(way, trials, Path(folder)))
+        child = fork.Process(target=lambda: theirs.send(work(Bench(Path(folder)))))
+        child.start()
+        theirs.close()
+        try:
+            return ours.recv() if ours.poll(SECONDS) else None  # type: ignore[no-any-return]
+        except EOFError:
+            return None
+        finally:
+            child.kill()
+            child.join()
 
 
-def run_here(way: Way, trials: Sequence[Trial], folder: Path) -> list[Outcome]:
-    """Build and run every trial in this process."""
-    flags, unit = c_device.BASE_FLAGS, c_device._UNIT_KERNELS
-    device = emulated(folder) if way.target == "cuda" else open_device(way.target)
+def _built(way: Way, trial: Trial, info: Any) -> tuple[Artifact, tuple[str, ...]] | Outcome:
     try:
-        c_device.BASE_FLAGS = (f"-O{way.level}", *flags[1:])
-        c_device._UNIT_KERNELS = UNIT
-        built = [_built(way, t, device.info) for t in trials]
-        compiled = Compiled(device)
-        with suppress(BuildError):  # then each is compiled for itself, and the one that is refused shows
-            compiled.prepare([k for b in built if isinstance(b, Artifact) for p in b.programs for k in p.kernels])
-        return [b if isinstance(b, Outcome) else _ran(b, t, compiled) for b, t in zip(built, trials, strict=True)]
-    finally:
-        c_device.BASE_FLAGS, c_device._UNIT_KERNELS = flags, unit
-
-
-def _built(way: Way, trial: Trial, info: Any) -> Artifact | Outcome:
-    try:
-        if way.policy == "tuned":
-            job = job_dispatching(info, trial.module, lambda choices, number: chosen(choices, 3, way.seed + number))
-            return job.artifact(job.build())
-        job = Job(trial.module, info, MemoryStore(), QUICK)
-        return job.artifact(job.build(way.policy))  # type: ignore[arg-type]
+        job = _job(way, trial.module, info)
+        policy = way.policy if way.policy in get_args(Policy) else "measured"
+        bounded = all(b.upper is not None for b in trial.module.bounds)
+        memory: Any = way.memory if bounded else {"constant-inplace": "inplace"}.get(way.memory, "symbolic")
+        return job.artifact(job.build(policy, memory)), tuple(t.name for t in job.tasks)  # type: ignore[arg-type]
     except (BuildError, DeduceError) as error:
         return Outcome(unbuilt=str(error))
     except Exception:
         return Outcome(crash=f"building: {traceback.format_exc()[-1500:]}")
 
 
-def _ran(artifact: Artifact, trial: Trial, device: Any) -> Outcome:
+def _job(way: Way, module: IRModule, info: Any) -> Job:
+    if way.policy == "tuned":
+        return job_dispatching(
+            info, module, lambda own, number: [v for v in chosen(own, 2, way.seed + number) if has_code(own, v)]
+        )
+    if way.policy == "traces":
+        return job_dispatching(info, module, lambda own, number: random_variants(own, 2, way.seed + number))
+    return Job(module, info, MemoryStore(), QUICK)
+
+
+def _ran(artifact: Artifact, tasks: tuple[str, ...], trial: Trial, device: Any) -> Outcome:
     try:
         with artifact.open(device) as model:
-            return Outcome(results=tuple(_call(model, args) for args in trial.calls))
+            return Outcome(results=tuple(_call(model, args) for args in trial.calls), tasks=tasks)
     except Exception:
         return Outcome(crash=f"running: {traceback.format_exc()[-1500:]}")
 

@@ -31,40 +31,54 @@ def _floats(args: Sequence[Any]) -> list[Array]:
     return [a for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
 
 
-SUMS = frozenset([
-    "sum", "mean", "cum_sum", "prod", "cum_prod", "matmul", "einsum", "conv", "pool", "mean_pool", "softmax", "causal_softmax",
-    "layer_norm", "rms_norm", "l2_normalize", "attention", "rotary", "scatter_nd", "scatter_elements", "dequantize",
+LINEAR = frozenset(["sum", "mean", "cum_sum", "matmul", "einsum", "conv", "rotary"])
+ROWS = frozenset(["softmax", "causal_softmax", "layer_norm", "rms_norm", "l2_normalize"])
+OTHERS = frozenset([
+    "prod", "cum_prod", "pool", "mean_pool", "attention", "scatter_nd", "scatter_elements", "dequantize",
 ])  # fmt: skip
 
 
 def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
-    """Sums whose terms are infinite or may overflow on the way: the order of the sum decides."""
-    if op.name not in SUMS:
-        return None
-    for a in _floats(args):
-        limit = float(ml_dtypes.finfo(a.dtype).max) ** 0.5 / 8
-        small = float(ml_dtypes.finfo(a.dtype).smallest_normal) ** 0.5 if "norm" in op.name else 0.0
-        wide = np.abs(a.astype(np.float64))
-        if np.any(~np.isfinite(wide) | (wide > limit) | ((wide > 0) & (wide < small))):
-            return np.ones(found.shape, bool)
+    """Sums that may overflow on the way: the order of the sum decides."""
+    if op.name in LINEAR and _floats(args):
+        wide = [np.nan_to_num(np.abs(_wide(a)), nan=0, posinf=0) if is_floating(a.dtype) else a for a in args]
+        return op.evaluate(wide) > min(_summed(a)[0] for a in _floats(args)) / 8
+    if op.name in ROWS:
+        odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
+        return np.broadcast_to(odd.any(-1, keepdims=True) | any(o.any() for o in others), found.shape)
+    if op.name in OTHERS and any(_odd(a, False).any() for a in _floats(args)):
+        return np.ones(found.shape, bool)
     return None
 
 
-def nan_extremes(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
-    """Orders of NaN."""
-    if op.name not in ("arg_max", "top_k", "max", "min", "maximum", "minimum", "relu", "maximum_scalar", "unique", "pool",
-                       "scatter_nd", "scatter_elements"):  # fmt: skip
-        return None
-    return np.ones(found.shape, bool) if any(np.isnan(a).any() for a in _floats(args)) else None
+def _odd(a: Array, divided: bool) -> Array:
+    """The elements whose square is near no number of the type that sums have. divided: or whose square may be 0."""
+    most, least = _summed(a)
+    wide = np.abs(_wide(a))
+    small = least**0.5 if divided else 0.0
+    return ~np.isfinite(wide) | (wide > most**0.5 / 8) | ((wide > 0) & (wide < small))
 
 
-KNOWN: tuple[Known, ...] = (
-    Known("the order of a sum decides whether it overflows", overflowing, defect=False),
-    Known("NaN in extremes and orders", nan_extremes),
-)
+def _summed(a: Array) -> tuple[float, float]:
+    """The largest and the smallest normal number of the type that sums of this one are computed in."""
+    info = ml_dtypes.finfo(a.dtype if a.dtype.itemsize > 2 else np.float32)
+    return float(info.max), float(info.smallest_normal)
+
+
+def _wide(a: Array) -> Array:
+    return a.astype(np.float64)
+
+
+KNOWN: tuple[Known, ...] = (Known("the order of a sum decides whether it overflows", overflowing, defect=False),)
 
 KNOWN_REFUSALS = (
     # an index into a dim of 0 where the result is empty: the interpreter refuses, built programs read nothing
     r"wanted indices in \[0, 0\)",
 )
 """Messages of the interpreter for calls that built programs may answer."""
+
+SHAPES_ALONE = "shape_of"
+"""The operator that reads no elements. What it alone reads is not computed, nor are the checks on the way."""
+
+KNOWN_UNBUILT = (r"wanted known dims to lower .* add a match_cast",)
+"""Messages of builds that refuse a program, as they may."""

@@ -371,7 +371,7 @@ ENTRIES: Mapping[str, Entry] = {
     **{op.name: Entry(binary(op, NUMBERS)) for op in (E.Maximum, E.Minimum)},
     **{op.name: Entry(binary(op, INTS)) for op in (N.Quotient, N.Modulo)},
     **{op.name: Entry(binary(op, ALL)) for op in (logic.Equal, logic.NotEqual)},
-    **{op.name: Entry(binary(op, NUMBERS)) for op in (logic.Less, logic.LessEqual)},
+    **{op.name: Entry(binary(op, ALL)) for op in (logic.Less, logic.LessEqual)},
     **{op.name: Entry(binary(op, [bool_])) for op in (logic.LogicalAnd, logic.LogicalOr)},
     "add_scalar": Entry(scalar(E.AddScalar), "rounded"), "mul_scalar": Entry(scalar(E.MulScalar), "rounded"),
     "maximum_scalar": Entry(scalar(E.MaximumScalar)), "where": Entry(where),

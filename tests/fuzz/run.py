@@ -1,76 +1,52 @@
-"""Random programs against the judge for some seconds: `python -m tests.fuzz.run --secs 60 --seed 1`."""
+"""Random programs against the judge for some seconds: `python -m tests.fuzz.run --secs 60 --seed 1`.
+
+A campaign is a sequence of batches; the seed and a batch's number determine its programs. Workers, processes of their own,
+generate, build, run and judge; the batch that a worker dies of is tried again program by program."""
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
 import random
 import re
 import resource
 import sys
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+from tests.fuzz.coverage import Finding, Place, Tally
 from tests.fuzz.draft import ELEMENTS, Draft, Grower, arguments, sizes_of
-from tests.fuzz.execute import Outcome, Trial, Way, execute
-from tests.fuzz.known import KNOWN_REFUSALS
-from tests.fuzz.operators import ENTRIES, grow
-from tests.fuzz.oracle import Array, expected
+from tests.fuzz.execute import SECONDS, Bench, Outcome, Trial, Way, execute
+from tests.fuzz.known import KNOWN_REFUSALS, KNOWN_UNBUILT, SHAPES_ALONE
+from tests.fuzz.operators import grow
+from tests.fuzz.oracle import Array, Expected
 from tests.fuzz.shrink import kind_of, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
-from relax_tune.ir.core.graph import Binding, Call, Function
-from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.text.printer import print_text
+from relax_tune.tuner.settings import Memory
 
-CALLS = 3
+CALLS = 2
 STYLES = ("plain", "small", "edges")
+STEPS = (1, 2, 2, 3, 3, 4, 6)
 WAYS = (
-    "c generic 1", "c tuned 1", "opencl generic 1", "c library 3", "c generic 1", "c tuned 3", "opencl tuned 1", "c generic 3",
-    "c tuned 1", "cuda generic 1",
+    "c generic 0", "c generic 1", "c tuned 0", "c generic 0", "c traces 0", "c generic 1", "c library 0", "c generic 3",
+    "opencl generic 1", "c traces 1", "c tuned 1", "opencl tuned 1", "cuda generic 1", "cuda tuned 1",
 )  # fmt: skip
 """Target, policy and level of optimisation of batches, in turns."""
-BATCH = {"c": 24, "opencl": 10, "cuda": 5}
-
-
-@dataclass
-class Finding:
-    """A program that is wrong on a target, with the arguments of the call."""
-
-    way: Way
-    draft: Draft
-    call: Sequence[Array]
-    why: str
-
-
-@dataclass
-class Tally:
-    """programs: by target. pairs: (operator, dtype, consumer, target)."""
-
-    programs: Counter[str] = field(default_factory=Counter)
-    uses: Counter[str] = field(default_factory=Counter)
-    pairs: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-
-    def covered(self) -> dict[str, int]:
-        """Count different (operator, dtype, consumer) by target."""
-        return dict(Counter(target for *_, target in self.pairs))
-
-    def text(self, secs: float) -> str:
-        total = sum(self.programs.values())
-        lines = [
-            f"{total} programs in {secs:.0f} s of processor time, {total / secs * 60:.0f} a minute: {dict(self.programs)}",
-            f"{len(self.uses)} of {len(ENTRIES)} operators, {len(self.pairs)} of (operator, dtype, consumer, target): {self.covered()}",
-            f"{dict(self.counts)}",
-            f"{len(self.findings)} findings",
-        ]
-        return "\n".join(lines)
+BATCH = {"c": 48, "opencl": 16, "cuda": 8}
+SLICE = 300
+"""Seconds after which findings are shortened and totals kept."""
+LIFE = 40
+"""Batches of a worker: what it has compiled stays in its memory."""
 
 
 def wrong(draft: Draft, module: Any, args: Sequence[Array], result: Any, target: str, tally: Tally) -> str:
@@ -82,12 +58,14 @@ def wrong(draft: Draft, module: Any, args: Sequence[Array], result: Any, target:
         tally.counts["refused"] += 1
         if isinstance(result, str) or any(re.search(p, str(error)) for p in KNOWN_REFUSALS):
             return ""
+        if any(s.op.name == SHAPES_ALONE for s in draft.steps):
+            return ""
         return f"the interpreter refuses, the program does not: {error}"
     except Exception as error:
         return f"the interpreter crashes: {type(error).__name__}: {error}"
     if isinstance(result, str):
         return f"the program refuses, the interpreter does not: {result}"
-    wanted = expected(module, args, target)
+    wanted = Expected(module, args, target)
     plain = wanted.judge(said if len(draft.outputs) > 1 else (said,))
     if plain.problems:
         return f"the interpreter: {plain.problems[0]}"
@@ -101,7 +79,7 @@ def programs(rng: random.Random, count: int, tally: Tally) -> list[tuple[Draft, 
     made: list[tuple[Draft, Trial]] = []
     while len(made) < count:
         w = Grower(rng)
-        grow(w, rng.randint(2, 8), lambda name: 1 / (3 + tally.uses[name]) ** 0.5)
+        grow(w, rng.choice(STEPS), lambda name: 1 / (3 + tally.uses[name]) ** 0.5)
         if not any(kind == "step" for kind, _ in w.order):
             continue
         draft = w.finish()
@@ -120,58 +98,144 @@ def programs(rng: random.Random, count: int, tally: Tally) -> list[tuple[Draft, 
 def calls(draft: Draft, rng: random.Random) -> Iterator[Sequence[Array]]:
     for _ in range(CALLS):
         sizes = sizes_of(draft, rng)
-        if sum(int(np.prod(s)) for s in draft.shapes(sizes)) <= ELEMENTS:
+        shapes = draft.shapes(sizes)
+        if min((d for s in shapes for d in s), default=0) < 0:
+            continue  # of a difference of sizes
+        if sum(int(np.prod(s)) for s in shapes) <= ELEMENTS:
             yield arguments(draft, sizes, np.random.default_rng(rng.randrange(1 << 30)), rng.choice(STYLES))
 
 
-def count_pairs(module: Any, target: str, tally: Tally) -> None:
-    main = module.functions["main"]
-    assert isinstance(main, Function)
-    makers: dict[Any, tuple[str, str]] = {}
-    for b in main.bindings:
-        if not isinstance(b, Binding):
-            continue
-        if isinstance(b.value, Call):
-            dtype = b.var.info.dtype if isinstance(b.var.info, TensorInfo) else None
-            makers[b.var] = (b.value.op.name, str(dtype))
-            tally.pairs.update((*makers[a], b.value.op.name, target) for a in b.value.args if a in makers)
-            if not any(a in makers for a in b.value.args):
-                tally.pairs[(b.value.op.name, str(dtype), "-", target)] += 1
+def way_of(seed: int, number: int, ways: Sequence[str]) -> Way:
+    rng = random.Random(f"way {seed} {number}")
+    target, policy, level = ways[number % len(ways)].split()
+    return Way(target, policy, int(level), rng.randrange(1 << 20), rng.choice(get_args(Memory)))
 
 
-def campaign(secs: float, seed: int, ways: Sequence[str] = WAYS, most: int | None = None) -> Tally:
-    """Try batches until the time is over, or `most` programs were."""
-    rng, tally, start, number = random.Random(seed), Tally(), time.monotonic(), 0
-    while time.monotonic() - start < secs and (most is None or sum(tally.programs.values()) < most):
-        target, policy, level = ways[number % len(ways)].split()
-        way = Way(target, policy, int(level), rng.randrange(1 << 20))
-        batch = programs(rng, BATCH[target], tally)
-        began = time.monotonic()
-        outcomes = execute(way, [t for _, t in batch])
-        tally.counts[f"execute ms {target}"] += int(1000 * (time.monotonic() - began))
-        for (draft, trial), outcome in zip(batch, outcomes, strict=True):
-            examine(way, draft, trial, outcome, tally)
-        number += 1
+def batch_of(seed: int, number: int, way: Way, tally: Tally) -> list[tuple[Draft, Trial]]:
+    return programs(random.Random(f"batch {seed} {number}"), BATCH[way.target], tally)
+
+
+def examine(way: Way, at: tuple[int, int], draft: Draft, trial: Trial, outcome: Outcome, tally: Tally) -> None:
+    """Count a program, and find what is wrong with it. at: numbers of its batch and in it."""
+    tally.programs[f"{way.target} {way.policy}"] += 1
+    tally.count(trial.module, way.target, outcome.tasks)
+    if outcome.unbuilt:
+        tally.refusals[re.sub(r"\d+|'[^']*'", "_", outcome.unbuilt)[:160]] += 1
+    for number, args in enumerate(trial.calls):
+        if why := reason(draft, trial.module, args, outcome, way.target, tally, number):
+            tally.findings.append(Place(*at, number, why))
+            return
+
+
+def one_batch(bench: Bench | None, seed: int, number: int, ways: Sequence[str]) -> Tally:
+    """Try a batch: at a bench, or without one each program in a process of its own."""
+    tally, way = Tally(next=number + 1), way_of(seed, number, ways)
+    clock = Clock(tally)
+    batch = batch_of(seed, number, way, tally)
+    clock("generate")
+    trials = [t for _, t in batch]
+    outcomes = bench.run(way, trials, clock) if bench else [execute(way, [t])[0] for t in trials]
+    clock("run")
+    for k, ((draft, trial), outcome) in enumerate(zip(batch, outcomes, strict=True)):
+        examine(way, (number, k), draft, trial, outcome, tally)
+    clock("judge")
     return tally
 
 
-def examine(way: Way, draft: Draft, trial: Trial, outcome: Outcome, tally: Tally) -> None:
-    tally.programs[way.target] += 1
-    count_pairs(trial.module, way.target, tally)
-    if outcome.unbuilt:
-        tally.counts["not built"] += 1
-        return
-    for number, args in enumerate(trial.calls):
-        if why := reason(draft, trial.module, args, outcome, way.target, tally, number):
-            tally.findings.append(Finding(way, draft, list(args), why))
-            return
+def found_at(seed: int, place: Place, ways: Sequence[str]) -> Finding:
+    """The program of a finding. Workers send its place alone: types are compared by identity, which a copy would lose."""
+    way = way_of(seed, place.batch, ways)
+    draft, trial = batch_of(seed, place.batch, way, Tally())[place.program]
+    return Finding(way, draft, list(trial.calls[place.call]), place.why)
+
+
+class Clock:
+    """Adds the processor time since the last call to a kind of work."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally, self.last = tally, processor_secs()
+
+    def __call__(self, what: str) -> None:
+        now = processor_secs()
+        self.tally.millis[what] += round(1000 * (now - self.last))
+        self.last = now
+
+
+@dataclass
+class Worker:
+    """A process that tries the batches `next`, `next + step`, ... and sends the tally of each."""
+
+    process: Any
+    pipe: Connection
+    next: int
+
+    @classmethod
+    def start(cls, seed: int, first: int, step: int, ways: Sequence[str]) -> Worker:
+        fork = multiprocessing.get_context("fork")
+        ours, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(
+            target=work, args=(theirs, seed, range(first, first + LIFE * step, step), ways), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return cls(process, ours, first)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def work(pipe: Connection, seed: int, numbers: Sequence[int], ways: Sequence[str]) -> None:
+    gc.freeze()
+    gc.set_threshold(50_000)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        for number in numbers:
+            pipe.send(one_batch(bench, seed, number, ways))
+        pipe.send(None)
+
+
+def campaign(
+    secs: float, seed: int, ways: Sequence[str] = WAYS, most: int | None = None, jobs: int = 1, first: int = 0
+) -> Tally:
+    """Try batches from number `first` on until the time is over, or `most` programs were."""
+    tally, end = Tally(), time.monotonic() + secs
+    workers = [Worker.start(seed, first + k, jobs, ways) for k in range(jobs)]
+    try:
+        while time.monotonic() < end and (most is None or tally.total < most):
+            ready = wait([w.pipe for w in workers], min(SECONDS, max(0.0, end - time.monotonic())))
+            for k, w in enumerate(workers):
+                if w.pipe not in ready:
+                    continue
+                try:
+                    found = w.pipe.recv()
+                except EOFError:
+                    tally.counts["deaths"] += 1
+                    found = one_batch(None, seed, w.next, ways)
+                    w.next += jobs
+                    tally.add(found)
+                    found = None
+                if found is None:
+                    w.stop()
+                    workers[k] = Worker.start(seed, w.next, jobs, ways)
+                    continue
+                w.next += jobs
+                tally.add(found)
+                for f in found.findings:
+                    print(f"batch {f.batch}.{f.program} {way_of(seed, f.batch, ways)}: {f.why[-300:]}", flush=True)
+    finally:
+        for w in workers:
+            w.stop()
+    return tally
 
 
 def reason(
     draft: Draft, module: Any, args: Sequence[Array], outcome: Outcome, target: str, tally: Tally, call: int = 0
 ) -> str:
     """Return why the outcome of a program is wrong, "" for nothing."""
-    if outcome.unbuilt or outcome.crash:
+    if outcome.unbuilt:
+        return "" if any(re.search(p, outcome.unbuilt) for p in KNOWN_UNBUILT) else f"not built: {outcome.unbuilt}"
+    if outcome.crash:
         return outcome.crash
     return wrong(draft, module, args, outcome.results[call], target, tally)
 
@@ -202,20 +266,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--secs", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first batch")
+    parser.add_argument("--most", type=int, help="number of programs")
     parser.add_argument("--shrink", type=float, default=20, help="seconds for each finding; 0: as it was found")
     parser.add_argument("--store", help="the folder for findings")
+    parser.add_argument("--tally", type=Path, help="a file of totals: go on where it ends, and add to it")
     parser.add_argument("--ways", default=",".join(WAYS))
     asked = parser.parse_args()
-    tally = campaign(asked.secs, asked.seed, asked.ways.split(","))
-    secs = processor_secs()
-    for f in tally.findings:
-        print(f"---- {f.way}: {f.why}", flush=True)
-        small = shortened(f, asked.shrink) if asked.shrink else f
-        if asked.store:
-            print(store((small.draft, list(small.call)), small.way, small.why, Path(asked.store)))
-        print(f"{small.why}\n{shown(small)}", flush=True)
-    print(tally.text(secs))
-    return bool(tally.findings)
+    total = Tally.read(asked.tally) if asked.tally else Tally()
+    first, end = max(asked.first, total.next), time.monotonic() + asked.secs
+    while (left := end - time.monotonic()) > 0 and (asked.most is None or total.total < asked.most):
+        most = None if asked.most is None else asked.most - total.total
+        tally = campaign(min(left, SLICE), asked.seed, asked.ways.split(","), most, asked.jobs, max(first, total.next))
+        total.add(tally)
+        if asked.tally:
+            total.write(asked.tally)
+        for place in tally.findings:
+            report(found_at(asked.seed, place, asked.ways.split(",")), place.batch, asked.shrink, asked.store)
+    print(total.text(sum(total.millis.values()) / 1000))
+    return bool(total.findings)
+
+
+def report(f: Finding, batch: int, secs: float, folder: str | None) -> None:
+    """Print a finding, shortened for some seconds, and keep it in a folder."""
+    print(f"---- batch {batch} {f.way}: {f.why}", flush=True)
+    small = shortened(f, secs) if secs else f
+    if folder:
+        print(store((small.draft, list(small.call)), small.way, small.why, Path(folder)))
+    print(f"{small.why}\n{shown(small)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,7 @@ def store(case: Case, way: Way, why: str, folder: Path = REGRESSIONS) -> Path:
     """Write a case as `.relax` and `.json`, under a name made of its operators."""
     draft, args = case
     module = draft.module()
+    folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.blake2b(repr((draft, way)).encode(), digest_size=3).hexdigest()
     path = folder / f"{'_'.join(s.op.name for s in draft.steps)[:60]}_{digest}.relax"
     save_text(module, path)

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fuzz import run as fuzz
+from tests.fuzz.coverage import Tally
 from tests.fuzz.draft import Draft, Grower, Step, arguments
 from tests.fuzz.execute import Outcome, Trial, Way, execute
 from tests.fuzz.operators import ENTRIES
-from tests.fuzz.oracle import expected
+from tests.fuzz.oracle import Expected
+from tests.fuzz.outside import differences
 from tests.fuzz.shrink import REGRESSIONS, read, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
@@ -26,6 +28,7 @@ from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Tanh
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.registry import OPERATORS
 
+SEED = 20230325
 CASES = sorted(REGRESSIONS.glob("*.relax"))
 
 
@@ -63,7 +66,7 @@ def test_judge_accepts_interpreter_and_finds_a_wrong_element(dtype: Any) -> None
     draft, args = chain(Exp(), MulScalar(0.1), Sum((1,)), dtype=dtype)
     module = draft.module()
     found = run_function(module, "main", args)
-    wanted = expected(module, args, "c")
+    wanted = Expected(module, args, "c")
     assert not wanted.judge((found,)).problems and wanted.judge((found,)).judged == 7
     found[3] *= 1 + (0.05 if dtype is f16 else 1e-4)
     assert "1 of 7 wrong, at [3]" in wanted.judge((found,)).problems[0]
@@ -75,7 +78,27 @@ def test_judge_comparison_of_inexact_values_is_skipped() -> None:
     w.step(Step(OPERATORS["less"](), (w.step(Step(Tanh(), (x,))), w.step(Step(Tanh(), (x,))))))
     draft = w.finish()
     args = [np.float32([1.0, 2.0])]
-    assert expected(draft.module(), args, "c").judge((np.array([True, False]),)).skipped >= 1
+    assert Expected(draft.module(), args, "c").judge((np.array([True, False]),)).skipped >= 1
+
+
+def test_tally_written_and_read_goes_on(tmp_path: Path) -> None:
+    draft, _ = chain(Exp(), MulScalar(0.1), Sum((1,)))
+    tally = Tally(next=7)
+    tally.count(draft.module(), "c", ["fused_exp_mul_scalar", "sum"])
+    tally.programs["c generic"] += 1
+    tally.write(tmp_path / "totals.json")
+    found = Tally.read(tmp_path / "totals.json")
+    found.add(tally)
+    assert (found.next, found.total) == (7, 2)
+    assert found.pairs[("exp", "f32", "mul_scalar", "c")] == found.fused[("exp", "f32", "mul_scalar", "c")] == 2
+    assert ("mul_scalar", "f32", "sum", "c") not in found.fused
+
+
+@pytest.mark.slow
+def test_operators_on_random_arguments_agree_with_onnx() -> None:
+    pytest.importorskip("onnx")
+    compared, found = differences(20230325, 1500)
+    assert compared == 1500 and not found, "\n".join(found[:5])
 
 
 @pytest.mark.process
@@ -104,7 +127,9 @@ def test_execute_program_dying_in_a_batch_is_told_from_others(monkeypatch: pytes
     from tests.fuzz import execute as module
 
     real = module._ran
-    monkeypatch.setattr(module, "_ran", lambda a, t, d: os.abort() if t.calls[0][0].shape[0] == 3 else real(a, t, d))
+    monkeypatch.setattr(
+        module, "_ran", lambda a, n, t, d: os.abort() if t.calls[0][0].shape[0] == 3 else real(a, n, t, d)
+    )
     draft, args = chain(Exp())
     trials = [Trial(draft.module(), ([args[0][:k]],)) for k in (2, 3)]
     found = execute(Way(), trials)
@@ -133,7 +158,7 @@ def test_stored_case_matches_judge(path: Path, request: pytest.FixtureRequest) -
         assert isinstance(outcome.results[0], str), f"the interpreter refuses, the program does not: {error}"
         return
     assert not isinstance(outcome.results[0], str), outcome.results[0]
-    wanted = expected(module, args, way.target, exempt=False)
+    wanted = Expected(module, args, way.target, exempt=False)
     assert not wanted.judge(said if isinstance(main.ret.info, TupleInfo) else (said,)).problems
     assert not wanted.judge(outcome.results[0]).problems
 
@@ -142,9 +167,10 @@ def test_stored_case_matches_judge(path: Path, request: pytest.FixtureRequest) -
 @pytest.mark.ccompiler
 @pytest.mark.slow
 def test_random_programs_match_judge() -> None:
-    """About a minute of `make fuzz`, with a fixed seed and number of programs."""
+    """Half a minute of `make fuzz`, with a fixed seed and number of programs."""
     ways = [w for w in fuzz.WAYS if w.startswith("c ")]
-    tally = fuzz.campaign(600, 20230325, ways, most=150)
-    small = [fuzz.shortened(f, 20) for f in tally.findings[:3]]
+    tally = fuzz.campaign(600, SEED, ways, most=240)
+    small = [fuzz.shortened(fuzz.found_at(SEED, f, ways), 20) for f in tally.findings[:3]]
     assert not tally.findings, "\n\n".join(f"{f.way}: {f.why}\n{fuzz.shown(f)}" for f in small)
-    assert len(tally.uses) >= 0.9 * len(ENTRIES) and tally.counts["judged"] > 8 * tally.counts["skipped"]
+    assert tally.total >= 240 and len(tally.uses) >= 0.9 * len(ENTRIES)
+    assert tally.counts["judged"] > 8 * tally.counts["skipped"]
