@@ -95,7 +95,9 @@ class Einsum(OperatorSpec):
         terms, result = self.letters([len(s) for s in shapes])
         sizes = self.sizes(terms, shapes)
         for p, (term, shape) in enumerate(zip(terms, shapes)):
-            for c, d in zip(term, shape):
+            for k, (c, d) in enumerate(zip(term, shape)):
+                if term.index(c) < k:  # a diagonal of equal dims: 1 is not read as broadcast
+                    ctx.require_equal(shape[term.index(c)], d, f"einsum {self.equation!r}: {c!r} in operand {p}")
                 if as_int(d) != 1:
                     ctx.require_equal(sizes[c], d, f"einsum {self.equation!r}: {c!r} in operand {p}")
         return TensorInfo(tuple(sizes[c] for c in result), dtype)
@@ -138,8 +140,9 @@ class Einsum(OperatorSpec):
         step = _Step(g, self.sizes(terms, shapes))
         left = step.plain(args[0], terms[0], shapes[0], "".join(terms[1:]))
         for p in range(1, len(args)):
-            after = result + "".join(terms[p + 1 :])
-            right = step.plain(args[p], terms[p], shapes[p], left[1] + after)
+            later = "".join(terms[p + 1 :])
+            after = result + later
+            right = step.plain(args[p], terms[p], shapes[p], left[1] + later)
             left = step.product(left, right, after)
         value, letters = step.summed(*left, result)
         return step.turned(value, letters, result)

@@ -199,6 +199,8 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
         (Einsum(text), [rand(*s) for s in shapes])
         for text, *shapes in (
             ("ij->ji", (3, 4)),
+            ("ij,ij->ij", (1, 3), (1, 3)),
+            ("bij,bjk->bik", (1, 2, 3), (1, 3, 1)),
             ("ij", (3, 4)),
             ("ba", (3, 4)),
             ("ijk->j", (2, 3, 4)),
