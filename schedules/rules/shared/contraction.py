@@ -116,6 +116,8 @@ def output_column(s: Schedule, main: str, epilogue: Block) -> Var:
     Where the epilogue fused several dimensions, the innermost of them counts.
     """
     block, last = find_block(s.func, main), epilogue
+    if not last.body.indices or not block.body.indices:
+        raise ScheduleError(f"{s.func.name}: wanted an output with columns, found a scalar")
     fast, made = last.body.indices[-1], block.body.indices
     if fast.op == "floormod":
         fast = fast.args[0]
