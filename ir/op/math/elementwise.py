@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -204,6 +204,10 @@ class ScalarUnary(Unary):
     def rounded(self, dtype: DType) -> Expr:
         return const(float(np.asarray(self.value, dtype.numpy)) if dtype.is_float else int(self.value), dtype)
 
+    def number(self, x: Array) -> Any:
+        """Return the number for NumPy: beside integers one of their type, since floats do not hold all of them."""
+        return x.dtype.type(self.value) if x.dtype.kind in "iu" else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class AddScalar(ScalarUnary):
@@ -213,7 +217,7 @@ class AddScalar(ScalarUnary):
         return add(x, self.rounded(x.dtype))
 
     def array(self, x: Array) -> Array:
-        return np.asarray(x + self.value)
+        return np.asarray(x + self.number(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,7 @@ class MulScalar(ScalarUnary):
         return mul(x, self.rounded(x.dtype))
 
     def array(self, x: Array) -> Array:
-        return np.asarray(x * self.value)
+        return np.asarray(x * self.number(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,7 @@ class MaximumScalar(ScalarUnary):
         return maximum(x, self.rounded(x.dtype))
 
     def array(self, x: Array) -> Array:
-        return np.asarray(np.maximum(x, self.value))
+        return np.asarray(np.maximum(x, self.number(x)))
 
 
 @dataclass(frozen=True, slots=True)

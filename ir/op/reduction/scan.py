@@ -176,7 +176,7 @@ class ArgMax(OperatorSpec):
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        (x,) = arrays
+        x = wide(arrays[0])  # NumPy does not order NaN of bfloat16
         pick = np.argmin if self.least else np.argmax
         if not self.last:
             return np.asarray(pick(x, axis=self.axis), np.int64)
@@ -245,7 +245,7 @@ class TopK(OperatorSpec):
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        (x,) = arrays
+        x = wide(arrays[0])
         k = self.k.value
         if not isinstance(k, int):
             raise DeduceError(f"top_k: wanted a number to evaluate with, found {self.k!r}; bind its symbols first")

@@ -200,7 +200,8 @@ def test_einsum() -> None:
     assert "'j' in operand 1" in check.message and check.values == (k, m)
     for text, dims, words in (
         ("ij,jk->ik", [(2, 3), (4, 5)], "wanted equal dims, found 3 and 4"), ("ij->k", [(2, 3)], "each letter of the result"),
-        ("ii->i", [(1, 3)], "wanted equal dims, found 1 and 3"), ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "wanted letters"),
+        ("ii->i", [(1, 3)], "wanted equal dims, found 1 and 3"),
+        ("ij", [(2,)], "as many letters as dims"), ("i,j", [(2,)], "the 2 operands"), ("i1->i", [(2, 3)], "wanted letters"),
     ):  # fmt: skip
         with pytest.raises(DeduceError, match=words):
             Einsum(text).infer([tensor(*d) for d in dims], Deduction())
