@@ -31,10 +31,10 @@ def _floats(args: Sequence[Any]) -> list[Array]:
     return [a for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
 
 
-LINEAR = frozenset(["sum", "mean", "cum_sum", "matmul", "einsum", "conv", "rotary"])
+LINEAR = frozenset(["sum", "mean", "cum_sum", "matmul", "einsum", "conv"])
 ROWS = frozenset(["softmax", "causal_softmax", "layer_norm", "rms_norm", "l2_normalize"])
 OTHERS = frozenset([
-    "prod", "cum_prod", "pool", "mean_pool", "attention", "scatter_nd", "scatter_elements", "dequantize",
+    "prod", "cum_prod", "pool", "mean_pool", "attention", "rotary", "scatter_nd", "scatter_elements", "dequantize",
 ])  # fmt: skip
 
 
@@ -74,6 +74,7 @@ KNOWN: tuple[Known, ...] = (Known("the order of a sum decides whether it overflo
 KNOWN_REFUSALS = (
     # an index into a dim of 0 where the result is empty: the interpreter refuses, built programs read nothing
     r"wanted indices in \[0, 0\)",
+    r"index \d+ is out of bounds for axis \d+ with size 0",
 )
 """Messages of the interpreter for calls that built programs may answer."""
 

@@ -247,7 +247,11 @@ class _Run:
             wide = _wide(found)
             hit = wide * 16 != np.rint(wide * 16) if rounding == "summed" and ulps <= 1 else np.ones(found.shape, bool)
         eps = float(ml_dtypes.finfo(found.dtype).eps)
-        return np.asarray(np.where(hit, self.jittered(_wide(found), ulps * eps).astype(found.dtype), found))
+        way = {1: 0.5, 2: -0.5}.get(self.number) if rounding == "approximate" else None
+        wide = _wide(found)
+        # a run with all of them above and one with all below, so that no end of a range is missed
+        other = self.jittered(wide, ulps * eps) if way is None else wide * (1 + way * ulps * eps)
+        return np.asarray(np.where(hit, other.astype(found.dtype), found))
 
     def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Give another value in each run to elements that nobody can ask for."""

@@ -68,7 +68,7 @@ def test_judge_accepts_interpreter_and_finds_a_wrong_element(dtype: Any) -> None
     found = run_function(module, "main", args)
     wanted = Expected(module, args, "c")
     assert not wanted.judge((found,)).problems and wanted.judge((found,)).judged == 7
-    found[3] *= 1 + (0.05 if dtype is f16 else 1e-4)
+    found[3] *= 1 + (0.15 if dtype is f16 else 1e-4)
     assert "1 of 7 wrong, at [3]" in wanted.judge((found,)).problems[0]
 
 
@@ -168,9 +168,9 @@ def test_stored_case_matches_judge(path: Path, request: pytest.FixtureRequest) -
 @pytest.mark.slow
 def test_random_programs_match_judge() -> None:
     """Half a minute of `make fuzz`, with a fixed seed and number of programs."""
-    ways = [w for w in fuzz.WAYS if w.startswith("c ")]
-    tally = fuzz.campaign(600, SEED, ways, most=240)
+    ways = ("c generic 0", "c generic 1", "c traces 0", "c tuned 0")
+    tally = fuzz.campaign(600, SEED, ways, most=192)
     small = [fuzz.shortened(fuzz.found_at(SEED, f, ways), 20) for f in tally.findings[:3]]
     assert not tally.findings, "\n\n".join(f"{f.way}: {f.why}\n{fuzz.shown(f)}" for f in small)
-    assert tally.total >= 240 and len(tally.uses) >= 0.9 * len(ENTRIES)
+    assert tally.total >= 192 and len(tally.uses) >= 0.9 * len(ENTRIES)
     assert tally.counts["judged"] > 8 * tally.counts["skipped"]
