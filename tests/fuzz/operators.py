@@ -378,6 +378,7 @@ ENTRIES: Mapping[str, Entry] = {
     "sum": Entry(reduction(reduce.Sum, NUMBERS), "summed"), "prod": Entry(reduction(scan.Prod, NUMBERS), "summed", 2),
     "mean": Entry(reduction(reduce.Mean, FLOATS), "summed"),
     "max": Entry(reduction(reduce.Max, NUMBERS)), "min": Entry(reduction(reduce.Min, NUMBERS)),
+    **{op.name: Entry(reduction(op, NUMBERS)) for op in (reduce.MaxOrLowest, reduce.MinOrHighest)},
     "cum_sum": Entry(scans(scan.CumSum), "summed"), "cum_prod": Entry(scans(scan.CumProd), "summed", 2),
     "arg_max": Entry(arg_max), "top_k": Entry(top_k),
     "matmul": Entry(matmul, "summed"), "einsum": Entry(einsum, "summed"), "conv": Entry(conv, "summed"),
