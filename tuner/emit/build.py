@@ -6,7 +6,7 @@ measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
@@ -72,7 +72,7 @@ def build_programs(
     policy: Policy = "measured",
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
-    refused: Mapping[str, Collection[str]] = MappingProxyType({}),
+    refused: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> BuildResult:
     """Plan every task and emit the program or host program of every graph function.
 
@@ -80,7 +80,7 @@ def build_programs(
     facts: the records and the installed libraries
     memory: how storages are planned, and whether outputs take the memory of arguments that are not read later
     stored: the plans of policy `stored`
-    refused: by function, keys of variants that are not dispatched
+    refused: by function, keys of variants that are not dispatched, and why
 
     Raises BuildError when every form of a function is refused.
     """
@@ -89,7 +89,7 @@ def build_programs(
     for callee, own in choices.items():
         records = facts.store.query(target_key, own.task.key, regime=own.task.regime)
         current = [r for r in records if facts.counts(r)]
-        without = refused.get(callee, ())
+        without = refused.get(callee, {})
         if stored is None:
             plans[callee] = plan_task(own, current, policy, without)
         else:

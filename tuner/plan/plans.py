@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.errors import BuildError, RelaxTuneError
@@ -86,7 +87,10 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
 
 
 def plan_task(
-    choices: Choices, records: Sequence[Measurement], policy: Policy = "measured", refused: Collection[str] = ()
+    choices: Choices,
+    records: Sequence[Measurement],
+    policy: Policy = "measured",
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> TaskPlan:
     """Choose variants for a task.
 
@@ -119,7 +123,7 @@ def plan_task(
         allowed -= set(broken)
 
 
-def _default(choices: Choices, policy: Policy, refused: Collection[str]) -> VariantRecord:
+def _default(choices: Choices, policy: Policy, refused: Mapping[str, str]) -> VariantRecord:
     """Return the form without records: generic, or of a library under the policy `library` or if generic is refused."""
     if policy == "library":
         forms = [*choices.of_libraries(), choices.generic()]
@@ -130,7 +134,7 @@ def _default(choices: Choices, policy: Policy, refused: Collection[str]) -> Vari
             return form
     raise BuildError(
         f"{choices.task.name}: wanted a form with right results on this device, found none: {len(forms)} failed the "
-        "self-test; report the function, which `relax-tune show` prints"
+        f"self-test ({next(iter(refused.values()))}); report the function, which `relax-tune show` prints"
     )
 
 
@@ -139,7 +143,7 @@ def kept_plan(
     records: Sequence[Measurement],
     plan: DispatchPlan,
     variants: Mapping[str, VariantRecord],
-    refused: Collection[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> TaskPlan:
     """Return a plan as it was stored. If one of its variants cannot be made here any more, plan anew from records."""
     times, measured = times_of(choices, records)
