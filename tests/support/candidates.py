@@ -17,6 +17,7 @@ from tests.support.meaning import make_inputs, size_of
 from relax_tune.ir.core.dtype import bf16, f16
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.runtime.device.host import vector_bits
 from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import (
     GPU_RULES,
@@ -34,7 +35,8 @@ Array = NDArray[Any]
 Dims = Mapping[str, int]
 
 MACHINES = {
-    "c": HardwareInfo("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20),
+    # vectors of this processor: compilers take many times as long over wider ones
+    "c": HardwareInfo("c", 2, vector_bits() // 32, 32, 48 << 10, 1 << 20, 32 << 20),
     "opencl": HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
     # a small GPU, whose groups a simulator runs in a moment
     "gpu": HardwareInfo.from_limits(
@@ -42,6 +44,8 @@ MACHINES = {
         {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 32 << 10, "registers_per_sm": 64 << 10},
     ),
 }
+# A processor of sixteen lanes, whatever this one has.
+WIDE = replace(MACHINES["c"], lanes=16)
 # Functions that GPU sketches are tried on, one or two of each kind.
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",

@@ -28,6 +28,9 @@ EXTREMES = {
     4: ("", "__AVX512VL__", "unsigned char", ""),
 }
 
+# AVX's forms where the processor has no masks, by lanes: suffix of the builtins, of stems that end in 128 otherwise.
+AVX = {8: "256", 4: ""}
+
 # The machine's min(l, x) of f32 vectors, which is x where x is NaN, by lanes: what declares it, the end of its name.
 LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
 
@@ -158,12 +161,18 @@ class CPrelude(Prelude):
         just one of the two instructions waits for the previous step.
         """
         stem, macro, bits, end = EXTREMES[width]
+        head = "STATIC $V $N($V a, $V b)"
         fast = (
-            f"STATIC $V $N($V a, $V b) {{\n"
+            f"{head} {{\n"
             f"  {bits} number = __builtin_ia32_cmpps{stem or '128'}_mask(b, b, 7, ({bits})-1{end});\n"
             f"  return __builtin_ia32_{name}ps{stem}_mask(b, a, b, number{end}); }}"
         )
-        return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+        if width not in AVX:
+            return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+        end = AVX[width]
+        blend = f"__builtin_ia32_{name}ps{end}(b, a), b, __builtin_ia32_cmpps{end}(b, b, 3)"
+        avx = f"{head} {{ return __builtin_ia32_blendvps{end}({blend}); }}"
+        return f"#ifdef {macro}\n{fast}\n#elif defined(__AVX__)\n{avx}\n#else\n{portable}\n#endif"
 
     def _fold(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         """Return a fold to four lanes, which keeps them in a register of four, since none has two."""
@@ -180,7 +189,26 @@ class CPrelude(Prelude):
         ), f"STATIC $E $N($V a) {{ a = {best}(a, {high}); return {best}(a, ($V){{a[1], a[1], a[1], a[1]}})[0]; }}"
 
     def _masked(self, name: str, dtype: DType, width: int) -> str:
-        """Return a masked load or store of the first n lanes. Lanes beyond read as 0, and their memory is not touched."""
+        """Return a masked load or store of the first n lanes. Lanes beyond read as 0, and their memory is not touched.
+
+        Without the processor's masks it is a call of a loop: a kernel may have hundreds, on which compilers spend minutes.
+        """
+        is_load = name == "loadm"
+        head = "STATIC $V $N(const $E *p, i64 n)" if is_load else "STATIC void $N($E *p, $V v, i64 n)"
+        if is_load:
+            loop = f"{{ $V r = {{0}}; for (int k = 0; k < {width}; k++) if (k < n) r[k] = p[k]; return r; }}"
+        else:
+            loop = f"{{ for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
+        forms = [*self._avx512_masked(is_load, dtype, width), *self._avx_masked(is_load, dtype, width)]
+        called = f"{head.replace('STATIC', 'static __attribute__((noinline))')} {loop}"
+        if not forms:
+            return called
+        (first, text), *others = forms
+        rest = "".join(f"#elif defined({macro})\n{head} {body}\n" for macro, body in others)
+        return f"#ifdef {first}\n{head} {text}\n{rest}#else\n{called}\n#endif"
+
+    def _avx512_masked(self, is_load: bool, dtype: DType, width: int) -> list[tuple[str, str]]:
+        """Return a masked access by a register of bits as (macro that declares it, body), or nothing."""
         builtin = {
             ("f32", 16): ("ups512_mask", "float", "__AVX512F__", "unsigned short"),
             ("f64", 8): ("upd512_mask", "double", "__AVX512F__", "unsigned char"),
@@ -189,21 +217,36 @@ class CPrelude(Prelude):
             ("f32", 4): ("ups128_mask", "float", "__AVX512VL__", "unsigned char"),
             ("u16", 16): ("dquhi256_mask", "short", "__AVX512BW__", "unsigned short"),
         }.get((dtype.short, width))
-        if name == "loadm":
-            head = "STATIC $V $N(const $E *p, i64 n)"
-            loop = f"{{ $V r = {{0}}; for (int k = 0; k < {width}; k++) if (k < n) r[k] = p[k]; return r; }}"
-        else:
-            head = "STATIC void $N($E *p, $V v, i64 n)"
-            loop = f"{{ for (int k = 0; k < {width}; k++) if (k < n) p[k] = v[k]; }}"
         if builtin is None:
-            return f"{head} {loop}"
+            return []
         stem, element, macro, mask = builtin
         bits, held = f"({mask})((1u << n) - 1u)", self._shorts(width) if dtype is HALF else "$V"
-        if name == "loadm":
-            fast = f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ({held}){{0}}, {bits}); }}"
-        else:
-            fast = f"{{ __builtin_ia32_store{stem}(({element} *)p, ({held})v, {bits}); }}"
-        return f"#ifdef {macro}\n{head} {fast}\n#else\n{head} {loop}\n#endif"
+        if is_load:
+            return [
+                (macro, f"{{ return ($V)__builtin_ia32_load{stem}((const {element} *)p, ({held}){{0}}, {bits}); }}")
+            ]
+        return [(macro, f"{{ __builtin_ia32_store{stem}(({element} *)p, ({held})v, {bits}); }}")]
+
+    def _avx_masked(self, is_load: bool, dtype: DType, width: int) -> list[tuple[str, str]]:
+        """Return masked accesses of 32-bit elements by the signs of a vector, eight at a time, or nothing."""
+        if dtype not in (f32, i32) or width not in (4, 8, 16):
+            return []
+        lanes = min(width, 8)
+        self.add(f"type_mf{lanes}", f"typedef float rt_mf{lanes} __attribute__((vector_size({4 * lanes}), may_alias));")
+        self.add(f"type_mi{lanes}", f"typedef int rt_mi{lanes} __attribute__((vector_size({4 * lanes}), may_alias));")
+        steps = []
+        for at in range(0, width, lanes):
+            left = f"(int)n - {at}" if at else "(int)n"
+            places, bound = ", ".join(map(str, range(lanes))), ", ".join(["left"] * lanes)
+            mask = f"((rt_mi{lanes}){{{places}}} < (rt_mi{lanes}){{{bound}}})"
+            part, memory = f"((rt_mf{lanes} *)&v)[{at // lanes}]", f"(p + {at})"
+            if is_load:
+                done = f"{part} = __builtin_ia32_maskloadps{AVX[lanes]}((const rt_mf{lanes} *){memory}, {mask});"
+            else:
+                done = f"__builtin_ia32_maskstoreps{AVX[lanes]}((rt_mf{lanes} *){memory}, {mask}, {part});"
+            steps.append(f"{{ const int left = {left}; {done} }}")
+        body = " ".join(steps)
+        return [("__AVX__", f"{{ $V v; {body} return v; }}" if is_load else f"{{ {body} }}")]
 
     def _widen(self, dtype: DType, width: int) -> str:
         """Return a conversion of 8-bit and 16-bit integers to int32. The general one of gcc 12 is an order of magnitude

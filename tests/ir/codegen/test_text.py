@@ -10,7 +10,7 @@ import pytest
 from tests.ir.codegen import codegen_cases as make
 from tests.ir.codegen.codegen_runner import TARGETS, Compiled, opened
 from tests.support import schedule_functions, zoo
-from tests.support.candidates import MACHINES
+from tests.support.candidates import WIDE
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import generate, split_kernels
@@ -210,7 +210,7 @@ def test_transposing_copy_stays_in_registers() -> None:
 def test_narrow_tail_has_one_body_per_possible_width() -> None:
     def bodies(n: int | None) -> int:
         func = schedule_functions.matmul(n, 8, epilogue=False, const_weight=False)
-        sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "matmul.serial.packed")
+        sketch = next(s for s in generate_sketches(func, WIDE) if s.name == "matmul.serial.packed")
         made = instantiate(sketch, {"NR": 48, "MR": 1})
         return body_of(generate(split_kernels(made)[-1], TARGETS["c"]).source).count("mm_k_++")
 

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 from tests.support import schedule_functions as make
-from tests.support.candidates import CASES, GPU_CASES, MACHINES, sketches_of
+from tests.support.candidates import CASES, GPU_CASES, MACHINES, WIDE, sketches_of
 from tests.support.effort import thinned
 
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.sketch import generate_sketches
 
-C = MACHINES["c"]
+C = WIDE
 
 
 def packed_matmul() -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.candidates import CASES, MACHINES
+from tests.support.candidates import CASES, MACHINES, WIDE
 
 from relax_tune.ir.core.expr import const, substitute
 from relax_tune.ir.core.function import PrimFunc
@@ -13,7 +13,7 @@ from relax_tune.schedules.sketch import Sketch, instantiate
 
 
 def built(language: str) -> PrimFunc:
-    s = flash_decoding.build(CASES["attention"][0](), MACHINES[language])
+    s = flash_decoding.build(CASES["attention"][0](), {**MACHINES, "c": WIDE}[language])
     values = {"MR": 1, "KU": 2, "KR": 4, "NR": 16}
     return instantiate(Sketch("flash_decoding", s.func, s.trace, tuple(s.constraints)), values)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
-from tests.support.candidates import MACHINES, cases_of, sketches_of
+from tests.support.candidates import MACHINES, WIDE, cases_of, sketches_of
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.check.structural import structural_equal
@@ -24,7 +24,7 @@ from relax_tune.schedules.sketch import generate_sketches
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.schedules.trace import Step, Trace
 
-C = HardwareInfo("c", 2, 16, 32, 48 << 10, 1 << 20, 32 << 20)
+C = WIDE
 OPENCL = HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)
 
 
