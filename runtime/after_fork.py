@@ -13,19 +13,19 @@ class Forkable(Protocol):
     def after_fork(self) -> None: ...
 
 
-_OPEN: list[weakref.WeakSet[Forkable]] = []
-"""The models of this process, in a set; none before the first is opened."""
+_OPEN: weakref.WeakSet[Forkable] = weakref.WeakSet()
+"""The open models of this process."""
 
 
 def watch(model: Forkable) -> None:
     """Have `after_fork` called in every process that is forked from this one."""
-    if not _OPEN:
-        _OPEN.append(weakref.WeakSet())
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_in_child)
-    _OPEN[0].add(model)
+    _OPEN.add(model)
 
 
 def _in_child() -> None:
-    for model in tuple(_OPEN[0]):
+    for model in tuple(_OPEN):
         model.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

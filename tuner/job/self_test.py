@@ -25,38 +25,54 @@ Refused = Mapping[str, Mapping[str, str]]
 """By function, the variants that failed, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A variant whose outputs were wrong or missing.
+
+    key: the variant's key in the plan; variant: the variant in words; why: stage and message
+    """
+
+    function: str
+    key: str
+    variant: str
+    why: str
+
+
 @dataclass
 class SelfTest:
     """The results of a self-test so far.
 
-    passed: by function, the variants whose outputs were right
-    failed: by function, the variants whose outputs were wrong or missing, with stage and message
-    texts: the failed variants in words
+    passed: (function, key) of the variants whose outputs were right
+    failures: those of the others
     """
 
-    passed: dict[str, set[str]] = field(default_factory=dict)
-    failed: dict[str, dict[str, str]] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    passed: set[tuple[str, str]] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)
 
-    def known(self, function: str, variant: str) -> bool:
-        return variant in self.passed.get(function, ()) or variant in self.failed.get(function, ())
+    @property
+    def failed(self) -> dict[str, dict[str, str]]:
+        """By function, why each failed variant failed."""
+        found: dict[str, dict[str, str]] = {}
+        for f in self.failures:
+            found.setdefault(f.function, {})[f.key] = f.why
+        return found
+
+    def known(self, function: str, key: str) -> bool:
+        return (function, key) in self.passed or key in self.failed.get(function, ())
 
     def notes(self) -> list[str]:
         """Return one sentence for each failure."""
         return [
-            f"{function}: {self.texts[key]} failed the self-test and is not dispatched ({why})"
-            for function, found in sorted(self.failed.items())
-            for key, why in sorted(found.items())
+            f"{f.function}: {f.variant} failed the self-test and is not dispatched ({f.why})" for f in self._sorted()
         ]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plain values that a manifest keeps."""
-        failed = [
-            {"function": function, "variant": self.texts[key], "why": why}
-            for function, found in sorted(self.failed.items())
-            for key, why in sorted(found.items())
-        ]
-        return {"passed": sum(map(len, self.passed.values())), "failed": failed}
+        failed = [{"function": f.function, "variant": f.variant, "why": f.why} for f in self._sorted()]
+        return {"passed": len(self.passed), "failed": failed}
+
+    def _sorted(self) -> list[Failure]:
+        return sorted(self.failures, key=lambda f: (f.function, f.key))
 
 
 def tested(
@@ -75,10 +91,12 @@ def tested(
         for result in runner.submit([r for r, _, _ in requests.values()]).result():
             _, function, key = requests[result.id]
             if result.ok:
-                found.passed.setdefault(function, set()).add(key)
+                found.passed.add((function, key))
             else:
                 right = False
-                _fail(found, built.plans[function], function, key, f"{result.stage}: {_first_line(result.message)}")
+                why = f"{result.stage}: {_first_line(result.message)}"
+                variant = variant_text(built.plans[function].variants[key])
+                found.failures.append(Failure(function, key, variant, why))
         if right:
             return built, found
 
@@ -115,11 +133,6 @@ def _dispatched(task: Task, plan: TaskPlan, key: str) -> list[Point]:
     points = [p for p in (*task.domain.points, *task.domain.others) if plan.plan.choose(p) == key]
     work = {p: check_work(task, p) for p in points}
     return sorted((p for p in points if work[p] <= WORK), key=lambda p: (work[p], p))[-1:]
-
-
-def _fail(found: SelfTest, plan: TaskPlan, function: str, key: str, why: str) -> None:
-    found.failed.setdefault(function, {})[key] = why
-    found.texts[key] = variant_text(plan.variants[key])
 
 
 def _first_line(message: str) -> str:
