@@ -91,7 +91,7 @@ def candidates(runner: RecordedRunner) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "make"), [("evolution", feed_forward), ("evolution", attention), ("random", feed_forward)]
+    ("strategy", "make"), thinned([("evolution", feed_forward), ("evolution", attention), ("random", feed_forward)])
 )
 def test_24_same_seed_and_answers_give_the_same_candidates_with_1_2_or_4_workers(
     strategy: str, make: Callable[[], IRModule]
@@ -116,7 +116,7 @@ def test_24_same_seed_and_answers_give_the_same_candidates_with_1_2_or_4_workers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["evolution", "random"])
+@pytest.mark.parametrize("strategy", thinned(["evolution", "random"]))
 def test_24_jobs_sharing_a_store_try_the_candidates_of_one_job(strategy: str) -> None:
     """1, 2 or 4 jobs at once, each with a device of its own: together they ask what one alone asks."""
     settings = replace(EIGHT, strategy=strategy)
@@ -147,7 +147,7 @@ def test_24_jobs_sharing_a_store_try_the_candidates_of_one_job(strategy: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["evolution", "random", "grid"])
+@pytest.mark.parametrize("strategy", thinned(["evolution", "random", "grid"]))
 def test_24_interrupted_job_resumes_with_same_candidates(strategy: str) -> None:
     settings = replace(EIGHT, strategy=strategy)
 

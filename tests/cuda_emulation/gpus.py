@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.cuda_emulation.driver import emulated
 from tests.ir.codegen.codegen_runner import opened
+from tests.support.effort import thinned
 
 from relax_tune.runtime.device.base import Device
 
@@ -17,7 +18,7 @@ def on(where: str, *others: object) -> Any:
     return pytest.param(*others, where, marks=pytest.mark.cuda if where == "cuda" else pytest.mark.ccompiler)
 
 
-PLACES = [on(where) for where in ("forwards", "backwards", "cuda")]
+PLACES = [*thinned([on("backwards"), on("forwards")]), on("cuda")]
 
 
 def gpu(where: str, folder: Path) -> Device:

@@ -85,6 +85,7 @@ def test_c_artifacts(names: list[str], tmp_path: Path) -> None:
 @pytest.mark.opencl
 @pytest.mark.slow
 @pytest.mark.parametrize("names", thinned([pytest.param(SMALL, id="small"), pytest.param(BERTS, id="berts")]))
+@pytest.mark.heavy
 def test_opencl_artifacts(names: list[str], tmp_path: Path) -> None:
     needed(names)
     child(simulator(tmp_path / "log"), "opencl", str(tmp_path / "log"), *names)

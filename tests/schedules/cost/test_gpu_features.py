@@ -9,6 +9,7 @@ from math import prod
 
 import pytest
 from tests.support.candidates import CASES, MACHINES, drawn, sketches_of
+from tests.support.effort import thinned
 
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
@@ -129,7 +130,7 @@ LAUNCHED = ("matmul symbolic", "softmax with mask", "sum of all", "convolution b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", thinned(LAUNCHED))
 def test_gpu_features_match_launch(name: str) -> None:
     """At shapes that the closed forms know by name only, against kernels generated for one candidate, placed group by group."""
     gpu, rng = MACHINES["gpu"], random.Random(name)

@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 from tests.support.candidates import GPU_CASES, MACHINES, drawn, sketches_of
+from tests.support.effort import thinned
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
@@ -33,7 +34,7 @@ def shared_bytes(func: PrimFunc) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GPU_CASES)
+@pytest.mark.parametrize("name", thinned(GPU_CASES))
 def test_occupancy_matches_generated_kernels(name: str) -> None:
     rng = random.Random(name)
     for sketch in sketches_of(name, "gpu")[1]:

@@ -158,7 +158,7 @@ def test_mma_guesses_for_few_rows_use_lowest_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["NT", "batched NN", "of a cache"])
+@pytest.mark.parametrize("case", thinned(["NT", "batched NN", "of a cache"]))
 def test_traces_replay_and_keep_the_meaning(case: str) -> None:
     func, (dims, *_) = CASES[case][0](), CASES[case][1]
     for sketch in sketches(case):

@@ -110,6 +110,7 @@ def test_output_in_ascii_is_still_output(place: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.heavy
 def test_a_terminal_gets_bold_headings_and_no_colours(place: Path) -> None:
     for variables, bold in (({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)):
         ours, theirs = pty.openpty()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.effort import thinned
 from tests.support.tiny_decoders import ADDED, MODELS, PROMPTS, VOCABULARY, ids, write
 from tests.support.tuner_models import job_dispatching, opened
 from typer.testing import CliRunner
@@ -32,7 +33,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[rt.Artifact, dict[s
     return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://"), wanted
 
 
-@pytest.mark.parametrize("name", [m for m in MODELS if m != "llama"])
+@pytest.mark.parametrize("name", thinned(m for m in MODELS if m != "llama"))
 def test_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, wanted = write(tmp_path, name)
     with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:

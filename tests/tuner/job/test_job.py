@@ -56,7 +56,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(
     params=[
-        pytest.param("local-c", marks=pytest.mark.ccompiler),
+        pytest.param("local-c", marks=[pytest.mark.ccompiler, pytest.mark.heavy]),
         pytest.param("local-opencl", marks=[pytest.mark.opencl, pytest.mark.heavy]),
         pytest.param("dask-c", marks=[pytest.mark.ccompiler, pytest.mark.heavy]),
         pytest.param("dask-opencl", marks=pytest.mark.opencl),

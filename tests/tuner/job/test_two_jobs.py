@@ -65,6 +65,7 @@ def running() -> Iterator[list[JobProcess]]:
         job.kill()
 
 
+@pytest.mark.heavy
 def test_two_tunes_at_once_do_the_work_of_one(
     sql_url: str, folder: Path, running: list[JobProcess], whole: Done
 ) -> None:
@@ -120,6 +121,7 @@ def test_two_tunes_with_one_killed_finish_everything(
     assert found.tuned == whole.tuned and set(found.trials.values()) == {1}
 
 
+@pytest.mark.heavy
 def test_a_tune_beside_a_build(folder: Path, running: list[JobProcess], whole: Done) -> None:
     """Builds at any moment of a tune see whole batches, and disturb nothing."""
     sql_url = f"sqlite:///{folder / 't.db'}"
