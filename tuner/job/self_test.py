@@ -26,7 +26,7 @@ Refused = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedVariant:
     """A variant whose outputs were wrong or missing.
 
     key: the variant's key in the plan; variant: the variant in words; why: stage and message
@@ -47,7 +47,7 @@ class SelfTest:
     """
 
     passed: set[tuple[str, str]] = field(default_factory=set)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedVariant] = field(default_factory=list)
 
     @property
     def failed(self) -> dict[str, dict[str, str]]:
@@ -71,7 +71,7 @@ class SelfTest:
         failed = [{"function": f.function, "variant": f.variant, "why": f.why} for f in self._sorted()]
         return {"passed": len(self.passed), "failed": failed}
 
-    def _sorted(self) -> list[Failure]:
+    def _sorted(self) -> list[FailedVariant]:
         return sorted(self.failures, key=lambda f: (f.function, f.key))
 
 
@@ -96,7 +96,7 @@ def tested(
                 right = False
                 why = f"{result.stage}: {_first_line(result.message)}"
                 variant = variant_text(built.plans[function].variants[key])
-                found.failures.append(Failure(function, key, variant, why))
+                found.failures.append(FailedVariant(function, key, variant, why))
         if right:
             return built, found
 
