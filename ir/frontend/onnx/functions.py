@@ -20,7 +20,10 @@ def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
     except onnx.defs.SchemaError:
         return None
     if schema.has_function:
-        return schema.function_body
+        body = onnx.FunctionProto()
+        body.CopyFrom(schema.function_body)
+        body.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
+        return body
     if not schema.has_context_dependent_function or any(
         i is None and name for i, name in zip(node.inputs, proto.input)
     ):

@@ -1,4 +1,4 @@
-"""Import of ONNX models, opset 13 and later: any dim may be a symbol; weights are not copied."""
+"""Import of ONNX models, opset 7 and later: any dim may be a symbol; weights are not copied."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
 from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, OnnxNode, WrongValueError, near_names
+from relax_tune.ir.frontend.onnx.old_forms import FIRST, modern
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
 from relax_tune.ir.frontend.onnx.tensors import element_type, read_tensor, require_onnx, shortest
-from relax_tune.ir.frontend.onnx.versions import OLDEST, check_opset, problem_of, version_of
+from relax_tune.ir.frontend.onnx.versions import check_opset, problem_of, version_of
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
 
@@ -181,6 +182,7 @@ class _Importer:
         problem = problem_of(self.onnx, proto, node.opset, node.version) if domain == "" else None
         if problem is not None:
             raise node.refuse(problem)
+        node = modern(self.w, node) if domain == "" else node
         known = evaluate_known(self.w, node) if domain == "" else None
         if known is not None:
             return [known]
@@ -224,7 +226,7 @@ class _Importer:
             env[name] = node.inputs[position] if position < len(node.inputs) else None
         inner = {**opsets, **{("" if o.domain == "ai.onnx" else o.domain): int(o.version) for o in body.opset_import}}
         if not own:  # function bodies of the standard from before opset 13 mean the same in opset 13
-            inner[""] = max(inner[""], OLDEST)
+            inner[""] = max(inner[""], FIRST)
         try:
             self.nodes(substituted(self.onnx, body, proto), env, inner, depth + 1)
         except ParseError as error:

@@ -304,6 +304,8 @@ def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
         mode = w.scalars(node.item(2))
         if mode is None or mode.reshape(-1)[0].value != 0:
             raise node.refuse("wanted inference (training_mode false); export the model for inference")
+    if (node.version or 0) < 10 and node.wants(1):
+        raise node.refuse("wanted no mask, which has no values in inference before opset 10, found one")
     mask = w.of(w.full(x.shape, True, bool_)) if node.wants(1) else None
     return [x, mask]
 

@@ -9,6 +9,7 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import literal_of
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
+from relax_tune.ir.frontend.onnx.old_forms import rows
 from relax_tune.ir.frontend.onnx.shape import axes_of, axis_of, expressions, integers
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to, clip, permute, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import gather, gather_elements, gather_nd, natural_indices
@@ -55,23 +56,18 @@ def _gemm(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(c)
 
 
-def _soft_axis(node: OnnxNode) -> int:
-    if node.opset < 13:
-        raise node.refuse("wanted opset 13 or later, where an axis is one axis")
-    return axis_of(node, int(node.attributes.get("axis", -1)), node.item(0).ndim)
-
-
 def _einsum(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.emit(Einsum(node.text("equation", "")), *(w.tensor(node.item(p)) for p in range(len(node.inputs)))))
 
 
 def _softmax(w: Writer, node: OnnxNode) -> ImportedValue:
-    x, axis = node.item(0), _soft_axis(node)
-    return w.of(along_last_axis(w, w.tensor(x), axis, lambda v: w.emit(Softmax(), v)))
+    return w.of(
+        along_last_axis(w, w.tensor(node.item(0)), int(node.attributes["axis"]), lambda v: w.emit(Softmax(), v))
+    )
 
 
 def _log_softmax(w: Writer, node: OnnxNode) -> ImportedValue:
-    axis = (_soft_axis(node),)
+    axis = (int(node.attributes["axis"]),)
     value = w.tensor(node.item(0))
     low = w.emit(Sub(), value, w.emit(MaxOrLowest(axis, True), value))
     return w.of(w.emit(Sub(), low, w.emit(Log(), w.emit(Sum(axis, True), w.emit(Exp(), low)))))
@@ -170,6 +166,10 @@ def _channels(w: Writer, item: ImportedValue, ndim: int) -> Value:
 def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.attributes.get("training_mode", 0):
         raise node.refuse("wanted inference (training_mode 0); export the model for inference")
+    if int(node.attributes.get("spatial", 1)) != 1:
+        raise node.refuse("wanted statistics by channel (spatial 1), found those by element")
+    if (node.version or 0) < 14 and any(node.wants(p) for p in range(1, 5)):
+        raise node.refuse("wanted inference, found results of training; export the model for inference")
     x = node.item(0)
     scale, bias, mean, var = (_channels(w, node.item(p), x.ndim) for p in range(1, 5))
     spread = w.emit(Sqrt(), w.emit(AddScalar(float(node.attributes.get("epsilon", 1e-5))), var))
@@ -215,7 +215,8 @@ def _one_hot(w: Writer, node: OnnxNode) -> ImportedValue:
     depth = expressions(w, node, 1)[0] if count is None else const(int(count))
     axis = axis_of(node, int(node.attributes.get("axis", -1)), indices.ndim + 1)
     whole = w.of(cast_to(w, w.tensor(indices), indices.dtype, i64), indices.natural and indices.dtype.is_int)
-    where = natural_indices(w, whole, depth)
+    # before version 11 an index below 0 is outside
+    where = w.tensor(whole) if (node.version or 11) < 11 else natural_indices(w, whole, depth)
     where = w.emit(ExpandDims((axis,)), where)
     slots = w.reshape(w.emit(Iota(depth)), [depth, *[const(1)] * (indices.ndim - axis)])
     off, on = (w.reshape(slice_axis(w, w.tensor(pair), 0, const(p), const(p + 1)), []) for p in (0, 1))
@@ -223,7 +224,8 @@ def _one_hot(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "LogSoftmax": _log_softmax, "LayerNormalization": _layer_norm,
+    "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": rows(_softmax), "LogSoftmax": rows(_log_softmax),
+    "LayerNormalization": _layer_norm,
     "ReduceSum": reduced(Sum), "ReduceMean": reduced(Mean), "ReduceMax": _extreme((Max, MaxOrLowest)),
     "ReduceMin": _extreme((Min, MinOrHighest)), "ReduceProd": reduced(Prod),
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),

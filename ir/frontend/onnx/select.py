@@ -10,6 +10,7 @@ from relax_tune.ir.core.dtype import bool_, i32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
+from relax_tune.ir.frontend.onnx.old_forms import rows
 from relax_tune.ir.frontend.onnx.shape import axis_of, expressions, integers
 from relax_tune.ir.frontend.shared.compositions import cast_to
 from relax_tune.ir.frontend.shared.indexing import natural_indices
@@ -36,7 +37,7 @@ def _arg(w: Writer, node: OnnxNode) -> ImportedValue:
 def _hardmax(w: Writer, node: OnnxNode) -> ImportedValue:
     """Import Hardmax: 1 at the first largest element along an axis, 0 elsewhere."""
     x = node.item(0)
-    axis = axis_of(node, int(node.attributes.get("axis", -1)), x.ndim)
+    axis = int(node.attributes["axis"])
     found = w.emit(ArgMax(axis), w.tensor(x))
     found = w.reshape(found, [const(1) if p == axis else d for p, d in enumerate(x.shape)])
     slots = w.reshape(w.emit(Iota(x.shape[axis])), [x.shape[axis], *[const(1)] * (x.ndim - 1 - axis)])
@@ -125,6 +126,6 @@ def _tensor_scatter(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "ArgMax": _arg, "ArgMin": _arg, "Hardmax": _hardmax, "TopK": _top_k, "CumSum": _running, "CumProd": _running,
-    "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "TensorScatter": _tensor_scatter,
+    "ArgMax": _arg, "ArgMin": _arg, "Hardmax": rows(_hardmax), "TopK": _top_k, "CumSum": _running, "CumProd": _running,
+    "Scatter": _scatter_elements, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "TensorScatter": _tensor_scatter,
 }  # fmt: skip

@@ -11,39 +11,40 @@ from typing import Any
 
 from relax_tune.errors import ParseError
 
-OLDEST = 13
+OLDEST = 1
 CONVERT = "convert it with onnx.version_converter.convert_version(model, {version})"
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
-    "Abs": (13,), "Acos": (7, 22), "Acosh": (9, 22), "Add": (13, 14), "And": (7,), "ArgMax": (13,), "ArgMin": (13,),
-    "Asin": (7, 22), "Asinh": (9, 22), "Atan": (7, 22), "Atanh": (9, 22), "Attention": (23, 24, 25),
-    "AveragePool": (11, 19, 22),
-    "BatchNormalization": (9, 14, 15), "Cast": (13, 19, 21, 23, 24, 25, 28), "CastLike": (15, 19, 21, 23, 24, 25),
-    "Ceil": (13,), "Clip": (13,), "Concat": (13,), "Constant": (13, 19, 21, 23, 24, 25),
-    "ConstantOfShape": (9, 20, 21, 23, 24, 25), "Conv": (11, 22), "Cos": (7, 22), "Cosh": (9, 22), "CumProd": (26,),
-    "CumSum": (11, 14), "DepthToSpace": (13, 28), "DequantizeLinear": (13, 19, 21, 23, 24, 25, 28), "Div": (13, 14),
-    "Dropout": (13, 22), "Einsum": (12, 28), "Elu": (6, 22), "Equal": (13, 19), "Erf": (13,), "Exp": (13,),
-    "Expand": (13,), "Flatten": (13, 21, 23, 24, 25), "Floor": (13,), "Gather": (13,), "GatherElements": (13,),
-    "GatherND": (13,), "Gelu": (20,), "Gemm": (13,), "GlobalAveragePool": (1, 22), "GlobalMaxPool": (1, 22),
-    "Greater": (13,), "GreaterOrEqual": (12, 16), "HardSigmoid": (6, 22), "HardSwish": (14, 22), "Hardmax": (13,),
-    "Identity": (13, 14, 16, 19, 21, 23, 24, 25), "InstanceNormalization": (6, 22), "IsInf": (10, 20),
-    "IsNaN": (13, 20), "LayerNormalization": (17,), "LeakyRelu": (6, 16), "Less": (13,), "LessOrEqual": (12, 16),
-    "Log": (13,), "LogSoftmax": (13,), "LpNormalization": (1, 22), "LpPool": (11, 18, 22), "MatMul": (13,),
-    "MatMulInteger": (10,), "Max": (13,), "MaxPool": (12, 22), "Mean": (13,), "Min": (13,), "Mod": (13, 28),
-    "Mul": (13, 14), "Neg": (13,), "Not": (1,), "OneHot": (11, 28), "Or": (7,), "PRelu": (9, 16),
-    "Pad": (13, 18, 19, 21, 23, 24, 25), "Pow": (13, 15), "QLinearMatMul": (10, 21),
-    "QuantizeLinear": (13, 19, 21, 23, 24, 25, 28), "Range": (11, 27), "Reciprocal": (13,), "ReduceL1": (13, 18),
-    "ReduceL2": (13, 18), "ReduceLogSum": (13, 18, 28), "ReduceLogSumExp": (13, 18, 28), "ReduceMax": (13, 18, 20),
-    "ReduceMean": (13, 18), "ReduceMin": (13, 18, 20), "ReduceProd": (13, 18), "ReduceSum": (13,),
-    "ReduceSumSquare": (13, 18), "Relu": (13, 14), "Reshape": (13, 14, 19, 21, 23, 24, 25), "Round": (11, 22),
-    "ScatterElements": (13, 16, 18), "ScatterND": (13, 16, 18), "Selu": (6, 22),
-    "Shape": (13, 15, 19, 21, 23, 24, 25), "Sigmoid": (13,), "Sign": (13,), "Sin": (7, 22), "Sinh": (9, 22),
-    "Size": (13, 19, 21, 23, 24, 25), "Slice": (13,), "Softmax": (13,), "Softplus": (1, 22), "SpaceToDepth": (13, 28),
-    "Split": (13, 18), "Sqrt": (13,), "Squeeze": (13, 21, 23, 24, 25), "Sub": (13, 14), "Sum": (13,), "Tan": (7, 22),
-    "Tanh": (13,), "TensorScatter": (24,), "Tile": (13,), "TopK": (11, 24), "Transpose": (13, 21, 23, 24, 25),
-    "Trilu": (14,), "Unsqueeze": (13, 21, 23, 24, 25), "Where": (9, 16), "Xor": (7,),
+    "Abs": (6, 13), "Acos": (7, 22), "Acosh": (9, 22), "Add": (7, 13, 14), "And": (7,), "ArgMax": (1, 11, 12, 13),
+    "ArgMin": (1, 11, 12, 13), "Asin": (7, 22), "Asinh": (9, 22), "Atan": (7, 22), "Atanh": (9, 22), "Attention": (23, 24, 25),
+    "AveragePool": (7, 10, 11, 19, 22), "BatchNormalization": (7, 9, 14, 15), "Cast": (6, 9, 13, 19, 21, 23, 24, 25, 28),
+    "CastLike": (15, 19, 21, 23, 24, 25), "Ceil": (6, 13), "Clip": (6, 11, 12, 13), "Concat": (4, 11, 13),
+    "Constant": (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), "ConstantOfShape": (9, 20, 21, 23, 24, 25), "Conv": (1, 11, 22),
+    "Cos": (7, 22), "Cosh": (9, 22), "CumProd": (26,), "CumSum": (11, 14), "DepthToSpace": (1, 11, 13, 28),
+    "DequantizeLinear": (10, 13, 19, 21, 23, 24, 25, 28), "Div": (7, 13, 14), "Dropout": (7, 10, 12, 13, 22),
+    "Einsum": (12, 28), "Elu": (6, 22), "Equal": (7, 11, 13, 19), "Erf": (9, 13), "Exp": (6, 13), "Expand": (8, 13),
+    "Flatten": (1, 9, 11, 13, 21, 23, 24, 25), "Floor": (6, 13), "Gather": (1, 11, 13), "GatherElements": (11, 13),
+    "GatherND": (11, 12, 13), "Gelu": (20,), "Gemm": (7, 9, 11, 13), "GlobalAveragePool": (1, 22), "GlobalMaxPool": (1, 22),
+    "Greater": (7, 9, 13), "GreaterOrEqual": (12, 16), "HardSigmoid": (6, 22), "HardSwish": (14, 22), "Hardmax": (1, 11, 13),
+    "Identity": (1, 13, 14, 16, 19, 21, 23, 24, 25), "InstanceNormalization": (6, 22), "IsInf": (10, 20), "IsNaN": (9, 13, 20),
+    "LayerNormalization": (17,), "LeakyRelu": (6, 16), "Less": (7, 9, 13), "LessOrEqual": (12, 16), "Log": (6, 13),
+    "LogSoftmax": (1, 11, 13), "LpNormalization": (1, 22), "LpPool": (2, 11, 18, 22), "MatMul": (1, 9, 13),
+    "MatMulInteger": (10,), "Max": (6, 8, 12, 13), "MaxPool": (1, 8, 10, 11, 12, 22), "Mean": (6, 8, 13), "Min": (6, 8, 12, 13),
+    "Mod": (10, 13, 28), "Mul": (7, 13, 14), "Neg": (6, 13), "Not": (1,), "OneHot": (9, 11, 28), "Or": (7,),
+    "PRelu": (7, 9, 16), "Pad": (2, 11, 13, 18, 19, 21, 23, 24, 25), "Pow": (7, 12, 13, 15), "QLinearMatMul": (10, 21),
+    "QuantizeLinear": (10, 13, 19, 21, 23, 24, 25, 28), "Range": (11, 27), "Reciprocal": (6, 13), "ReduceL1": (1, 11, 13, 18),
+    "ReduceL2": (1, 11, 13, 18), "ReduceLogSum": (1, 11, 13, 18, 28), "ReduceLogSumExp": (1, 11, 13, 18, 28),
+    "ReduceMax": (1, 11, 12, 13, 18, 20), "ReduceMean": (1, 11, 13, 18), "ReduceMin": (1, 11, 12, 13, 18, 20),
+    "ReduceProd": (1, 11, 13, 18), "ReduceSum": (1, 11, 13), "ReduceSumSquare": (1, 11, 13, 18), "Relu": (6, 13, 14),
+    "Reshape": (5, 13, 14, 19, 21, 23, 24, 25), "Round": (11, 22), "Scatter": (9,), "ScatterElements": (11, 13, 16, 18),
+    "ScatterND": (11, 13, 16, 18), "Selu": (6, 22), "Shape": (1, 13, 15, 19, 21, 23, 24, 25), "Sigmoid": (6, 13),
+    "Sign": (9, 13), "Sin": (7, 22), "Sinh": (9, 22), "Size": (1, 13, 19, 21, 23, 24, 25), "Slice": (1, 10, 11, 13),
+    "Softmax": (1, 11, 13), "Softplus": (1, 22), "SpaceToDepth": (1, 13, 28), "Split": (2, 11, 13, 18), "Sqrt": (6, 13),
+    "Squeeze": (1, 11, 13, 21, 23, 24, 25), "Sub": (7, 13, 14), "Sum": (6, 8, 13), "Tan": (7, 22), "Tanh": (6, 13),
+    "TensorScatter": (24,), "Tile": (6, 13), "TopK": (1, 10, 11, 24), "Transpose": (1, 13, 21, 23, 24, 25), "Trilu": (14,),
+    "Unsqueeze": (1, 11, 13, 21, 23, 24, 25), "Where": (9, 16), "Xor": (7,),
 }  # fmt: skip
-"""Supported versions by operator, from the one in force at opset 13 on."""
+"""Supported versions by operator, from the one in force at opset 7 on."""
 
 
 def check_opset(onnx: Any, version: int) -> None:
