@@ -12,7 +12,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, mul, sub
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, minimum, mul, sub
 
 
 def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:
@@ -61,6 +61,14 @@ def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = Non
             k = simplify(mul(k, -1), env)
         size = add(size, mul(k, sub(expr(ranges[v]), 1)))
     return simplify(size, env)
+
+
+def extent_within(e: ExprLike, ranges: Mapping[Var, ExprLike], dim: Expr) -> Expr:
+    """Return a bound of the range of an index into `dim`: `extent_of` where it is known, and never more than `dim`."""
+    try:
+        return minimum(extent_of(e, ranges), dim)
+    except ScheduleError:
+        return dim
 
 
 def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.linear import extent_within, linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, free_vars, maximum, minimum, mul, postorder
@@ -135,7 +135,7 @@ def _footprint(access: _Access, inner: Sequence[For]) -> Expr:
         own = {v: ranges[v] for v in free_vars(e) if v in ranges}
         if not own:
             continue
-        covered = dim if linear(e, tuple(own)) is None else minimum(extent_of(e, own), dim)
+        covered = extent_within(e, own, dim)
         total = mul(total, covered)
     return total
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from relax_tune.ir.arith.linear import extent_of, linear
+from relax_tune.ir.arith.linear import extent_within, linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import (
@@ -227,7 +227,7 @@ def _footprint(x: WarpAccess) -> Expr:
     for e, dim in zip(x.where, x.buffer.shape):
         own = {v: inner[v] for v in free_vars(e) if v in inner}
         if own:
-            total = mul(total, dim if linear(e, tuple(own)) is None else minimum(extent_of(e, own), dim))
+            total = mul(total, extent_within(e, own, dim))
     return total
 
 
