@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -130,7 +131,7 @@ def _kind(value: object) -> str:
 
 
 def _numpy_name(dtype: str) -> str:
-    package = "ml_dtypes" if dtype == "bfloat16" else "numpy"
+    package = "ml_dtypes" if hasattr(ml_dtypes, dtype) else "numpy"
     return f"{package}.{'bool_' if dtype == 'bool' else dtype}"
 
 

@@ -42,7 +42,7 @@ from relax_tune.runtime.program.host_program import (
     parts_of,
     verify_host_programs,
 )
-from relax_tune.runtime.program.program import Program, programs_from_json, verify_names, verify_program
+from relax_tune.runtime.program.program import SMALL, Program, programs_from_json, verify_names, verify_program
 from relax_tune.runtime.program.scalars import constant_values
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec, function_specs
@@ -112,7 +112,7 @@ def save_artifact(
     Raises: ArtifactError when program and constants do not belong together, or the file cannot be written.
     """
     found, ordered = _checked(programs, constants, host_programs)
-    packed = {name: np.ascontiguousarray(constants[name]).reshape(constants[name].shape) for name in sorted(constants)}
+    packed = {n: _codes(np.ascontiguousarray(constants[n])).reshape(constants[n].shape) for n in sorted(constants)}
     text = f"[{','.join(p.to_json() for p in found)}]"
     members = {_PROGRAM: text.encode(), _CONSTANTS: safetensors.numpy.save(packed)}
     if ordered:
@@ -221,7 +221,7 @@ def load_artifact(path: str | os.PathLike[str]) -> Artifact:
         else ()
     )
     try:
-        constants = _read_constants(members[_CONSTANTS])
+        constants = _read_constants(members[_CONSTANTS], _small_constants(programs, host_programs))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(
             f"{where}: {_CONSTANTS}: wanted safetensors, found something else: {error}; build it again"
@@ -249,12 +249,25 @@ def _read_text(where: str, member: str, data: bytes, read: Callable[[str], T]) -
         raise ArtifactError(f"{where}: {member}: {error}; build it again, or update relax-tune") from None
 
 
-def _read_constants(data: bytes) -> dict[str, NDArray[Any]]:
-    """Read constants as `safetensors.numpy.load` does, and bfloat16, which it does not know."""
+def _codes(a: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a small type as its bytes, since safetensors lacks most of these types."""
+    return a.view(np.uint8) if a.dtype.name in SMALL else a
+
+
+def _read_constants(data: bytes, small: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Read constants as `safetensors.numpy.load` does, and types that it does not know. small: those of a small type."""
     return {
-        name: np.frombuffer(tensor["data"], _TENSOR_TYPES[tensor["dtype"]]).reshape(tensor["shape"])
+        name: np.frombuffer(
+            tensor["data"], small.get(name, "uint8") if tensor["dtype"] == "U8" else _TENSOR_TYPES[tensor["dtype"]]
+        ).reshape(tensor["shape"])
         for name, tensor in safetensors.deserialize(data)
     }
+
+
+def _small_constants(programs: Sequence[Program], host_programs: Sequence[HostProgram]) -> dict[str, str]:
+    found = [(spec.name, spec.dtype) for p in programs for spec in p.buffers if spec.role == "const"]
+    found += [(w.name, w.dtype) for d in host_programs for w in d.weights]
+    return {name: dtype for name, dtype in found if dtype in SMALL}
 
 
 def _read_manifest(where: str, members: Mapping[str, bytes]) -> dict[str, Any]:

@@ -156,9 +156,14 @@ def remember(table: dict[Expr, object] | dict[Expr, Expr], key: Expr, value: obj
     table[key] = value  # type: ignore[assignment]
 
 
+_RANGES: Mapping[str, Interval] = {
+    "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
+}  # fmt: skip
+
+
 def dtype_interval(dtype: DType) -> Interval:
     """Return the range of a narrow integer type. Wide integers are unbounded: index arithmetic does not overflow."""
-    return {"u8": (0, 255), "i8": (-128, 127), "bool": (0, 1)}.get(dtype.short, UNBOUNDED)
+    return _RANGES.get(dtype.short, UNBOUNDED)
 
 
 # How near the ends of int64 a value may be: the least, the greatest; or up to 32 bits of data, or such times a size.

@@ -291,6 +291,8 @@ def _type_problem(n: Expr) -> str | None:
         types = types[1:]
     if any(t is not types[0] for t in types):
         return f"wanted operands of one type, found {' and '.join(map(str, types))}"
+    if types[0].is_small and n.op != "select":
+        return f"wanted a type with arithmetic for {n.op}, found {types[0]}; cast it first"
     if kind == "logic" and types[0] is not bool_:
         return f"wanted conditions, found {types[0]}"
     if (kind == "float" or (kind == "function" and n.op != "abs")) and not types[0].is_float:

@@ -39,6 +39,21 @@ class DType:
         return self.short in ("f16", "bf16")
 
     @property
+    def is_small(self) -> bool:
+        """True for a type of at most 8 bits that only memory holds: a value of it is copied or cast, nothing else."""
+        return self.short in _SMALL
+
+    @property
+    def is_packed(self) -> bool:
+        """True for a type whose bits in memory are not those of arithmetic: 16-bit floats and small types."""
+        return self.short in _PACKED
+
+    @property
+    def bits(self) -> int:
+        """The size of a value. One of less than 8 bits has a byte of its own, whose high bits are 0."""
+        return _SMALL.get(self.short) or 8 * self.bytes
+
+    @property
     def epsilon(self) -> float:
         """The distance from 1 to the next larger float of this type."""
         return float(ml_dtypes.finfo(self.numpy).eps)
@@ -47,6 +62,11 @@ class DType:
     def lowest(self) -> float:
         """The most negative finite float of this type."""
         return float(ml_dtypes.finfo(self.numpy).min)
+
+    @property
+    def highest(self) -> float:
+        """The largest finite float of this type."""
+        return float(ml_dtypes.finfo(self.numpy).max)
 
     @property
     def is_int(self) -> bool:
@@ -62,8 +82,23 @@ f16 = DType("float16", "f16")
 bf16 = DType("bfloat16", "bf16")
 f32 = DType("float32", "f32")
 f64 = DType("float64", "f64")
+f8e4m3fn = DType("float8_e4m3fn", "f8e4m3fn")
+f8e4m3fnuz = DType("float8_e4m3fnuz", "f8e4m3fnuz")
+f8e5m2 = DType("float8_e5m2", "f8e5m2")
+f8e5m2fnuz = DType("float8_e5m2fnuz", "f8e5m2fnuz")
+f8e8m0 = DType("float8_e8m0fnu", "f8e8m0")
+f4e2m1 = DType("float4_e2m1fn", "f4e2m1")
+i4 = DType("int4", "int4")
+u4 = DType("uint4", "uint4")
+i2 = DType("int2", "int2")
+u2 = DType("uint2", "uint2")
 
-ALL = (bool_, i8, u8, i32, i64, f16, bf16, f32, f64)
+COMPUTED = (bool_, i8, u8, i32, i64, f16, bf16, f32, f64)
+SMALL = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f4e2m1, i4, u4, i2, u2)
+ALL = (*COMPUTED, *SMALL)
+_SMALL = {d.short: int(next(c for c in d.name if c.isdigit())) for d in SMALL}
+_PACKED = {*_SMALL, f16.short, bf16.short}
+_FLOATS = frozenset(d.numpy for d in ALL if d.is_float)
 _BY_NAME = {d.name: d for d in ALL} | {d.short: d for d in ALL}
 
 
@@ -76,5 +111,5 @@ def dtype(name: str | np.dtype[Any]) -> DType:
 
 
 def is_floating(name: np.dtype[Any]) -> bool:
-    """Return whether a NumPy type is floating, bfloat16 of ml_dtypes included."""
-    return name.kind == "f" or name == bf16.numpy
+    """Return whether a NumPy type is floating, those of ml_dtypes included."""
+    return name.kind == "f" or name in _FLOATS

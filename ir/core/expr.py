@@ -152,7 +152,10 @@ def const(value: Number, dtype: DType | None = None) -> Const:
     if dtype is None:
         dtype = bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
     value = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
-    value = wrapped(int(value), dtype) if dtype.is_int and dtype is not i64 else value
+    if dtype is not i64 and dtype is not f32:
+        value = (
+            wrapped(int(value), dtype) if dtype.is_int else float(converted(value, dtype)) if dtype.is_small else value
+        )
     key = (dtype, repr(value))
     node = _consts.get(key)
     if node is None:

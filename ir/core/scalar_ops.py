@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType, is_floating
@@ -102,7 +103,7 @@ def _not(a: Any) -> Any:
 
 def wrapped(value: int, dtype: DType) -> int:
     """Return an integer modulo two to the power of the type's bits (two's complement)."""
-    half = 1 << (8 * dtype.bytes - 1)
+    half = 1 << (dtype.bits - 1)
     if dtype.short[0] == "u":
         return value & (2 * half - 1)
     return value if -half <= value < half else ((value + half) & (2 * half - 1)) - half
@@ -111,7 +112,8 @@ def wrapped(value: int, dtype: DType) -> int:
 def converted(value: Any, dtype: DType) -> Any:
     """Convert a number or an array to a type: the meaning of `cast`, in docs/design/meaning.md.
 
-    Floats become integers through int32, or int64 for that type: what these cannot hold is their smallest number."""
+    Floats become integers through int32, or int64 for that type: what these cannot hold is their smallest number.
+    Small floats come of float32, and of float64 by rounding to odd, so that the result is rounded once."""
     a, target = np.asarray(value), dtype.numpy
     if dtype.is_int and is_floating(a.dtype):
         wide = np.dtype(np.int64 if dtype.bytes == 8 else np.int32)
@@ -120,8 +122,19 @@ def converted(value: Any, dtype: DType) -> Any:
             a = np.where((whole >= -edge) & (whole < edge), whole, -edge).astype(wide)
     elif dtype.short == "bool":
         return (a != 0)[()]
+    elif dtype.is_small and dtype.is_float:
+        a = _odd(a) if a.dtype == np.float64 else a.astype(np.float32)
     with np.errstate(all="ignore"):
         return a.astype(target)[()]
+
+
+def _odd(a: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Round to float32 by rounding to odd (Boldo and Melquiond 2008): the last bit is set where the result is inexact."""
+    with np.errstate(all="ignore"):
+        near = a.astype(np.float32)
+    bits, wide = near.view(np.int32), near.astype(np.float64)
+    inexact = (wide != a) & (a == a) & (bits & 1 == 0)
+    return np.asarray(bits + inexact * np.where(np.abs(wide) < np.abs(a), 1, -1), np.int32).view(np.float32)
 
 
 def _function(name: str, evaluate: Callable[..., Any], arity: int = 1, **fields: Any) -> ScalarOp:

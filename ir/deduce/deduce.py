@@ -9,7 +9,7 @@ from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core import graph as g
-from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.dtype import bool_, f32, i32
 from relax_tune.ir.core.expr import Const, Expr, Var, const, ge, le, not_
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
@@ -39,9 +39,20 @@ def _(value: g.Call, ctx: Deduction) -> StructInfo:
     if not isinstance(value.op, OperatorSpec):
         raise DeduceError(f"wanted an operator with deduction, found {value.op!r}")
     args = [a.info for a in value.args]
+    require_arithmetic(value.op, args)
     info = value.op.infer(args, ctx)
     require_dims(value.op.name, args, info, ctx)
     return info
+
+
+def require_arithmetic(op: OperatorSpec, args: Sequence[StructInfo]) -> None:
+    """Refuse arguments of small types where the operator computes with them. Raises DeduceError."""
+    for a in args:
+        if isinstance(a, TensorInfo) and a.dtype is not None and a.dtype.is_small and not op.takes_small():
+            raise DeduceError(
+                f"{op.name}: wanted an element type that has arithmetic, found {a.dtype}; cast it to "
+                f"{f32 if a.dtype.is_float else i32} first"
+            )
 
 
 @infer_value.register

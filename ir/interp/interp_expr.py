@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,7 +42,7 @@ class Storage:
     def poisoned(cls, name: str, shape: tuple[int, ...], dtype: DType) -> Storage:
         """Return storage without a written element."""
         size = math.prod(shape)
-        fill = math.nan if dtype.is_float else True if dtype is bool_ else np.iinfo(dtype.numpy).min
+        fill = math.nan if dtype.is_float else True if dtype is bool_ else ml_dtypes.iinfo(dtype.numpy).min
         return cls(name, shape, np.full(size, fill, dtype.numpy), np.zeros(size, np.bool_))
 
     def flat(self, indices: Sequence[Any], verb: str) -> Any:

@@ -254,9 +254,9 @@ def _cast(a: Array, e: Expr) -> Array:
 
 
 def _held(a: Array, dtype: DType) -> Array:
-    """Round float64 values to a 16-bit type; wider types stay float64."""
+    """Round float64 values to a type of at most 16 bits; wider types stay float64."""
     with np.errstate(over="ignore"):
-        return a.astype(dtype.numpy).astype(np.float64) if dtype.is_half else a
+        return np.asarray(converted(a, dtype)).astype(np.float64) if dtype.is_packed and dtype.is_float else a
 
 
 # the error function by rational approximation: the table's own goes element by element

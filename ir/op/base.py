@@ -190,6 +190,10 @@ class OperatorSpec(Operator):
         """Return `halves` of one argument."""
         return self.halves
 
+    def takes_small(self) -> bool:
+        """Return whether tensors may have types of at most 8 bits that only memory holds. Others want them cast first."""
+        return self.halves in ("moved", "gathered")
+
     def storing(self, dtype: DType) -> OperatorSpec:
         """Return the operator for arguments stored as `dtype`, a 16-bit float, and computed in float32.
 

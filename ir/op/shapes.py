@@ -40,6 +40,9 @@ class ShapeOf(ShapeOperator):
     name: ClassVar[str] = "shape_of"
     arity: ClassVar[int] = 1
 
+    def takes_small(self) -> bool:
+        return True
+
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         return ShapeInfo(x.shape, x.ndim)
@@ -54,6 +57,9 @@ class ReshapeTo(ShapeOperator):
 
     name: ClassVar[str] = "reshape_to"
     arity: ClassVar[int] = 2
+
+    def takes_small(self) -> bool:
+        return True
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         if len(infos) != 2 or not isinstance(infos[0], TensorInfo) or not isinstance(infos[1], ShapeInfo):

@@ -191,9 +191,11 @@ class Program:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
 
-# of NumPy's names the last is ml_dtypes', which makes NumPy know it
-FLOATING = ("float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name)
-DTYPES = ("bool", "int8", "uint8", "int32", "int64", *FLOATING)
+# types of at most 8 bits, a byte each; NumPy knows the names of ml_dtypes by its import
+SMALL_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
+SMALL = (*SMALL_FLOATS, "int4", "uint4", "int2", "uint2")
+FLOATING = ("float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name, *SMALL_FLOATS)
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", *FLOATING, *SMALL[len(SMALL_FLOATS) :])
 LANGUAGES = ("c", "opencl", "cuda")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")

@@ -251,7 +251,7 @@ def numbers(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator, styl
     if dtype.is_int:
         low, high = (0, 6) if dtype.short[0] == "u" else (-5, 6)
         a = np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy)
-        ends = np.iinfo(dtype.numpy)
+        ends = ml_dtypes.iinfo(dtype.numpy)
         special = [ends.min, ends.max, ends.max - 1, ends.min + 1, 0, 1, ends.max // 2 + 1]
     else:
         grain = rng.integers(-12, 13, shape) / 4 if style == "small" else rng.standard_normal(shape) * 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tests.fuzz.draft import Grower, Step
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.core.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import ALL, COMPUTED, SMALL, DType, bf16, bool_, f8e8m0, f16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.op import shapes
@@ -17,7 +17,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.indexing import gather, movement, scatter
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math import elementwise, logic, numeric, quantize
+from relax_tune.ir.op.math import elementwise, logic, numeric, quantize, small_floats
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.window import Conv, Pool
@@ -303,14 +303,14 @@ def attention(w: Grower) -> Step:
 
 def quantise(w: Grower) -> Step:
     x, bits = w.pick(FLOATS, 1), w.rng.choice([2, 4, 8])
-    at, kind = w.rng.choice([None, axis(w, x)]), w.rng.choice([i8, u8])
+    at, kind = w.rng.choice([None, axis(w, x)]), w.rng.choice([i8, u8, *(d for d in SMALL if d is not f8e8m0)])
     scales = w.fresh([] if at is None else [w.shape(x)[at]], w.dtype(x), positive=True)
     zero = [w.fresh([] if at is None else [w.shape(x)[at]], kind)] if w.rng.random() < 0.4 else []
-    return Step(quantize.Quantize(at, None, kind, bits), (x, scales, *zero))
+    return Step(quantize.Quantize(at, None, kind, bits, w.rng.random() < 0.5), (x, scales, *zero))
 
 
 def dequantise(w: Grower) -> Step:
-    x = w.pick((i8, u8, i32), 1)
+    x = w.pick((i8, u8, i32, *SMALL), 1)
     at, group = w.rng.choice([None, axis(w, x)]), None
     dims: list[Expr] = [] if at is None else [w.shape(x)[at]]
     if at is not None and w.rng.random() < 0.4:
@@ -347,6 +347,13 @@ def scalars(w: Grower) -> Step:
     return Step(Scalars(tuple(w.number() * w.rng.choice([1, 2]) for _ in range(w.rng.randint(1, 3)))), ())
 
 
+def casts(w: Grower) -> Step:
+    target = w.rng.choice(ALL)
+    saturate = target.is_small and target.is_float and w.rng.random() < 0.5
+    rounding = w.rng.choice(get_args(small_floats.Rounding)) if target is f8e8m0 else "nearest"
+    return Step(E.Cast(target, saturate, rounding), (w.pick(ALL),))
+
+
 def _plain(kind: type[OperatorSpec], kinds: Sequence[DType]) -> Make:
     return unary(lambda w: kind(), kinds)
 
@@ -363,15 +370,15 @@ ENTRIES: Mapping[str, Entry] = {
     "abs": Entry(_plain(N.Abs, FLOATS)),
     "relu": Entry(_plain(E.Relu, NUMBERS)),
     "logical_not": Entry(_plain(logic.LogicalNot, [bool_])),
-    "cast": Entry(unary(lambda w: E.Cast(w.rng.choice(ALL)), ALL), "rounded"),
+    "cast": Entry(casts, "rounded"),
     **{op.name: Entry(binary(op, NUMBERS), "rounded") for op in (E.Add, E.Sub, E.Mul)},
     "div": Entry(binary(E.Div, FLOATS), "approximate", 3),
     "power": Entry(binary(N.Power, FLOATS), "approximate", 16),
     "fmod": Entry(binary(N.Fmod, FLOATS)),
     **{op.name: Entry(binary(op, NUMBERS)) for op in (E.Maximum, E.Minimum)},
     **{op.name: Entry(binary(op, INTS)) for op in (N.Quotient, N.Modulo)},
-    **{op.name: Entry(binary(op, ALL)) for op in (logic.Equal, logic.NotEqual)},
-    **{op.name: Entry(binary(op, ALL)) for op in (logic.Less, logic.LessEqual)},
+    **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Equal, logic.NotEqual)},
+    **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Less, logic.LessEqual)},
     **{op.name: Entry(binary(op, [bool_])) for op in (logic.LogicalAnd, logic.LogicalOr)},
     "add_scalar": Entry(scalar(E.AddScalar), "rounded"), "mul_scalar": Entry(scalar(E.MulScalar), "rounded"),
     "maximum_scalar": Entry(scalar(E.MaximumScalar)), "where": Entry(where),

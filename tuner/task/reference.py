@@ -49,7 +49,7 @@ def tolerances(func: PrimFunc, symbols: Mapping[Var, int], expected: Sequence[Ar
             out.append((0.0, 0.0))
             continue
         magnitude = float(np.max(np.abs(e[np.isfinite(e)]), initial=0.0))
-        outer = b.dtype.epsilon if b.dtype.is_half else 0.0
+        outer = b.dtype.epsilon if b.dtype.is_packed else 0.0
         atol = (1.2e-7 * 4 * longest**0.5 + _inner_rounding(func)) * max(magnitude, 1e-3) + 1e-6
         out.append((2e-5 + outer, atol))
     return out
@@ -66,4 +66,4 @@ def _inner_rounding(func: PrimFunc) -> float:
             stored = e is block.body.value and block.body.buffer in func.output_buffers
             if e.op == "cast" and not stored and not isinstance(e.args[0], Load):
                 inner.append(e.dtype)
-    return max((d.epsilon for d in inner if d.is_half), default=0.0)
+    return max((d.epsilon for d in inner if d.is_packed and d.is_float), default=0.0)

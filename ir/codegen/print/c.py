@@ -97,7 +97,7 @@ class CPrelude(Prelude):
         if name == "widen":
             return (), self._widen(dtype, width)
         if name == "narrow":
-            return (), self._narrow(width)
+            return (), self._narrow(dtype, width)
         if name in ("from_f16", "to_f16"):
             needs, text = super().define(name, dtype, width)
             return needs, self._f16c(name, width, text)
@@ -259,22 +259,21 @@ class CPrelude(Prelude):
         if dtype is HALF:
             of, narrow = "zxwd", self._shorts(16)
         else:
-            of, narrow = "sxbd" if dtype.short == "i8" else "zxbd", "rt_qi16"
-            self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
+            of, narrow = "sxbd" if dtype.short == "i8" else "zxbd", self._chars()
         fast = (
             f"STATIC {target} $N($V a) {{ return ({target})__builtin_ia32_pmov{of}512_mask("
             f"({narrow})a, ({target}){{0}}, (unsigned short)-1); }}"
         )
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
 
-    def _narrow(self, width: int) -> str:
-        """Return a conversion of int32 to the bits of 16-bit floats."""
+    def _narrow(self, dtype: DType, width: int) -> str:
+        """Return a conversion of int32 to the bits of 16-bit floats or small types."""
         head = f"STATIC $V $N({self.vector(i32, width)} a)"
         plain = f"{head} {{ return __builtin_convertvector(a, $V); }}"
         if width != 16:
             return plain
-        short = self._shorts(16)
-        fast = f"{head} {{ return ($V)__builtin_ia32_pmovdw512_mask(a, ({short}){{0}}, (unsigned short)-1); }}"
+        of, kind = ("dw", self._shorts(16)) if dtype is HALF else ("db", self._chars())
+        fast = f"{head} {{ return ($V)__builtin_ia32_pmov{of}512_mask(a, ({kind}){{0}}, (unsigned short)-1); }}"
         return f"#ifdef __AVX512F__\n{fast}\n#else\n{plain}\n#endif"
 
     def _f16c(self, name: str, width: int, portable: str) -> str:
@@ -293,6 +292,11 @@ class CPrelude(Prelude):
             rest = f", ({short}){{0}}{mask}" if mask else ""
             fast = f"STATIC {bits} $N($V x) {{ return ({bits})__builtin_ia32_vcvtps2ph{wide}(x, 0{rest}); }}"
         return f"#ifdef {macro}\n{fast}\n#else\n{portable}\n#endif"
+
+    def _chars(self) -> str:
+        """Return the vector of sixteen bytes that the machine's builtins are declared with."""
+        self.add("type_qi16", "typedef char rt_qi16 __attribute__((vector_size(16)));")
+        return "rt_qi16"
 
     def _shorts(self, width: int) -> str:
         """Return the vector of 16-bit integers that the machine's builtins are declared with."""
@@ -412,7 +416,7 @@ def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
         return f"({nan})"
     if isinf(value):
         return infinity if value > 0 else f"(-{infinity})"
-    if dtype is f32 or dtype.is_half:
+    if dtype is f32 or dtype.is_packed:
         rounded = np.float32(np.asarray(value, dtype.numpy))
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"

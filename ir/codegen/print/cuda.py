@@ -15,7 +15,7 @@ from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.c import float_literal
 from relax_tune.ir.codegen.print.cfamily import Grid
 from relax_tune.ir.codegen.print.cp_async import AsyncCopyPrinter
-from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, stored
+from relax_tune.ir.codegen.print.prelude import FUNCTIONS, HALF, Prelude, packed_bits, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
@@ -195,8 +195,8 @@ class CUDAPrelude(Prelude):
             "min": "VV:V",
         }
         types = {"V": self.vector(dtype, width), "I": self.mask(dtype, width)}
-        types |= {"H": self.vector(HALF, width), "N": self.vector(i32, width)}
-        if name in math.HALVES:
+        types |= {"H": self.vector(packed_bits(name), width), "N": self.vector(i32, width)}
+        if name in math.CONVERSIONS:
             form = "H:V" if name.startswith("from") else "V:H"
         else:
             form = signature.get(name, {"widen": "V:N", "narrow": "N:V"}.get(name, "V:V"))

@@ -1,4 +1,4 @@
-"""Our own f32 exponential, logarithm, error function and hyperbolic tangent, as text for scalars and vectors.
+"""Our own f32 exponential, logarithm, error function, hyperbolic tangent and conversions, as text for scalars and vectors.
 
 The texts are written once against a handful of helper names and instantiated per width: `$V` is the float type, `$I` the
 int32 type of the same width, `$S` the suffix of the helpers (`f32` or `f32x16`). Coefficients come from
@@ -9,7 +9,10 @@ Infinities, overflow, underflow, signed zeros and NaN behave as in NumPy; erf an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from relax_tune.ir.core.dtype import SMALL, DType, f4e2m1, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0
 
 # (1, r, r^2 * P(r)) = exp(r) for |r| <= ln(2)/2
 EXP = (0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586, 0.0013813144760206342)
@@ -109,8 +112,10 @@ LOG_BODY = f"""
 ERF_BODY = _odd_rational(4.0, ERF_P, ERF_Q)
 TANH_BODY = _odd_rational(9.1, TANH_P, TANH_Q)
 
-# name -> (helpers it calls, body)
-BODIES: dict[str, tuple[tuple[str, ...], str]] = {
+# (helpers it calls, body)
+Conversion = tuple[tuple[str, ...], str]
+
+BODIES: dict[str, Conversion] = {
     "exp": (("least", "most", "bits", "unbits"), EXP_PORTABLE),
     "log": (("sel", "splat", "bits", "unbits", "tofloat"), LOG_BODY),
     "erf": (("least", "most"), ERF_BODY),
@@ -144,9 +149,108 @@ TO_F16 = """
   r = rt_sel_i(a > 0x7F800000, rt_splat_i(0x7E00), r);
   r = r | ((b >> 16) & 0x8000);"""
 
-HALVES: dict[str, tuple[tuple[str, ...], str]] = {
+HALVES: Mapping[str, Conversion] = {
     "from_bf16": (("unbits",), FROM_BF16),
     "to_bf16": (("bits",), TO_BF16),
     "from_f16": (("bits", "unbits", "sel", "tofloat"), FROM_F16),
     "to_f16": (("bits", "unbits"), TO_F16),
+}
+
+# Conversions between the codes of small types and the type of their arithmetic, in the same manner. Only the low bits count in
+# memory.
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFloat:
+    """A format of floats with a sign, denormals, and codes in order of magnitude.
+
+    mantissa: stored bits of the fraction. bias: of the exponent. sign: bit of the sign
+    most: code of the largest finite number. over: code of larger ones. nan: code of NaN
+    unsigned_zero: -0 is 0, since its code is that of NaN
+    """
+
+    mantissa: int
+    bias: int
+    sign: int
+    most: int
+    over: int
+    nan: int
+    unsigned_zero: bool = False
+
+    def convert_from(self) -> Conversion:
+        """Return the conversion to float, which is exact."""
+        up, least = 23 - self.mantissa, 2.0 ** (1 - self.bias - self.mantissa)
+        body = f"""
+  $I m = b & {self.sign - 1};
+  $V n = rt_unbits_$S((m << {up}) + {(127 - self.bias) << 23});
+  n = rt_sel_$S(m < {1 << self.mantissa}, rt_tofloat_$S(m) * {least!r}f, n);"""
+        infinite = self.over < self.nan
+        if infinite:
+            body += f"""
+  n = rt_sel_$S(m >= {self.over}, rt_unbits_$S((m << {up}) | 0x7F800000), n);"""
+        elif self.nan > self.most:
+            code = "b" if self.unsigned_zero else "m"
+            body += f"""
+  n = rt_sel_$S({code} == {self.nan}, rt_unbits_$S(rt_splat_i(0x7FC00000)), n);"""
+        body += f"""
+  return rt_unbits_$S(rt_bits_$S(n) | (-(b & {self.sign}) * {(1 << 31) // self.sign}));"""
+        return ("bits", "unbits", "sel", "tofloat"), body
+
+    def convert_to(self) -> Conversion:
+        """Return the conversion from float. Below the normal numbers a sum rounds, whose last bit is the smallest one."""
+        up, sign = 23 - self.mantissa, self.sign.bit_length() - 1
+        step = 2.0 ** (24 - self.bias - self.mantissa)
+        bits = (127 + 24 - self.bias - self.mantissa) << 23
+        body = f"""
+  $I b = rt_bits_$S(x), a = b & 0x7FFFFFFF;
+  $I r = (a - {(127 - self.bias) << 23} + {(1 << (up - 1)) - 1} + ((a >> {up}) & 1)) >> {up};
+  r = rt_sel_i(r > {self.most}, rt_splat_i({self.over}), r);
+  r = rt_sel_i(a < {(128 - self.bias) << 23}, rt_bits_$S(rt_unbits_$S(a) + {step!r}f) - {bits}, r);"""
+        if self.nan != self.over:
+            body += f"""
+  r = rt_sel_i(a > 0x7F800000, rt_splat_i({self.nan}), r);"""
+        signed = f"r | ((b >> {31 - sign}) & {self.sign})"
+        body += f"""
+  r = {f"rt_sel_i(r == 0, r, {signed})" if self.unsigned_zero else signed};"""
+        return ("bits", "unbits"), body
+
+
+FLOATS: Mapping[DType, SmallFloat] = {
+    f8e4m3fn: SmallFloat(3, 7, 0x80, most=0x7E, over=0x7F, nan=0x7F),
+    f8e4m3fnuz: SmallFloat(3, 8, 0x80, most=0x7F, over=0x80, nan=0x80, unsigned_zero=True),
+    f8e5m2: SmallFloat(2, 15, 0x80, most=0x7B, over=0x7C, nan=0x7E),
+    f8e5m2fnuz: SmallFloat(2, 16, 0x80, most=0x7F, over=0x80, nan=0x80, unsigned_zero=True),
+    f4e2m1: SmallFloat(1, 1, 8, most=7, over=7, nan=0),
+}
+
+# A power of two, or NaN. To it: the exponent of float is rounded, a tie to the larger; NaN where a number is not positive.
+FROM_E8M0 = """
+  $I r = rt_sel_i(b == 0, rt_splat_i(0x400000), b << 23);
+  return rt_unbits_$S(rt_sel_i(b == 255, rt_splat_i(0x7FC00000), r));"""
+
+TO_E8M0 = """
+  $I b = rt_bits_$S(x);
+  $I r = rt_sel_i(b <= 0x400000, rt_splat_i(0), ((b >> 22) + 1) >> 1);
+  r = rt_sel_i((b <= 0) | (b >= 0x7F400000), rt_splat_i(255), r);"""
+
+
+def integer(dtype: DType) -> tuple[Conversion, Conversion]:
+    """Return the conversions of an integer of few bits from and to int32, which keep the low bits."""
+    low = (1 << dtype.bits) - 1
+    sign = 0 if dtype.short[0] == "u" else 1 << (dtype.bits - 1)
+    extended = f"(((b & {low}) ^ {sign}) - {sign})" if sign else f"(b & {low})"
+    return ((), f"\n  return {extended};"), ((), f"\n  $I r = x & {low};")
+
+
+def _conversions(dtype: DType) -> tuple[Conversion, Conversion]:
+    if dtype in FLOATS:
+        return FLOATS[dtype].convert_from(), FLOATS[dtype].convert_to()
+    if dtype is f8e8m0:
+        return (("unbits",), FROM_E8M0), (("bits",), TO_E8M0)
+    return integer(dtype)
+
+
+CONVERSIONS: Mapping[str, Conversion] = {
+    **HALVES,
+    **{f"{way}_{d}": text for d in SMALL for way, text in zip(("from", "to"), _conversions(d), strict=True)},
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.prelude import HALF, stored
+from relax_tune.ir.codegen.print.prelude import HALF, computed, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
@@ -79,7 +79,7 @@ class MemoryPrinter(ValuePrinter):
         p = self.flat(s.buffer, s.indices)
         step = self.stride(p)
         lane, b = self.lane, s.buffer
-        if b.dtype.is_half and b not in self.layouts:  # memory rounds: a cast before it would round twice
+        if b.dtype.is_packed and b not in self.layouts:  # memory rounds: a cast before it would round twice
             s = replace(s, value=_before_rounding(s.value, b.dtype))
         if lane is None or (step == 0 and not self.moves(s.value)):
             text, _moving = self.value(s.value)
@@ -141,5 +141,5 @@ class MemoryPrinter(ValuePrinter):
 
 
 def _before_rounding(e: Expr, dtype: DType) -> Expr:
-    """Return the operand of a cast from f32 to `dtype`."""
-    return e.args[0] if e.op == "cast" and e.dtype is dtype and e.args[0].dtype is f32 else e
+    """Return the operand of a cast to `dtype` from the type that it is computed in."""
+    return e.args[0] if e.op == "cast" and e.dtype is dtype and e.args[0].dtype is computed(dtype) else e

@@ -18,7 +18,8 @@ from relax_tune.ir.hardware.intrinsics import Intrinsic
 # type of a comparison of vectors, by bytes of an element: the integer type of the same width
 MASKS = {1: i8, 4: i32, 8: i64}
 
-# storage of a 16-bit float: its bits; conversions are integer arithmetic, the same on every target
+# storage of a 16-bit float: its bits, as those of small types in u8; conversions are integer arithmetic, the same on
+# every target
 HALF = DType("uint16", "u16")
 
 # index type: 32 bits unless the text is compiled for 64
@@ -37,13 +38,18 @@ def suffix(dtype: DType, width: int) -> str:
 
 
 def computed(dtype: DType) -> DType:
-    """Return the type that values of `dtype` are computed in: float for 16-bit floats."""
-    return f32 if dtype.is_half else dtype
+    """Return the type that values of `dtype` are computed in: float for 16-bit and small floats."""
+    return dtype if not dtype.is_packed else f32 if dtype.is_float else i32
 
 
 def stored(dtype: DType) -> DType:
     """Return the type of values of `dtype` in memory."""
-    return HALF if dtype.is_half else dtype
+    return dtype if not dtype.is_packed else u8 if dtype.is_small else HALF
+
+
+def packed_bits(name: str) -> DType:
+    """Return the type in memory of a conversion."""
+    return HALF if name in math.HALVES else u8
 
 
 class Prelude:
@@ -152,8 +158,8 @@ class Prelude:
 
         In the text: `$V` vector, `$I` mask, `$E` element, `$S` suffix, `$N` function name.
         """
-        if name in math.HALVES:
-            return self._half(name, width)
+        if name in math.CONVERSIONS:
+            return self._packed(name, width)
         if name == "exchange":
             return (), transpose_text(width)
         if dtype is f32 and name in math.BODIES:
@@ -193,15 +199,16 @@ class Prelude:
         """Return the body of a lookup function, `plain` unless the machine has a faster way."""
         return f" {plain} "
 
-    def _half(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
-        """Return a conversion between the bits of 16-bit floats and f32."""
-        needs, body = math.HALVES[name]
+    def _packed(self, name: str, width: int) -> tuple[tuple[str, ...], str]:
+        """Return a conversion between the bits in memory and the type of arithmetic."""
+        needs, body = math.CONVERSIONS[name]
+        memory = packed_bits(name)
         for n in ("sel", "splat"):
             self.helper(n, i32, width)
-        bits, body = self.vector(HALF, width), body.replace("_i(", f"_{suffix(i32, width)}(")
+        bits, body = self.vector(memory, width), body.replace("_i(", f"_{suffix(i32, width)}(")
         if name.startswith("from"):
-            return needs, f"STATIC $V $N({bits} h) {{\n  $I b = {self.helper('widen', HALF, width)}(h);{body}\n}}"
-        return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', HALF, width)}(r);\n}}"
+            return needs, f"STATIC $V $N({bits} h) {{\n  $I b = {self.helper('widen', memory, width)}(h);{body}\n}}"
+        return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', memory, width)}(r);\n}}"
 
     def unsigned(self, dtype: DType) -> str:
         """Return the cast to the unsigned type of the same width; empty for types that C computes in int."""

@@ -19,7 +19,7 @@ from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import C_INFIX, AddressPrinter, bracketed
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8, i32, i64, u8
 from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var
 from relax_tune.ir.core.scalar_ops import MATH
 
@@ -175,13 +175,13 @@ class ValuePrinter(AddressPrinter):
         if name == "cast":
             if e.dtype.short == "bool":
                 return f"({args[0]} != 0)"
-            if e.dtype.is_half:
-                return self.rounded(args[0], e.args[0].dtype, e.dtype, 1)
             source = computed(e.args[0].dtype)
             if source.is_float and e.dtype.is_int:
                 args = [f"{self.prelude.helper(self.whole(i32), source, 1)}({args[0]})"]
                 if e.dtype is i32:
                     return args[0]
+            if e.dtype.is_packed:
+                return self.rounded(args[0], source, e.dtype, 1)
             return f"(({self.prelude.scalar(e.dtype)}){args[0]})"
         if name in ("floordiv", "floormod"):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
@@ -194,18 +194,18 @@ class ValuePrinter(AddressPrinter):
         )
 
     def rounded(self, text: str, source: DType, target: DType, width: int) -> str:
-        """Return a value rounded to a 16-bit float."""
-        if source is f64 and target is f16:  # rounding to f32 first must not make a tie
+        """Return a value rounded to a 16-bit float or a small type."""
+        if source is f64 and target.is_float and target is not bf16:  # rounding to f32 first must not make a tie
             text = f"{self.prelude.helper('odd', f64, width)}({text})"
         return self.unpacked(self.packed(text, target, width), target, width)
 
     def packed(self, text: str, dtype: DType, width: int) -> str:
         """Return a value converted to its type in memory."""
-        return f"{self.prelude.helper(f'to_{dtype}', f32, width)}({text})" if dtype.is_half else text
+        return f"{self.prelude.helper(f'to_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
 
     def unpacked(self, text: str, dtype: DType, width: int) -> str:
         """Return a value converted from its type in memory."""
-        return f"{self.prelude.helper(f'from_{dtype}', f32, width)}({text})" if dtype.is_half else text
+        return f"{self.prelude.helper(f'from_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
 
     def _extreme(self, e: Expr, args: list[str], width: int) -> str:
         """Return min or max that gives NaN for NaN. If an operand is known not to be NaN, one comparison suffices."""
@@ -296,10 +296,11 @@ class ValuePrinter(AddressPrinter):
             wide, moving = self.text(inner.args[0])
             if inner.args[0].dtype is i32 and wide is not None and moving and fits(inner.args[0], source):
                 source, text = i32, wide  # there and back again
-        found = None if e.dtype.is_half and source is f64 else self._converted(source, target, text)
+        odd = e.dtype.is_packed and source is f64 and target is f32
+        found = None if odd else self._converted(source, target, text)
         if found is None:
             return self.by_lane(e), True
-        return self.rounded(found, source, e.dtype, self.width) if e.dtype.is_half else found, True
+        return self.rounded(found, target, e.dtype, self.width) if e.dtype.is_packed else found, True
 
     def _converted(self, source: DType, target: DType, text: str) -> str | None:
         """Return a vector converted to another type; None where only single lanes can be converted."""

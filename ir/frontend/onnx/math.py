@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import bool_, f32
+from relax_tune.ir.core.dtype import bool_, f8e8m0, f32
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array, element_type, shortest
@@ -39,6 +39,7 @@ from relax_tune.ir.op.math.elementwise import (
 )
 from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.math.numeric import Abs, Floor, Log, Power, Quotient
+from relax_tune.ir.op.math.small_floats import Rounding
 
 
 def literal_of(item: ImportedValue) -> float | int | None:
@@ -154,6 +155,10 @@ def _cast(w: Writer, node: OnnxNode) -> ImportedValue:
         target = element_type(int(node.attributes.get("to", 0)), f"node {node.name!r}")
     if x.dtype is target:
         return x
+    if target.is_small and target.is_float:
+        mode = node.choice("round_mode", "up", "down", "nearest") if target is f8e8m0 else "nearest"
+        saturate = bool(node.attributes.get("saturate", 1))
+        return w.of(w.emit(Cast(target, saturate, cast(Rounding, mode)), w.tensor(x)))
     return w.of(cast_to(w, w.tensor(x), x.dtype, target), x.natural and target.is_int)
 
 

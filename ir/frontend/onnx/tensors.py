@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,12 +12,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError, UserError
-from relax_tune.ir.core.dtype import ALL, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import (
+    ALL,
+    DType,
+    bf16,
+    bool_,
+    f4e2m1,
+    f8e4m3fn,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f8e8m0,
+    f16,
+    f32,
+    f64,
+    i2,
+    i4,
+    i8,
+    i32,
+    i64,
+    u2,
+    u4,
+    u8,
+)
 
 Array = NDArray[Any]
 
 # TensorProto.DataType by number; the format never changes them.
-DTYPES: Mapping[int, DType] = {1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16}
+DTYPES: Mapping[int, DType] = {
+    1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16, 17: f8e4m3fn, 18: f8e4m3fnuz, 19: f8e5m2,
+    20: f8e5m2fnuz, 21: u4, 22: i4, 23: f4e2m1, 24: f8e8m0, 25: u2, 26: i2,
+}  # fmt: skip
 NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
 _EXTERNAL = 1
 
@@ -63,7 +89,7 @@ def read_tensor(proto: Any, folder: Path | None) -> Array:
     if any(d < 0 for d in shape):
         raise ParseError(f"{where}: wanted dims of 0 or more, found {shape}")
     size = int(np.prod(shape, dtype=np.int64))
-    wanted = size * dtype.bytes
+    wanted = -(-size * dtype.bits // 8)
     if proto.data_location == _EXTERNAL:
         return _external(proto, folder, dtype, shape, wanted, where)
     if proto.HasField("raw_data"):
@@ -72,12 +98,21 @@ def read_tensor(proto: Any, folder: Path | None) -> Array:
             raise ParseError(
                 f"{where}: wanted {wanted} bytes for {shape} of {dtype}, found {len(raw)}; is the file complete?"
             )
+        if dtype.bits < 8:
+            return unpacked(np.frombuffer(raw, np.uint8), dtype, size).reshape(shape)
         return np.frombuffer(raw, dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False).reshape(shape)
     try:
         values = np.asarray(require_onnx().numpy_helper.to_array(proto))
     except (ValueError, TypeError) as error:
         raise ParseError(f"{where}: wanted {size} values of {dtype}, found: {error}") from None
     return np.ascontiguousarray(values, dtype.numpy).reshape(shape)
+
+
+def unpacked(data: NDArray[np.uint8], dtype: DType, size: int) -> Array:
+    """Return the numbers of less than 8 bits that bytes hold, the first in the lowest bits."""
+    shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    codes = (data[:, None] >> shifts) & ((1 << dtype.bits) - 1)
+    return np.asarray(codes, np.uint8).reshape(-1)[:size].view(dtype.numpy)
 
 
 def _external(proto: Any, folder: Path | None, dtype: DType, shape: tuple[int, ...], wanted: int, where: str) -> Array:
@@ -112,6 +147,8 @@ def _external(proto: Any, folder: Path | None, dtype: DType, shape: tuple[int, .
         )
     if wanted == 0:
         return np.zeros(shape, dtype.numpy)
+    if dtype.bits < 8:
+        return unpacked(np.fromfile(path, np.uint8, wanted, offset=offset), dtype, math.prod(shape)).reshape(shape)
     if offset % dtype.bytes:
         data = np.fromfile(path, np.uint8, wanted, offset=offset)
         return np.frombuffer(data.tobytes(), dtype.numpy).reshape(shape)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.aliasing import is_view
-from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.dtype import DType, bool_, f32
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, GVar, Value
@@ -91,6 +91,8 @@ def cast_to(w: Writer, value: Value, source: DType, target: DType) -> Value:
     if source is target:
         return value
     if target is bool_:
+        if source.is_small:
+            value, source = w.emit(Cast(f32), value), f32
         return w.emit(NotEqual(), value, w.literal(0, source))
     return w.emit(Cast(target), value)
 

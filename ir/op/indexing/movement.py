@@ -360,6 +360,9 @@ class Split(OperatorSpec):
             for i in range(self.parts)
         )
 
+    def takes_small(self) -> bool:
+        return True
+
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
         if self.parts < 1:

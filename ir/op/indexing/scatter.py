@@ -56,6 +56,9 @@ class Scatter(OperatorSpec):
 
         The function maps (indices of a result element, number of an update) to (condition that it hits the element, its value)."""
 
+    def takes_small(self) -> bool:
+        return self.mode == "replace"
+
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         x, indices, updates = self.tensors(infos)
         if indices.dtype not in (None, i32, i64):

@@ -13,7 +13,7 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.dtype import DType, bool_
+from relax_tune.ir.core.dtype import DType, bool_, f8e8m0
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
@@ -47,6 +47,7 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.math.erf import erf
+from relax_tune.ir.op.math.small_floats import Rounding, narrow, narrow_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +245,34 @@ class MaximumScalar(ScalarUnary):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Unary):
-    """Conversion to another dtype (towards zero from floats to integers; `scalar_ops.converted`)."""
+    """Conversion to another dtype (towards zero from floats to integers; `scalar_ops.converted`).
+
+    saturate, rounding: those of small floats (`small_floats.narrow`)"""
 
     dtype: DType
+    saturate: bool = False
+    rounding: Rounding = "nearest"
     name: ClassVar[str] = "cast"
+
+    def takes_small(self) -> bool:
+        return True
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         (x,) = self.tensors(infos)
+        if self.saturate and not self._narrows():
+            raise DeduceError(
+                f"cast: wanted a float of at most 8 bits to saturate to, found {self.dtype}; clip instead"
+            )
+        if self.rounding != "nearest" and self.dtype is not f8e8m0:
+            raise DeduceError(f"cast: wanted {f8e8m0} to round {self.rounding} to, found {self.dtype}")
         return TensorInfo(x.shape, self.dtype, x.ndim)
 
+    def _narrows(self) -> bool:
+        return self.dtype.is_small and self.dtype.is_float
+
     def scalar(self, x: Expr) -> Expr:
+        if self._narrows() and x.dtype is not self.dtype:
+            return narrow(x, self.dtype, self.saturate, self.rounding)
         return cast(x, self.dtype)
 
     def array(self, x: Array) -> Array:
@@ -271,6 +290,8 @@ class Cast(Unary):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x = arrays[0]
+        if self._narrows():
+            return x if x.dtype == self.dtype.numpy else narrow_array(x, self.dtype, self.saturate, self.rounding)
         return float_result(x if self.dtype.is_float else converted(x, self.dtype), arrays, self.dtype.numpy)
 
 

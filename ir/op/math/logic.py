@@ -170,6 +170,9 @@ class Where(OperatorSpec):
         both, _ = broadcast_dims(self.name, shapes[1], shapes[2], ctx)
         return None if both is None else broadcast_dims(self.name, shapes[0], both, ctx)[0]
 
+    def takes_small(self) -> bool:
+        return True
+
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         cond, x, y = self.tensors(infos)
         if cond.dtype not in (None, bool_):

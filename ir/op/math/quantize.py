@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, u8
+from relax_tune.ir.core.dtype import SMALL, DType, f8e8m0, f32, f64, i8, i32, u8
 from relax_tune.ir.core.expr import (
     Expr,
     add,
@@ -34,6 +34,7 @@ from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, float_result, is_const, shape_of
+from relax_tune.ir.op.math.small_floats import narrow, narrow_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class Scaled(OperatorSpec):
 
     axis: int | None = None
     group: int | None = None
+
+    def takes_small(self) -> bool:
+        return True
 
     def _arguments(self, infos: Sequence[StructInfo]) -> tuple[TensorInfo, ...]:
         found = all_tensors(infos)
@@ -101,17 +105,23 @@ class Scaled(OperatorSpec):
 class Quantize(Scaled):
     """Quantisation: `round(x / scale) + zero`, ties to even, saturated to `bits` bits.
 
-    16-bit floats are divided and rounded in f32."""
+    16-bit floats are divided and rounded in f32. To small floats it is `x / scale + zero`, rounded as by a cast.
+
+    saturate: saturation of small floats"""
 
     dtype: DType = i8
     bits: int = 8
+    saturate: bool = True
     name: ClassVar[str] = "quantize"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = self._arguments(infos)
         x = found[0]
-        if self.dtype not in (i8, u8) or self.bits not in (2, 4, 8):
-            raise DeduceError(f"quantize: wanted i8 or u8 of 2, 4 or 8 bits, found {self.dtype} of {self.bits}")
+        if self.dtype not in (i8, u8, *SMALL) or self.dtype is f8e8m0 or self.bits not in (2, 4, 8):
+            known = " ".join(str(d) for d in SMALL if d is not f8e8m0)
+            raise DeduceError(
+                f"quantize: wanted {known}, or i8 or u8 of 2, 4 or 8 bits, found {self.dtype} of {self.bits}"
+            )
         if x.dtype is not None and not x.dtype.is_float:
             raise DeduceError(f"quantize: wanted a floating-point tensor, found {x!r}; cast it first")
         self.same_dtype(found[:2])
@@ -121,8 +131,8 @@ class Quantize(Scaled):
         return TensorInfo(x.shape, self.dtype, x.ndim)
 
     def _range(self) -> tuple[int, int]:
-        half = 1 << (self.bits - 1)
-        return (-half, half - 1) if self.dtype is i8 else (0, 2 * half - 1)
+        half = 1 << (min(self.bits, self.dtype.bits) - 1)
+        return (-half, half - 1) if self.dtype.short[0] == "i" else (0, 2 * half - 1)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -138,8 +148,11 @@ class Quantize(Scaled):
         low, high = (const(n, wide) for n in self._range())
 
         def value(*i: Expr) -> Expr:
-            found = call("rint", div(_as(x[i], wide), _as(self._at(scale, i), wide)))
+            found = div(_as(x[i], wide), _as(self._at(scale, i), wide))
+            found = found if self.dtype.is_float else call("rint", found)
             found = add(found, cast(self._at(zero[0], i), wide)) if zero else found
+            if self.dtype.is_float:
+                return narrow(found, self.dtype, self.saturate)
             return cast(minimum(maximum(found, low), high), self.dtype)
 
         b.compute(y, value, "quantize")
@@ -148,9 +161,12 @@ class Quantize(Scaled):
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, scale = (a if a.dtype == np.float64 else a.astype(np.float32) for a in arrays[:2])
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.rint(x / self._spread(scale, x.shape))
+            found = x / self._spread(scale, x.shape)
+        found = found if self.dtype.is_float else np.rint(found)
         if len(arrays) == 3:
-            found = found + self._spread(arrays[2], x.shape)
+            found = found + self._spread(arrays[2].astype(x.dtype), x.shape)
+        if self.dtype.is_float:
+            return narrow_array(found, self.dtype, self.saturate)
         return np.asarray(converted(np.clip(found, *self._range()), self.dtype))
 
 
@@ -164,8 +180,9 @@ class Dequantize(Scaled):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = self._arguments(infos)
         q = found[0]
-        if q.dtype not in (None, i8, u8, i32):
-            raise DeduceError(f"dequantize: wanted a tensor of i8, u8 or i32, found {q!r}; cast it first")
+        if q.dtype not in (None, i8, u8, i32, *SMALL):
+            known = " ".join(map(str, SMALL))
+            raise DeduceError(f"dequantize: wanted a tensor of i8, u8, i32 or {known}, found {q!r}; cast it first")
         if len(found) == 3 and None not in (q.dtype, found[2].dtype) and found[2].dtype is not q.dtype:
             raise DeduceError(f"dequantize: wanted zero points of {q.dtype}, found {found[2]!r}")
         self._check_dims(found, ctx)
@@ -194,7 +211,7 @@ class Dequantize(Scaled):
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         q = arrays[0].astype(np.float64)
         if len(arrays) == 3:
-            q = q - self._spread(arrays[2], q.shape)
+            q = q - self._spread(arrays[2].astype(np.float64), q.shape)
         return float_result(q * self._spread(arrays[1], q.shape).astype(np.float64), arrays, arrays[1].dtype)
 
 

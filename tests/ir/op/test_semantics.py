@@ -10,9 +10,25 @@ import pytest
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.check.verify import verify
-from relax_tune.ir.core.dtype import dtype, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import (
+    SMALL,
+    dtype,
+    f8e4m3fn,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e8m0,
+    f32,
+    f64,
+    i4,
+    i8,
+    i32,
+    i64,
+    u4,
+    u8,
+)
 from relax_tune.ir.core.expr import Var, as_int, const, expr
 from relax_tune.ir.core.graph import Call, Function
+from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import TensorInfo, TupleInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.interp.interp import run_prim
@@ -138,6 +154,18 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Relu(), [ints(-5, 5, 4)]),
     (Cast(i32), [rand(9) * 10]),
     (Cast(f32), [ints(0, 2, 3, 4)]),
+    *((Cast(d, d.is_float), [rand(40) * 400]) for d in SMALL),
+    (Cast(f8e4m3fn), [converted(np.array([1.0625 + 2**-30, 464, 465, -np.inf, np.nan, 0]), f64)]),
+    *(
+        (Cast(f8e8m0, True, way), [np.array([0, 1, 1.1, 5, 6, 2**-126.5, 1e38, 3e38, np.inf], "f4")])
+        for way in ("up", "down")
+    ),
+    (Quantize(dtype=f8e5m2), [rand(3, 5) * 9e5, np.array(0.7, np.float32)]),
+    (Quantize(1, dtype=i4), [rand(3, 5) * 9, positive(5), converted(ints(-3, 3, 5), i4)]),
+    (Dequantize(), [converted(rand(3, 5) * 90, f8e4m3fn), np.array(0.7, np.float32)]),
+    (Dequantize(0), [converted(ints(0, 16, 3, 5), u4), positive(3), converted(ints(0, 9, 3), u4)]),
+    *((Concat(0), [converted(rand(3, 2) * 9, d), converted(rand(1, 2), d)]) for d in (f8e4m3fnuz, i4)),
+    (Pad((1, 0), (0, 2), value=2.0), [converted(rand(3, 2), f8e5m2)]),
     *[(op, [rand(3, 5), np.abs(rand(5)) + 1]) for op in (Add(), Sub(), Mul(), Div(), Maximum(), Minimum())],
     (Add(), [rand(3, 1, 5), rand(4, 1)]),
     (Mul(), [rand(1, 5), rand(3, 5)]),
