@@ -69,8 +69,6 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
     ("(bool[a] x) => (float[a] y) { y = Cast<to = 1>(x) }", [truths(6)]),
     ("(float[a] x) => (bool[a] y) { z = Cast<to = 22>(x) y = Cast<to = 9>(z) }", [np.array([0, 0.5, -2, 16], "f4")]),
     ("(float[a] x) => (float[a] y) { z = Cast<to = 17, saturate = 0>(x) y = Cast<to = 1>(z) }", [np.array([0.3, 449, -1e4], "f4")]),
-    ("(float[a] x) => (float[b] y) <float s = {0.05}, int4 z = {3}>"
-     " { u = QuantizeLinear(x, s, z) w = Concat<axis = 0>(u, u) y = DequantizeLinear(w, s, z) }", [f(9)]),
     (f"{ONE} <float lo = {{-0.5}}, float hi = {{0.25}}> {{ y = Clip(x, lo, hi) }}", [f(3, 5)]),
     (f"{ONE} <float hi = {{0.25}}> {{ y = Clip(x, , hi) }}", [f(3, 5)]),
     ("(float[a, k] x, float[k, b] y) => (float[a, b] z) { z = MatMul(x, y) }", [f(3, 5), f(5, 4)]),
