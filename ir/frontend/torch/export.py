@@ -100,7 +100,7 @@ class _Reader:
 
     def __init__(self, torch: Any, exported: Any, names: Mapping[str, str]) -> None:
         self.torch, self.exported, self.given = torch, exported, names
-        self.types: dict[Any, DType] = {getattr(torch, d.name): d for d in ALL}
+        self.types: dict[Any, DType] = {getattr(torch, d.name): d for d in ALL if hasattr(torch, d.name)}
         self.names: dict[str, str] = {}
 
     def run(self) -> TorchProgram:
@@ -214,8 +214,8 @@ class _Reader:
         if key not in stored:
             stored[key] = target
             values, element = tensor.detach().cpu(), self.types[tensor.dtype]
-            if element is bf16:  # torch gives NumPy only its bits
-                values = values.contiguous().view(self.torch.int16)
+            if element is bf16 or element.is_small:  # torch gives NumPy only its bits
+                values = values.contiguous().view(self.torch.int16 if element is bf16 else self.torch.uint8)
             weights[target] = np.ascontiguousarray(values.numpy()).view(element.numpy)
         return stored[key]
 
@@ -224,7 +224,13 @@ class _Reader:
         frames = [f for f in _FRAME.findall(n.meta.get("stack_trace") or "") if "/torch/nn/" not in f[0]]
         source = f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}" if frames else ""
         args = tuple(map(self._argument, n.args)) if n.op == "call_function" else ()
+        if isinstance(target := kwargs.get("dtype"), DType) and target.is_small and target.is_float:
+            kwargs["saturate"] = self._saturates(n.kwargs["dtype"])
         return TorchCall(n.name, self._operator(n), args, kwargs, self._meta(n.meta.get("val")), source)
+
+    def _saturates(self, element: Any) -> bool:
+        """Return whether a cast to a small float gives its largest number for larger ones; versions of torch differ."""
+        return bool(self.torch.tensor(1e30).to(element).float().isfinite())
 
     def _operator(self, n: Any) -> str:
         target: Callable[..., Any] | str = n.target

@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import bool_
+from relax_tune.ir.core.dtype import bool_, f8e8m0, f32
 from relax_tune.ir.core.expr import (  # fmt: skip
     FALSE,
     TRUE,
@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     sub,
 )
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import clip, tanh_gelu
+from relax_tune.ir.frontend.shared.compositions import cast_to, clip, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import (
     Handler,
@@ -321,7 +321,14 @@ def pair(op: OperatorSpec) -> Handler:
 
 
 def _to_copy(w: Writer, n: TorchNode) -> ImportedValue:
-    return as_item(w, n.item(0), n.dtype)
+    x, target = n.item(0), n.dtype
+    if x.dtype is target or not (target.is_small and target.is_float):
+        return as_item(w, x, target)
+    value = w.tensor(x)
+    if target is f8e8m0:  # torch drops the sign, and has the least power for 0
+        value = w.emit(MaximumScalar(target.lowest), w.emit(Abs(), cast_to(w, value, x.dtype, f32)))
+        return w.of(w.emit(Cast(target), value))
+    return w.of(w.emit(Cast(target, n.given(1, "saturate", False) is True), value))
 
 
 def same(w: Writer, n: TorchNode) -> ImportedValue:

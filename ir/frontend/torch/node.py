@@ -12,6 +12,7 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i64
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.shared.compositions import cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
@@ -143,7 +144,7 @@ def as_item(w: Writer, value: Any, element: DType) -> ImportedValue:
         if value.dtype is element:
             return value
         if value.array is not None and value.array.size == 1:
-            return w.constant(value.array.astype(element.numpy), value.name)
+            return w.constant(np.asarray(converted(value.array, element)), value.name)
         found = cast_to(w, w.tensor(value), value.dtype, element)
         return w.of(found, value.natural and element.is_int)
     known = number_of(value)
