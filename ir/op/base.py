@@ -29,6 +29,7 @@ from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 
 Array = NDArray[Any]
 Halves = Literal["wanted", "allowed", "moved", "gathered", "never"]
+QUIET = {"quiet": True}  # an attribute that text leaves out at its default
 _PLACEHOLDER = re.compile(r"\{(\d{1,3})\}")
 
 

@@ -110,7 +110,12 @@ class GraphPrinter(TensorPrinter):
             case g.TupleItem(whole, index):
                 return f"{self.value(whole)}[{index}]"
             case g.Call(operator, args):
-                attributes = [f"{f.name}={self.attribute(getattr(operator, f.name))}" for f in fields(operator)]
+                shown = [
+                    f
+                    for f in fields(operator)
+                    if not (f.metadata.get("quiet") and getattr(operator, f.name) == f.default)
+                ]
+                attributes = [f"{f.name}={self.attribute(getattr(operator, f.name))}" for f in shown]
                 return f"op.{operator_name(operator)}({', '.join([*map(self.value, args), *attributes])})"
             case g.CallDPSLibrary(routine):
                 return self.call("call_dps_library", routine, v)

@@ -21,7 +21,7 @@ import safetensors.numpy
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.artifact import Artifact, device_kind, load_artifact, new_artifact, save_artifact
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.program.program import SCHEMA, BufferSpec
+from relax_tune.runtime.program.program import SCHEMA, SMALL, BufferSpec
 
 RNG = np.random.default_rng(5)
 
@@ -208,11 +208,12 @@ def test_constants_of_every_dtype_and_odd_shapes(tmp_path: Path, small: Any) -> 
     program = small.program("c")
     three = program.buffers[1].shape[0]
     zero = program.calls[1].choice  # the slot of the constant 0
-    dtypes = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float64"]
+    dtypes = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float64", *SMALL]
     extra = [BufferSpec(f"k.{d}", d, (three, three), "const") for d in dtypes]
     extra += [BufferSpec("scalar", "float32", (), "const"), BufferSpec("empty", "float32", (zero, three), "const")]
     program = replace(program, buffers=(*program.buffers, *extra))
-    constants = dict(small.constants) | {f"k.{d}": np.arange(9).reshape(3, 3).astype(d).T for d in dtypes}
+    constants = dict(small.constants)
+    constants |= {f"k.{d}": np.arange(9).reshape(3, 3).astype(np.float32).astype(d).T for d in dtypes}
     constants |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 3), np.float32)}
     loaded = load_artifact(save_artifact(tmp_path / "m.rta", program, constants))
     for name, array in constants.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +36,7 @@ from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import (
+    QUIET,
     Array,
     Deduction,
     Halves,
@@ -250,8 +251,8 @@ class Cast(Unary):
     saturate, rounding: those of small floats (`small_floats.narrow`)"""
 
     dtype: DType
-    saturate: bool = False
-    rounding: Rounding = "nearest"
+    saturate: bool = field(default=False, metadata=QUIET)
+    rounding: Rounding = field(default="nearest", metadata=QUIET)
     name: ClassVar[str] = "cast"
 
     def takes_small(self) -> bool:

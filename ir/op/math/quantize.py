@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,17 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, all_tensors
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, axis_index, dtype_of, float_result, is_const, shape_of
+from relax_tune.ir.op.base import (
+    QUIET,
+    Array,
+    Deduction,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+)
 from relax_tune.ir.op.math.small_floats import narrow, narrow_array
 
 
@@ -111,7 +121,7 @@ class Quantize(Scaled):
 
     dtype: DType = i8
     bits: int = 8
-    saturate: bool = True
+    saturate: bool = field(default=True, metadata=QUIET)
     name: ClassVar[str] = "quantize"
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:

@@ -353,6 +353,39 @@ def test_saved_programs_and_side_effects(tmp_path: Path) -> None:
     assert "model.pt2: wanted a program saved by torch.export.save, found: " in archive
 
 
+FLOAT8 = """
+import numpy as np, torch
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.interp.interp_graph import run_function
+x = torch.cat([torch.tensor([464.0, 465.0, 1e9, -1e9, float("nan"), float("inf"), 0.3, -0.0, 1e-40]), torch.randn(90) * 99])
+for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"):
+    class Casts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", torch.randn(3, 2).to(getattr(torch, name)))
+        def forward(self, x):
+            y = x.to(getattr(torch, name))
+            return y.reshape(-1, 1), y.to(torch.float16), self.w.to(torch.float32)
+    program = torch.export.export(Casts(), (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+    made, *found = run_function(load_model(program), "main", [x.numpy()])
+    said, *wanted = program.module()(x)
+    assert made.dtype == name and made.shape == tuple(said.shape)
+    np.testing.assert_array_equal(made.astype(np.float32), said.float().numpy())
+    for f, w in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(f, w.numpy())
+    print(name)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.torch
+def test_float8_casts_give_torch_s_results() -> None:
+    python, environment = torch_python()
+    done = subprocess.run([python, "-c", FLOAT8], check=True, capture_output=True, env=environment, text=True)
+    assert len(done.stdout.splitlines()) == 5
+
+
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     file = tmp_path / "model.pt2"
