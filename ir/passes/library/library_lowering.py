@@ -430,7 +430,9 @@ class _Splitter:
 
 
 def _leading(outer: Expr | None, inner: Expr | None, height: Expr, width: Expr) -> tuple[int, Expr]:
-    """Return (transposed, leading dim) of a `height` x `width` matrix with these strides, one of them 1."""
+    """Return (transposed, leading dim) of a `height` x `width` matrix with these strides, one of them 1.
+
+    Where both are, it has one row or one column, and rows of `width` hold either."""
     if inner is None or as_int(inner) == 1:
-        return 0, width if outer is None else outer
+        return 0, width if outer is None or as_int(outer) == 1 else outer
     return 1, height if as_int(inner) is None and outer is None else inner

@@ -72,6 +72,7 @@ def gemm(
 
     def operand(which: str, flat: Array, i: int, rows: int, columns: int) -> Array:
         lead = sizes[f"ld{which}"]
+        assert lead >= (rows if sizes[f"trans_{which}"] else columns), "routines refuse rows that overlap"
         row, column = (1, lead) if sizes[f"trans_{which}"] else (lead, 1)
         return matrix(flat, i * sizes.get(f"stride_{which}", 0), rows, columns, row, column)
 
@@ -153,6 +154,12 @@ def test_plain_products(rows: int) -> None:
     assert as_int(form.scalars[4]) == 1
     form = check(legal(Matmul(True), (2, 3, n, 5), (2, 3, m, 5)), rows, 4)
     assert form.routine == "openblas.sgemm_batched" and not form.before
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_over_one_element_have_rows_that_do_not_overlap(swapped: bool) -> None:
+    check(legal(Matmul(swapped), (n, 1), (m, 1) if swapped else (1, m)), 3, 4)
+    check(legal(Matmul(swapped), (2, n, 1), (2, m, 1) if swapped else (2, 1, m)), 3, 4)
 
 
 def test_collapsible_rows_need_no_packing() -> None:

