@@ -153,7 +153,8 @@ class Sigmoid(Unary):
         return div(const(1, x.dtype), add(call("exp", sub(const(0, x.dtype), x)), const(1, x.dtype)))
 
     def array(self, x: Array) -> Array:
-        return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+        with np.errstate(over="ignore"):  # half of 1 + tanh(x / 2) loses every digit of small results
+            return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
 @dataclass(frozen=True, slots=True)
