@@ -157,7 +157,7 @@ def test_plain_products(rows: int) -> None:
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_products_over_one_element_have_rows_that_do_not_overlap(swapped: bool) -> None:
+def test_library_form_inner_dim_of_one_keeps_rows_apart(swapped: bool) -> None:
     check(legal(Matmul(swapped), (n, 1), (m, 1) if swapped else (1, m)), 3, 4)
     check(legal(Matmul(swapped), (2, n, 1), (2, m, 1) if swapped else (2, 1, m)), 3, 4)
 
