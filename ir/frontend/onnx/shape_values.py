@@ -129,7 +129,12 @@ def _cast(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars
     source = node.item(0).dtype
     if to is i64 and source.is_int:
         return arrays[0], to
-    if to is not None and (to.is_int or to is bool_) and all(e.value is not None for e in arrays[0].reshape(-1)):
+    if (
+        to is not None
+        and not to.is_small
+        and (to.is_int or to is bool_)
+        and all(e.value is not None for e in arrays[0].reshape(-1))
+    ):
         values = [int(e.value) for e in arrays[0].reshape(-1)]
         low, high = (0, 1) if to is bool_ else (int(np.iinfo(to.numpy).min), int(np.iinfo(to.numpy).max))
         if to is not bool_ and not all(low <= v <= high for v in values):

@@ -14,12 +14,16 @@ from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, 
 from tests.tuner.cli.cli_model import make_bert
 from typer.testing import CliRunner
 
+import relax_tune as rt
 from relax_tune.database.records import JobRecord
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
+from relax_tune.ir.core.dtype import f8e5m2
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
 from relax_tune.tuner.cli.commands.destination import artifact_path
-from relax_tune.tuner.cli.commands.run import read_arrays, write_arrays
+from relax_tune.tuner.cli.commands.run import read_arrays, run, write_arrays
 
 RUNNER = CliRunner()
 
@@ -320,6 +324,19 @@ def test_wrong_npz_error_does_not_mention_pickle(elsewhere: Path) -> None:
         ) as caught:
             read_arrays(elsewhere / "x.npz")
         assert "unsafe" not in str(caught.value) and "numpy.savez" in str(caught.value)
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_run_arrays_of_small_types_are_bytes_in_files(tmp_path: Path) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"),), f8e5m2)
+    artifact = rt.build(g.finish(g.call(Concat(0), x, x)), target="c", db="memory://")
+    given, found = np.array([0.3, -np.inf, 5], np.float32).astype("float8_e5m2"), tmp_path / "out.npz"
+    write_arrays(tmp_path / "in.npz", {"x": given})
+    artifact.save(tmp_path / "m.rta")
+    run(tmp_path / "m.rta", inputs=tmp_path / "in.npz", out=found)
+    np.testing.assert_array_equal(read_arrays(found)["output0"], np.tile(given, 2).view(np.uint8))
 
 
 def test_arrays_of_bfloat16_come_back_from_a_file(tmp_path: Path) -> None:

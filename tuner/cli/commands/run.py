@@ -17,8 +17,11 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.generate import DECODE, PREFILL
-from relax_tune.runtime.model import Model
+from relax_tune.runtime.model import Model, choose_function
+from relax_tune.runtime.program.host_program import HostProgram
+from relax_tune.runtime.program.program import SMALL, Program
 from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.runtime.signature import TensorSpec, function_specs
 from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
 from relax_tune.tuner.cli.commands.texts import (
     complete,
@@ -129,11 +132,20 @@ def _call_once(
     opened: Model, given: Mapping[str, NDArray[Any]], function: str | None, console: Console
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Call a function on arrays; return the document of its results and the arrays by name."""
-    results = opened.run(given, function)
+    results = opened.run(_with_types(opened, given, function), function)
     named = {f"output{n}": _as_array(f"output{n}", r) for n, r in enumerate(results)}
     for name, array in named.items():
         say(console, f"{name}: {array.dtype} {array.shape}")
     return {"outputs": {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}}, named
+
+
+def _with_types(opened: Model, given: Mapping[str, NDArray[Any]], function: str | None) -> Mapping[str, NDArray[Any]]:
+    """View bytes as the small type of their parameter, since files of arrays have no name for it."""
+    every: dict[str, Program | HostProgram] = {p.name: p for p in opened.artifact.programs}
+    every |= {d.name: d for d in opened.artifact.host_programs}
+    specs, _ = function_specs(choose_function({n: every[n] for n in opened.functions}, function))
+    small = {s.name: s.dtype for s in specs if isinstance(s, TensorSpec) and s.dtype.name in SMALL}
+    return {n: a.view(small[n]) if n in small and a.dtype == np.uint8 else a for n, a in given.items()}
 
 
 def _show_completions(
@@ -225,7 +237,10 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     try:
         try:
             with partial.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+                small = {
+                    n: a.view(np.uint8) for n, a in arrays.items() if a.dtype.name in SMALL
+                }  # the format lacks them
+                np.savez(file, **{**arrays, **small})  # type: ignore[arg-type]
             if partial != path:
                 partial.replace(path)
         except BaseException:
