@@ -55,7 +55,8 @@ _MANIFEST, _PROGRAM, _CONSTANTS = "manifest.json", "programs.json", "constants.s
 _HOST_PROGRAMS = "drivers.json"  # the member's name since the first format
 _MEMBERS = (_MANIFEST, _PROGRAM, _CONSTANTS)
 _TENSOR_TYPES: Mapping[str, str] = {
-    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64",
+    "BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32",
+    "I64": "int64", "U64": "uint64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 _ZIP_DATE = (1980, 1, 1, 0, 0, 0)

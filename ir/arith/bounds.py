@@ -7,7 +7,7 @@ from typing import Protocol
 
 from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.core import intervals
-from relax_tune.ir.core.dtype import DType, i64
+from relax_tune.ir.core.dtype import ALL, DType, bool_, i32, i64, u64
 from relax_tune.ir.core.expr import (
     Const,
     Expr,
@@ -156,14 +156,12 @@ def remember(table: dict[Expr, object] | dict[Expr, Expr], key: Expr, value: obj
     table[key] = value  # type: ignore[assignment]
 
 
-_RANGES: Mapping[str, Interval] = {
-    "bool": (0, 1), "u8": (0, 255), "i8": (-128, 127), "uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
-}  # fmt: skip
+_RANGES: Mapping[DType, Interval] = {d: d.limits for d in ALL if d.is_int and d not in (i32, i64)} | {bool_: (0, 1)}
 
 
 def dtype_interval(dtype: DType) -> Interval:
-    """Return the range of a narrow integer type. Wide integers are unbounded: index arithmetic does not overflow."""
-    return _RANGES.get(dtype.short, UNBOUNDED)
+    """Return the range of a type of elements. int32 and int64 are unbounded: index arithmetic does not overflow."""
+    return _RANGES.get(dtype, UNBOUNDED)
 
 
 # How near the ends of int64 a value may be: the least, the greatest; or up to 32 bits of data, or such times a size.
@@ -213,7 +211,7 @@ def _reach_of(n: Op) -> int:
         return _DATA
     args = [reach(a) for a in n.args]
     if n.op == "cast":
-        return _ENDS if n.args[0].dtype.is_float else args[0]
+        return _ENDS if n.args[0].dtype.is_float or n.args[0].dtype is u64 else args[0]
     if n.op == "floormod":
         return args[1]
     if n.op in ("min", "max"):
@@ -253,7 +251,7 @@ def _interval_of(n: Expr, done: Mapping[Expr, Interval], env: Env) -> Interval:
     found = UNBOUNDED if of_operation is None else of_operation(*(done[a] for a in n.args))
     if n.op == "cast" and n.args[0].dtype.is_int:
         found = done[n.args[0]]
-        if n.dtype.bytes < n.args[0].dtype.bytes and not within(found, _INT32):
+        if not n.dtype.holds(n.args[0].dtype) and not within(found, n.dtype.limits):
             found = UNBOUNDED
     if wraps(n) and (n.dtype is i64 or not within(found, _INT32)):
         found = UNBOUNDED

@@ -97,7 +97,7 @@ class Normalizer(Atoms):
             return self.extreme("min" if n.op == "min" else "max", a, b, n)
         if n.op == "cast" and wide(n.dtype):
             inner = n.args[0]
-            if inner.dtype.is_int and inner.dtype.bytes <= n.dtype.bytes:  # widening keeps the value
+            if inner.dtype.is_int and n.dtype.holds(inner.dtype):  # widening keeps the value
                 return self._polys[inner]
         return self.opaque(n)
 

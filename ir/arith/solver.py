@@ -122,7 +122,7 @@ class _Question:
                 return {"and": z3.And, "or": z3.Or, "not": z3.Not}[n.op](*args)
             if n.op == "select" and wide(n.dtype):
                 return z3.If(*args)
-            if n.op == "cast" and wide(n.dtype) and n.args[0].dtype.is_int and n.args[0].dtype.bytes <= n.dtype.bytes:
+            if n.op == "cast" and wide(n.dtype) and n.args[0].dtype.is_int and n.dtype.holds(n.args[0].dtype):
                 return args[0]
             if algebraic(n):
                 return self.arithmetic(n.op, *args)

@@ -72,11 +72,30 @@ class DType:
     def is_int(self) -> bool:
         return self.short[0] in "iu"
 
+    @property
+    def is_unsigned(self) -> bool:
+        return self.short[0] == "u"
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The least and the greatest number of this integer type."""
+        half = 1 << (self.bits - 1)
+        return (0, 2 * half - 1) if self.is_unsigned else (-half, half - 1)
+
+    def holds(self, other: DType) -> bool:
+        """Return whether this integer type has every number of another one."""
+        (low, high), (least, greatest) = self.limits, other.limits
+        return low <= least and greatest <= high
+
 
 bool_ = DType("bool", "bool")
 i8 = DType("int8", "i8")
 u8 = DType("uint8", "u8")
+i16 = DType("int16", "i16")
+u16 = DType("uint16", "u16")
 i32 = DType("int32", "i32")
+u32 = DType("uint32", "u32")
+u64 = DType("uint64", "u64")
 i64 = DType("int64", "i64")
 f16 = DType("float16", "f16")
 bf16 = DType("bfloat16", "bf16")
@@ -93,7 +112,8 @@ u4 = DType("uint4", "uint4")
 i2 = DType("int2", "int2")
 u2 = DType("uint2", "uint2")
 
-COMPUTED = (bool_, i8, u8, i32, i64, f16, bf16, f32, f64)
+INTEGERS = (i8, u8, i16, u16, i32, u32, i64, u64)
+COMPUTED = (bool_, *INTEGERS, f16, bf16, f32, f64)
 SMALL = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f4e2m1, i4, u4, i2, u2)
 ALL = (*COMPUTED, *SMALL)
 _SMALL = {d.short: int(next(c for c in d.name if c.isdigit())) for d in SMALL}

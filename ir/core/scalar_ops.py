@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.core import intervals
-from relax_tune.ir.core.dtype import DType, is_floating
+from relax_tune.ir.core.dtype import DType, i32, i64, is_floating, u32, u64
 from relax_tune.ir.core.intervals import Interval
 
 # arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number)
@@ -104,22 +104,29 @@ def _not(a: Any) -> Any:
 def wrapped(value: int, dtype: DType) -> int:
     """Return an integer modulo two to the power of the type's bits (two's complement)."""
     half = 1 << (dtype.bits - 1)
-    if dtype.short[0] == "u":
+    if dtype.is_unsigned:
         return value & (2 * half - 1)
     return value if -half <= value < half else ((value + half) & (2 * half - 1)) - half
+
+
+def through(dtype: DType) -> DType:
+    """Return the signed type through which a float becomes an integer of `dtype`."""
+    return i64 if dtype is u32 or dtype.bytes == 8 else i32
 
 
 def converted(value: Any, dtype: DType) -> Any:
     """Convert a number or an array to a type: the meaning of `cast`, in docs/design/meaning.md.
 
-    Floats become integers through int32, or int64 for that type: what these cannot hold is their smallest number.
+    Floats become integers through int32 or int64: what these cannot hold is their smallest number.
     Small floats come of float32, and of float64 by rounding to odd, so that the result is rounded once."""
     a, target = np.asarray(value), dtype.numpy
     if dtype.is_int and is_floating(a.dtype):
-        wide = np.dtype(np.int64 if dtype.bytes == 8 else np.int32)
+        wide = through(dtype).numpy
         with np.errstate(all="ignore"):
             whole, edge = np.trunc(a.astype(np.float64)), 2.0 ** (8 * wide.itemsize - 1)
-            a = np.where((whole >= -edge) & (whole < edge), whole, -edge).astype(wide)
+            high = (whole >= edge) & (whole < 2 * edge) & (dtype is u64)  # uint64 alone holds these
+            a = np.where((whole >= -edge) & (whole < edge), whole, np.where(high, whole - 2 * edge, -edge)).astype(wide)
+            a = np.where((whole >= 2 * edge) & (dtype is u64), wide.type(0), a)
     elif dtype.short == "bool":
         return (a != 0)[()]
     elif dtype.is_small and dtype.is_float:

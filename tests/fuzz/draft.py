@@ -264,5 +264,5 @@ def numbers(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator, styl
         return a
     with np.errstate(over="ignore"):
         drawn = np.array(special, object)[rng.integers(0, len(special), shape)]
-        drawn = np.asarray(drawn, np.float64 if dtype.is_float else np.int64)
+        drawn = np.asarray(drawn, np.float64 if dtype.is_float else dtype.numpy)
         return np.where(rng.random(shape) < 0.25, drawn.astype(dtype.numpy), a).astype(dtype.numpy)

@@ -9,7 +9,23 @@ from typing import Literal, get_args
 from tests.fuzz.draft import Grower, Step
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.core.dtype import ALL, COMPUTED, SMALL, DType, bf16, bool_, f8e8m0, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import (
+    ALL,
+    COMPUTED,
+    INTEGERS,
+    SMALL,
+    DType,
+    bf16,
+    bool_,
+    f8e8m0,
+    f16,
+    f32,
+    f64,
+    i8,
+    i32,
+    i64,
+    u8,
+)
 from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.op import shapes
@@ -25,7 +41,7 @@ from relax_tune.ir.op.reduction import linalg, reduce, scan
 from relax_tune.ir.op.reduction.einsum import Einsum
 
 FLOATS = (f16, bf16, f32, f64)
-INTS = (i8, u8, i32, i64)
+INTS = INTEGERS
 NUMBERS = (*FLOATS, *INTS)
 Rounding = Literal["exact", "rounded", "approximate", "summed"]
 Make = Callable[[Grower], Step]
@@ -60,7 +76,7 @@ def binary(op: Callable[[], OperatorSpec], kinds: Sequence[DType]) -> Make:
 def scalar(op: Callable[[float], OperatorSpec]) -> Make:
     def make(w: Grower) -> Step:
         x = w.pick(NUMBERS)
-        values = [0.0, 1.0, 2.0, 3.0] if w.dtype(x) is u8 else [0.0, 1.0, -1.0, 2.0, -3.0]
+        values = [0.0, 1.0, 2.0, 3.0] if w.dtype(x).is_unsigned else [0.0, 1.0, -1.0, 2.0, -3.0]
         if w.dtype(x).is_float:
             values += [0.1, 0.5, -2.5, 1e-3]
         return Step(op(w.rng.choice(values)), (x,))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from relax_tune.ir.core.dtype import DType, i2, i4, i8, i32, u2, u4, u8
+from relax_tune.ir.core.dtype import ALL, DType, i32, i64, u8
 from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.intervals import UNBOUNDED, Interval, within
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, wrapped
 
-# the values of narrow integer types
-LIMITS: Mapping[DType, tuple[int, int]] = {
-    i2: (-2, 1), u2: (0, 3), i4: (-8, 7), u4: (0, 15), i8: (-128, 127), u8: (0, 255), i32: (-(1 << 31), (1 << 31) - 1),
-}  # fmt: skip
+# the values of integer types; those of int64 are indices
+LIMITS: Mapping[DType, tuple[int, int]] = {d: d.limits for d in ALL if d.is_int and d is not i64}
 
 
 def interval(e: Expr) -> Interval:
@@ -21,8 +19,8 @@ def interval(e: Expr) -> Interval:
     known: dict[Expr, Interval] = {}
     for n in postorder((e,)):
         found = _interval(n, known)
-        room = LIMITS.get(n.dtype, LIMITS[i32])  # an operation of a narrow type wraps around in it
-        known[n] = found if within(found, room) else room if room is not LIMITS[i32] else UNBOUNDED
+        room = LIMITS.get(n.dtype, LIMITS[i32])  # an operation wraps around in its type
+        known[n] = found if within(found, room) else room if n.dtype not in (i32, i64) else UNBOUNDED
     return known[e]
 
 

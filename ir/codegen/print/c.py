@@ -16,7 +16,7 @@ from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, f32, i32, i64
+from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
 from relax_tune.ir.core.expr import postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import For, Stmt, accesses, walk
@@ -35,7 +35,7 @@ AVX = {8: "256", 4: ""}
 LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
 
 SCALARS = {
-    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
+    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i16": "short", "i32": "int", "i64": "i64",
     "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long", "f32": "float", "f64": "double",
 }  # fmt: skip
 
@@ -116,6 +116,8 @@ class CPrelude(Prelude):
         return needs, text
 
     def truncated(self, name: str, source: DType, target: DType, v: str) -> str:
+        if target is u64:
+            return super().truncated(name, source, target, v)
         return integers.truncated_gcc(source, target, v, "back" in name)
 
     def _stream(self, size: int) -> str:
@@ -386,7 +388,9 @@ class CPrinter(CFamilyPrinter):
     def whole(self, target: DType) -> str:
         if self.back is None:
             nodes = postorder(tuple(e for n in walk(self.body) for e in n.own_exprs))
-            self.back = any(n.op == "cast" and n.dtype.is_float and n.args[0].dtype in (i32, i64) for n in nodes)
+            self.back = any(
+                n.op == "cast" and n.dtype.is_float and n.args[0].dtype in (i32, u32, i64, u64) for n in nodes
+            )
         return f"whole_back_{target}" if self.back else super().whole(target)
 
     def fence(self) -> None:

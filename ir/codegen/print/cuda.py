@@ -24,7 +24,7 @@ from relax_tune.ir.core.stmt import Barrier, For, Stmt, loops, stores, walk
 from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
 
 SCALARS = {
-    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i32": "int", "i64": "i64",
+    "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i16": "short", "i32": "int", "i64": "i64",
     "u16": "unsigned short", "u32": "unsigned", "u64": "unsigned long long", "f32": "float", "f64": "double",
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ ENDS = {i32: ("-2147483647 - 1", "2147483648.0"), i64: ("-9223372036854775807 - 
 def literal(value: int) -> str:
     """Return an integer; C reads the smallest of a type as the negation of a number that the type does not have."""
     ends = {-(1 << 31): ENDS[i32][0], -(1 << 63): ENDS[i64][0]}
-    return str(value) if value >= 0 else f"({ends.get(value, value)})"
+    return f"{value}{'u' if value >> 31 else ''}" if value >= 0 else f"({ends.get(value, value)})"
 
 
 def arithmetic(name: str, dtype: DType, unsigned: str) -> str:
@@ -45,6 +45,13 @@ def truncated(source: DType, target: DType, v: str) -> str:
     least, edge = ENDS[target]
     edge += "f" if source is f32 else ""
     return f"return x > -{edge} && x < {edge} ? ({v})x : {least};"
+
+
+def truncated_unsigned(source: DType, v: str, signed: str) -> str:
+    """Return the body of a truncation of the float `x` to uint64, which alone holds numbers of 2 ** 63 and more."""
+    f = "f" if source is f32 else ""
+    edge = ENDS[i64][1] + f
+    return f"return x < {edge} || x != x ? ({v}){signed}(x) : x < 2 * {edge} ? ({v})x : 0;"
 
 
 def truncated_gcc(source: DType, target: DType, v: str, back: bool) -> str:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
 from relax_tune.ir.codegen.print.addressing import Address, Lane
-from relax_tune.ir.codegen.print.prelude import HALF, computed, stored
+from relax_tune.ir.codegen.print.prelude import computed, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i32, i64, u8
 from relax_tune.ir.core.expr import Expr, Load
 from relax_tune.ir.core.stmt import BufferStore
+
+# types in memory that are stored in vectors; indices are single numbers
+STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
 
 
 class MemoryPrinter(ValuePrinter):
@@ -94,7 +97,7 @@ class MemoryPrinter(ValuePrinter):
                 new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
             self.line(f"{name} = {new};")
             return
-        if step == 1 and text is not None and stored(b.dtype) in (f32, f64, i32, i8, u8, HALF):
+        if step == 1 and text is not None and stored(b.dtype) in STORED_VECTORS:
             address = self.address(b, p)
             new = self.packed(self.splat(text, moving, b.dtype), b.dtype, lane.width)
             if not lane.nontemporal or b.scope != "global":

@@ -17,7 +17,7 @@ from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Barrier
 
 SCALARS = {
-    "bool": "uchar", "i8": "char", "u8": "uchar", "i32": "int", "i64": "long",
+    "bool": "uchar", "i8": "char", "u8": "uchar", "i16": "short", "i32": "int", "i64": "long",
     "u16": "ushort", "u32": "uint", "u64": "ulong", "f32": "float", "f64": "double",
 }  # fmt: skip
 

@@ -11,22 +11,19 @@ from types import MappingProxyType
 
 from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.transpose_registers import transpose_text
-from relax_tune.ir.core.dtype import DType, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import DType, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # type of a comparison of vectors, by bytes of an element: the integer type of the same width
-MASKS = {1: i8, 4: i32, 8: i64}
+MASKS = {1: i8, 2: i16, 4: i32, 8: i64}
 
 # storage of a 16-bit float: its bits, as those of small types in u8; conversions are integer arithmetic, the same on
 # every target
-HALF = DType("uint16", "u16")
+HALF = u16
 
 # index type: 32 bits unless the text is compiled for 64
 INDEX = DType("int64", "idx")
-
-# integers that wrap in every language
-U32 = DType("uint32", "u32")
 
 # functions of one number, each a helper
 FUNCTIONS = frozenset(name for name in MATH if SCALAR_OPS[name].arity == 1)
@@ -174,7 +171,7 @@ class Prelude:
         if width == 1:
             return self._scalar_helper(name, dtype)
         if name in integers.SIGNS:
-            return (), integers.arithmetic_vector(name, self.vector(U32, width), self.language)
+            return (), integers.arithmetic_vector(name, self.vector(u32, width), self.language)
         return self._vector_helper(name, dtype, width)
 
     def sixteen(self, values: Sequence[int], width: int) -> str:
@@ -211,12 +208,12 @@ class Prelude:
         return needs, f"STATIC {bits} $N($V x) {{{body}\n  return {self.helper('narrow', memory, width)}(r);\n}}"
 
     def unsigned(self, dtype: DType) -> str:
-        """Return the cast to the unsigned type of the same width; empty for types that C computes in int."""
-        return {4: "(unsigned)", 8: f"({self.scalars['u64']})"}.get(dtype.bytes, "")
+        """Return the cast to the unsigned type of the same width; empty for bytes, whose products int holds."""
+        return {2: "(unsigned)", 4: "(unsigned)", 8: f"({self.scalars['u64']})"}.get(dtype.bytes, "")
 
     def _whole(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
-        """Truncation of floats to int32 or int64 (`scalar_ops.converted`)."""
-        target = i64 if name.endswith("i64") else i32
+        """Truncation of floats to int32, int64 or uint64 (`scalar_ops.converted`)."""
+        target = {"i64": i64, "u64": u64}.get(name[-3:], i32)
         v = self.vector(target, width)
         if width == 1:
             return (), f"STATIC {v} $N($V x) {{ {self.truncated(name, dtype, target, v)} }}"
@@ -229,6 +226,8 @@ class Prelude:
 
     def truncated(self, name: str, source: DType, target: DType, v: str) -> str:
         """Return the body of the truncation of one float `x`."""
+        if target is u64:
+            return integers.truncated_unsigned(source, v, self.helper("whole_i64", source, 1))
         return integers.truncated(source, target, v)
 
     def _scalar_helper(self, name: str, dtype: DType) -> tuple[tuple[str, ...], str]:

@@ -19,9 +19,9 @@ from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import C_INFIX, AddressPrinter, bracketed
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8, i32, i64, u8, u64
 from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var
-from relax_tune.ir.core.scalar_ops import MATH
+from relax_tune.ir.core.scalar_ops import MATH, through
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
 
@@ -177,8 +177,9 @@ class ValuePrinter(AddressPrinter):
                 return f"({args[0]} != 0)"
             source = computed(e.args[0].dtype)
             if source.is_float and e.dtype.is_int:
-                args = [f"{self.prelude.helper(self.whole(i32), source, 1)}({args[0]})"]
-                if e.dtype is i32:
+                wide = u64 if e.dtype is u64 else through(e.dtype)
+                args = [f"{self.prelude.helper(self.whole(wide), source, 1)}({args[0]})"]
+                if e.dtype is wide:
                     return args[0]
             if e.dtype.is_packed:
                 return self.rounded(args[0], source, e.dtype, 1)

@@ -29,19 +29,23 @@ from relax_tune.ir.core.dtype import (
     i2,
     i4,
     i8,
+    i16,
     i32,
     i64,
     u2,
     u4,
     u8,
+    u16,
+    u32,
+    u64,
 )
 
 Array = NDArray[Any]
 
 # TensorProto.DataType by number; the format never changes them.
 DTYPES: Mapping[int, DType] = {
-    1: f32, 2: u8, 3: i8, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 16: bf16, 17: f8e4m3fn, 18: f8e4m3fnuz, 19: f8e5m2,
-    20: f8e5m2fnuz, 21: u4, 22: i4, 23: f4e2m1, 24: f8e8m0, 25: u2, 26: i2,
+    1: f32, 2: u8, 3: i8, 4: u16, 5: i16, 6: i32, 7: i64, 9: bool_, 10: f16, 11: f64, 12: u32, 13: u64, 16: bf16,
+    17: f8e4m3fn, 18: f8e4m3fnuz, 19: f8e5m2, 20: f8e5m2fnuz, 21: u4, 22: i4, 23: f4e2m1, 24: f8e8m0, 25: u2, 26: i2,
 }  # fmt: skip
 NUMBERS: Mapping[DType, int] = {d: n for n, d in DTYPES.items()}
 _EXTERNAL = 1

@@ -22,7 +22,7 @@ from relax_tune.ir.arith.proof import Proof
 from relax_tune.ir.arith.prove import prove
 from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8
+from relax_tune.ir.core.dtype import INTEGERS, DType, bf16, bool_, f16, f32, f64, i8, i32, i64, u8, u16, u32, u64
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
@@ -57,7 +57,6 @@ from relax_tune.runtime.device.cuda_compiler import CUDACompiler
 from relax_tune.runtime.program.program import KernelSource
 
 Array = NDArray[Any]
-INTEGERS = (i8, u8, i32, i64)
 LANES = {"c": 8, "opencl": 4, "cuda": 4}
 PLACES = [
     pytest.param("c", marks=pytest.mark.ccompiler),
@@ -126,7 +125,8 @@ def index(v: Expr) -> Expr:
 Consumer = tuple[DType | None, Callable[[Expr, Expr, Buffer], Expr], Callable[[int, int, DType], float]]
 CONSUMERS: dict[str, Consumer] = {
     "to float": (f32, lambda v, _x, _t: cast(v, f32), lambda v, _x, _d: float(np.float32(v))),
-    "widened": (i64, lambda v, _x, _t: cast(v, i64), lambda v, _x, _d: v),
+    "widened": (i64, lambda v, _x, _t: cast(v, i64), lambda v, _x, _d: held(v, i64)),
+    "unsigned": (u64, lambda v, _x, _t: cast(v, u64), lambda v, _x, _d: held(v, u64)),
     "narrowed": (i8, lambda v, _x, _t: cast(v, i8), lambda v, _x, _d: held(v, i8)),
     "compared": (i32, lambda v, x, _t: cast(lt(v, x), i32), lambda v, x, _d: v < x),
     "next": (
@@ -134,7 +134,7 @@ CONSUMERS: dict[str, Consumer] = {
         lambda v, x, _t: floordiv(add(v, x), const(2, v.dtype)),
         lambda v, x, d: held(v + x, d) // 2,
     ),
-    "index": (f32, lambda v, _x, t: read(t, (index(v),)), lambda v, _x, _d: max(min(v, 15), 0) * 3.0),
+    "index": (f32, lambda v, _x, t: read(t, (index(v),)), lambda v, _x, _d: max(min(held(v, i64), 15), 0) * 3.0),
 }
 
 
@@ -245,10 +245,10 @@ def test_reference_integer_overflow_wraps(dtype: DType) -> None:
 def test_kernels_integer_overflow_wraps(place: tuple[str, Device]) -> None:
     language, device = place
     lanes = LANES[language]
-    cases = [(t, 1, t in (i8, i64)) for t in INTEGERS]
-    cases += [
-        (t, lanes, t is i32) for t in INTEGERS if t is i32 or language != "cuda"
-    ]  # others are printed lane by lane
+    cases = [(t, 1, t in (i8, i64, u16)) for t in INTEGERS]
+    # others are printed lane by lane
+    vectors = {"cuda": (i32,), "opencl": (u8, i32, u32, i64), "c": (i8, u16, i32, u64)}
+    cases += [(t, lanes, t is i32) for t in vectors[language]]
     funcs = [arithmetic(language, *case) for case in cases]
     for case, run in zip(cases, Compiled.together(device, language, funcs), strict=True):
         x, y = pairs_of(case[0])
@@ -263,26 +263,28 @@ TARGETS = (bool_, *INTEGERS)
 
 def whole(x: float, dtype: DType) -> int:
     """The cast of a float, by the words of the page."""
-    wide = i64 if dtype is i64 else i32
+    wide = i64 if dtype in (i64, u32, u64) else i32
+    if dtype is u64 and x >= 2.0**63:
+        return int(x) if x < 2.0**64 else 0
     number = least(wide) if math.isnan(x) or math.isinf(x) else math.trunc(Fraction(x))
     return held(number if held(number, wide) == number else least(wide), dtype)
 
 
 def floats(dtype: DType) -> Array:
     """Numbers at the ends of integers, between integers, and none at all."""
-    around = [float(1 << k) for k in (7, 8, 15, 31, 32, 62, 63)]
+    around = [float(1 << k) for k in (7, 8, 15, 16, 31, 32, 62, 63, 64)]
     found = [0.0, 0.25, 0.5, 0.99, 1.0, 1.5, 2.5, 44.9, 127.5, 300.7, 1e9, 3e9, 1e19, 1e30, math.inf, math.nan, *around]
     x = np.array([*found, *(-f for f in found)], np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         x = x.astype(dtype.numpy)
     if dtype in (f32, f64):
         x = np.concatenate([x, np.nextafter(x, dtype.numpy.type(0)), np.nextafter(x, dtype.numpy.type(-np.inf))])
-    return np.resize(x, 144)
+    return np.resize(x, 192)
 
 
 def casting(language: str, source: DType, lanes: int) -> PrimFunc:
     """Casts to every type; each stored, back as a float, divided by, and compared."""
-    n = Var("n") if lanes == 1 else const(144)
+    n = Var("n") if lanes == 1 else const(192)
     x = Buffer("x", (n,), source)
     outputs = [
         Buffer(f"{what}_{t}", (n,), d or t)
@@ -300,7 +302,7 @@ def casting(language: str, source: DType, lanes: int) -> PrimFunc:
                 stores.append(BufferStore(next(places), (at,), value))
         return stores
 
-    nest = loops(language, lanes, 144, body)
+    nest = loops(language, lanes, 192, body)
     nest = For(nest.var, n, nest.body, nest.kind) if lanes == 1 else nest
     return PrimFunc(f"casts_{source}", (x, *outputs), len(outputs), nest)
 
@@ -361,9 +363,9 @@ def test_prove_sum_of_elements_takes_wrapping_into_account() -> None:
         one = const(1, dtype)
         assert prove(lt(v, add(v, one)), Env()) is Proof.UNKNOWN
         negative = prove(lt(call("abs", v), const(0, dtype)), Env())
-        assert negative is Proof.UNKNOWN or dtype is u8
+        assert negative is Proof.UNKNOWN or dtype.is_unsigned
         low, _ = interval(add(v, one), Env())
-        assert low is None or low <= least(dtype)
+        assert low is None or low <= least(dtype) or (dtype.is_unsigned and low <= 0)
     # sizes and loop variables never do, nor elements once they are bounded
     element = read(Buffer("x", (n,), i64), (const(0),))
     row = maximum(minimum(element, n - 1), const(0))
