@@ -214,6 +214,8 @@ def _reach_of(n: Op) -> int:
         return _ENDS if n.args[0].dtype.is_float or n.args[0].dtype is u64 else args[0]
     if n.op == "floormod":
         return args[1]
+    if n.op in ("shift_left", "integer_power", "bitcast"):
+        return _ENDS
     if n.op in ("min", "max"):
         both = _GREATEST if n.op == "min" else _LEAST
         return (args[0] | args[1]) & ~both | (args[0] & args[1] & both)

@@ -285,6 +285,9 @@ def _type_problem(n: Expr) -> str | None:
     kind, types = SCALAR_OPS[n.op].kind, [a.dtype for a in n.args]
     if n.op == "cast":
         return None
+    if n.op == "bitcast":
+        fits = n.dtype.bits == types[0].bits and bool_ not in (n.dtype, types[0])
+        return None if fits else f"wanted types of as many bits for bitcast, found {types[0]} and {n.dtype}"
     if n.op == "select":
         if types[0] is not bool_:
             return f"wanted a condition for select, found {types[0]}"
@@ -297,7 +300,7 @@ def _type_problem(n: Expr) -> str | None:
         return f"wanted conditions, found {types[0]}"
     if (kind == "float" or (kind == "function" and n.op != "abs")) and not types[0].is_float:
         return f"wanted floats for {n.op}, found {types[0]}"
-    if kind == "integer" and not types[0].is_int:
+    if kind in ("integer", "bits") and not types[0].is_int:
         return f"wanted integers for {n.op}, found {types[0]}"
     if n.dtype is not (bool_ if SCALAR_OPS[n.op].gives_bool else types[0]):
         return f"wanted the result type {types[0]}, found {n.dtype}"

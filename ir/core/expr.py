@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64
-from relax_tune.ir.core.scalar_ops import MATH, OPS, SCALAR_OPS, converted, wrapped
+from relax_tune.ir.core.scalar_ops import BITS, MATH, OPS, SCALAR_OPS, converted, wrapped
 
 if TYPE_CHECKING:
     from relax_tune.ir.core.buffer import Buffer
@@ -384,10 +384,15 @@ def cast(a: Expr, dtype: DType) -> Expr:
     return const(a.value if dtype.is_float else converted(a.value, dtype).item(), dtype)
 
 
+def bitcast(a: Expr, dtype: DType) -> Expr:
+    """Read the bits of a number as another type of as many bits."""
+    return a if a.dtype is dtype else op("bitcast", (a,), dtype)
+
+
 def call(name: str, *args: Expr) -> Expr:
-    """Apply a mathematical function of `MATH`, in the type of its first argument."""
-    if name not in MATH:
-        raise ValueError(f"wanted one of {sorted(MATH)}, found {name!r}")
+    """Apply a function of `MATH` or `BITS`, in the type of its first argument."""
+    if name not in MATH and name not in BITS:
+        raise ValueError(f"wanted one of {sorted(MATH | BITS)}, found {name!r}")
     return op(name, args, args[0].dtype)
 
 

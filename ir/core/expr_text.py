@@ -44,7 +44,7 @@ def _format_node(n: Expr, done: Mapping[Expr, tuple[str, int]], name: Callable[[
         text, tight = done[n.args[0]]
         return f"not {text if tight > level else f'({text})'}", level
     args = ", ".join(done[a][0] for a in n.args)
-    return (f"cast({args}, {n.dtype})" if n.op == "cast" else f"{n.op}({args})"), ATOM
+    return (f"{n.op}({args}, {n.dtype})" if known.kind == "cast" else f"{n.op}({args})"), ATOM
 
 
 def _format_const(n: Const) -> tuple[str, int]:

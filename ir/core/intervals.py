@@ -46,6 +46,12 @@ def sub(a: Interval, b: Interval) -> Interval:
     return add(a, scale(b, -1))
 
 
+def bitwise_and(a: Interval, b: Interval) -> Interval:
+    """Return the interval of x & y: at most an operand that is not negative."""
+    known = [x[1] for x in (a, b) if x[0] is not None and x[0] >= 0]
+    return (0, min((h for h in known if h is not None), default=None)) if known else UNBOUNDED
+
+
 def mul(a: Interval, b: Interval) -> Interval:
     """Return the interval of x * y."""
     if a[0] is not None and b[0] is not None and a[0] >= 0 and b[0] >= 0:

@@ -21,11 +21,12 @@ from relax_tune.ir.core import intervals
 from relax_tune.ir.core.dtype import DType, i32, i64, is_floating, u32, u64
 from relax_tune.ir.core.intervals import Interval
 
-# arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number)
+# arithmetic: on numbers of any type; integer, float: on these types only; function: on floats (abs: on any number);
+# bits: on integers
 # precedence of names, numbers and calls
 ATOM = 9
 
-Kind = Literal["arithmetic", "integer", "float", "comparison", "logic", "function", "choice", "cast"]
+Kind = Literal["arithmetic", "integer", "float", "comparison", "logic", "function", "choice", "cast", "bits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,40 @@ def wrapped(value: int, dtype: DType) -> int:
     return value if -half <= value < half else ((value + half) & (2 * half - 1)) - half
 
 
+def _shift_left(a: Any, b: Any) -> Any:
+    """Shift, wrapping; counts outside the width give 0."""
+    if type(a) is int and type(b) is int:
+        return wrapped(a << b, i64) if 0 <= b < 64 else 0
+    a, b = np.asarray(a), np.asarray(b)
+    inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
+    return np.where(inside, np.left_shift(a, np.where(inside, b, 0).astype(a.dtype)), a.dtype.type(0))[()]
+
+
+def _shift_right(a: Any, b: Any) -> Any:
+    """Shift, keeping the sign; counts outside the width leave the sign alone."""
+    if type(a) is int and type(b) is int:
+        return a >> b if 0 <= b < 64 else -1 if a < 0 else 0
+    a, b = np.asarray(a), np.asarray(b)
+    inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
+    return np.where(inside, np.right_shift(a, np.where(inside, b, 0).astype(a.dtype)), -(a < 0).astype(a.dtype))[()]
+
+
+def _integer_power(a: Any, b: Any) -> Any:
+    """Multiply repeatedly, wrapping; a power below 0 is 1 / x ** -n, rounded towards zero, and 0 for 0."""
+    if type(a) is int and type(b) is int:
+        return wrapped(pow(a, b, 1 << 64), i64) if b >= 0 else (a if b % 2 else 1) if a in (1, -1) else 0
+    a, b = np.asarray(a), np.asarray(b)
+    below = b < 0
+    rest = np.where(below, 0, b).astype(b.dtype)
+    with np.errstate(over="ignore"):
+        found, square = np.ones(np.broadcast_shapes(a.shape, b.shape), a.dtype), a
+        while rest.any():
+            found = np.where(rest & 1, found * square, found)
+            square, rest = square * square, rest >> 1
+    small = np.where(np.abs(a) == 1, np.where(b & 1, a, a * a), a.dtype.type(0)) if a.dtype.kind == "i" else found
+    return np.where(below, small, found)[()]
+
+
 def through(dtype: DType) -> DType:
     """Return the signed type through which a float becomes an integer of `dtype`."""
     return i64 if dtype is u32 or dtype.bytes == 8 else i32
@@ -144,6 +179,11 @@ def _odd(a: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.asarray(bits + inexact * np.where(np.abs(wide) < np.abs(a), 1, -1), np.int32).view(np.float32)
 
 
+def reinterpreted(value: Any, source: DType, target: DType) -> Any:
+    """Read the bits of a number or an array as another type of as many bits: the meaning of `bitcast`."""
+    return np.asarray(value).astype(source.numpy).view(target.numpy)[()]
+
+
 def _function(name: str, evaluate: Callable[..., Any], arity: int = 1, **fields: Any) -> ScalarOp:
     return ScalarOp(name, arity, "function", evaluate, exact=fields.pop("exact", False), **fields)
 
@@ -172,6 +212,13 @@ _LISTED = (
     ScalarOp("not", 1, "logic", _not, precedence=3, c="!", columns="logical_not({0})", on_host=True),
     ScalarOp("select", 3, "choice", _select, interval=intervals.select, columns="where({0}, {1}, {2})", on_host=True),
     ScalarOp("cast", 1, "cast", columns="{0}"),
+    ScalarOp("bitcast", 1, "cast"),
+    ScalarOp("bitwise_and", 2, "bits", operator.and_, interval=intervals.bitwise_and, c="&"),
+    ScalarOp("bitwise_or", 2, "bits", operator.or_, c="|"),
+    ScalarOp("bitwise_xor", 2, "bits", operator.xor, c="^"),
+    ScalarOp("shift_left", 2, "bits", _shift_left, c="<<"),
+    ScalarOp("shift_right", 2, "bits", _shift_right, c=">>"),
+    ScalarOp("integer_power", 2, "bits", _integer_power),
     _function("abs", np.abs, exact=True, interval=intervals.absolute, c="fabs"),
     _function("floor", np.floor, exact=True),
     _function("rint", np.rint, exact=True),
@@ -179,6 +226,8 @@ _LISTED = (
     _function("pow", np.power, 2),
     _function("exp", np.exp),
     _function("log", np.log),
+    _function("log2", np.log2),
+    _function("log10", np.log10),
     _function("erf", _erf),
     _function("tanh", np.tanh),
     _function("sqrt", np.sqrt),
@@ -189,6 +238,7 @@ _LISTED = (
     _function("asin", np.arcsin),
     _function("acos", np.arccos),
     _function("atan", np.arctan),
+    _function("atan2", np.arctan2, 2),
     _function("sinh", np.sinh),
     _function("cosh", np.cosh),
     _function("asinh", np.arcsinh),
@@ -203,6 +253,8 @@ OPS = frozenset(SCALAR_OPS)
 INFIX: Mapping[str, str] = {o.name: o.infix for o in _LISTED if o.infix is not None}
 # mathematical functions, of floats but for abs
 MATH = frozenset(o.name for o in _LISTED if o.kind == "function")
+# operations on the bits of integers
+BITS = frozenset(o.name for o in _LISTED if o.kind == "bits")
 # divide by their second operand, which is never zero
 DIVISIONS = frozenset(o.name for o in _LISTED if o.kind == "integer")
 # what the normal form of `ir/arith` understands of integers, and the arguments of a trace are made of

@@ -19,7 +19,7 @@ from relax_tune.ir.arith.bounds import wraps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, wrapped
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, reinterpreted, wrapped
 
 Array = NDArray[Any]
 Env = dict[Var, Any]
@@ -131,6 +131,8 @@ def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:
         return lambda *i: _python_int(read(*i))
     if node.op == "cast":
         return _cast(node.dtype)
+    if node.op == "bitcast":
+        return _bitcast(node.args[0].dtype, node.dtype)
     # a quotient wraps for the smallest number and -1
     return _WRAPPING[node.op] if node.dtype is i64 and (wraps(node) or node.op == "floordiv") else _STEPS[node.op]
 
@@ -143,6 +145,12 @@ def _cast(dtype: DType) -> Callable[[Any], Any]:
     if dtype is i64:
         return lambda x: _python_int(x if isinstance(x, int) else converted(x, dtype))
     return lambda x: converted(x, dtype)
+
+
+def _bitcast(source: DType, dtype: DType) -> Callable[[Any], Any]:
+    if dtype is i64:
+        return lambda x: _python_int(reinterpreted(x, source, dtype))
+    return lambda x: reinterpreted(x, source, dtype)
 
 
 def _wrapping(fn: Callable[..., Any]) -> Callable[..., Any]:

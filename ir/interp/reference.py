@@ -32,7 +32,7 @@ from relax_tune.ir.core.graph import (
     Value,
 )
 from relax_tune.ir.core.plain_loops import plain_blocks
-from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, reinterpreted
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import accumulated
@@ -221,6 +221,10 @@ class _Block:
                 return self._load(e, args)
         if e.op == "cast":
             return _cast(args[0], e)
+        if e.op == "bitcast":
+            with np.errstate(over="ignore"):
+                bits = np.asarray(reinterpreted(args[0], e.args[0].dtype, e.dtype))
+            return bits.astype(np.float64) if e.dtype.is_float else bits
         with np.errstate(all="ignore"):
             found = np.asarray(_EVALUATE[e.op](*args))
             return found.astype(e.dtype.numpy, copy=False) if e.dtype.is_int else found

@@ -20,6 +20,16 @@ from relax_tune.ir.op.indexing.movement import (
 )
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.bits import (
+    BitCast,
+    BitwiseAnd,
+    BitwiseNot,
+    BitwiseOr,
+    BitwiseXor,
+    IntegerPower,
+    ShiftLeft,
+    ShiftRight,
+)
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
@@ -48,12 +58,15 @@ from relax_tune.ir.op.math.numeric import (
     Asin,
     Asinh,
     Atan,
+    Atan2,
     Atanh,
     Cos,
     Cosh,
     Floor,
     Fmod,
     Log,
+    Log2,
+    Log10,
     Modulo,
     Power,
     Quotient,
@@ -104,7 +117,8 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Take, Reshape, Flatten, ExpandDims, Permute, BroadcastTo, Concat, Split, Slice,
         Abs, Log, Floor, Power, Equal, NotEqual, Less, LessEqual, LogicalAnd, LogicalOr, LogicalNot, Where,
         GatherND, GatherElements, Iota, Scalars,
-        Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Rint, Fmod, Quotient, Modulo,
+        Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Atan2, Log2, Log10, 
+        BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot, ShiftLeft, ShiftRight, IntegerPower, BitCast, Rint, Fmod, Quotient, Modulo,
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
         Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad,

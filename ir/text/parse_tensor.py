@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.buffer import Buffer, Scope
-from relax_tune.ir.core.dtype import ALL, DType, bool_, i64
+from relax_tune.ir.core.dtype import ALL, DType, bool_, i64, u64
 from relax_tune.ir.core.expr import TRUE, Expr, Tunable, Var, as_int, const, load, op
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.graph import GVar
@@ -242,11 +242,11 @@ class TensorReader:
         if node.keywords:
             raise self.error(node, f"{name}(...) takes no options")
         args = node.args
-        if name in ("cast", "const") and len(args) == 2:
+        if name in ("cast", "bitcast", "const") and len(args) == 2:
             dtype = self.dtype(args[1])
-            return op("cast", (self.expr(args[0]),), dtype) if name == "cast" else self.typed_literal(args[0], dtype)
+            return self.typed_literal(args[0], dtype) if name == "const" else op(name, (self.expr(args[0]),), dtype)
         if name not in _ARITY:
-            known = ", ".join(sorted([*_ARITY, "cast", "const"]))
+            known = ", ".join(sorted([*_ARITY, "cast", "bitcast", "const"]))
             raise self.error(node, f"unknown function {name!r} with {len(args)} arguments; known: {known}")
         if len(args) != _ARITY[name]:
             raise self.error(node, f"{name} takes {_ARITY[name]} arguments, found {len(args)}")
@@ -261,7 +261,10 @@ class TensorReader:
         """Parse `const(value, dtype)`; infinities and nan are strings."""
         if isinstance(node, ast.Constant) and node.value in ("inf", "-inf", "nan") and dtype.is_float:
             return const(float(node.value), dtype)
-        plain = plain_number(node) is not None or isinstance(node, ast.Constant)
+        number = plain_number(node)
+        if dtype is u64 and isinstance(number, int) and 2**63 <= number < 2**64:
+            return const(number, u64)
+        plain = number is not None or isinstance(node, ast.Constant)
         value = self._term(node).value if plain else None
         if value is None or (isinstance(value, float) and not dtype.is_float):
             raise self.error(node, f"wanted a literal of type {dtype}")

@@ -33,6 +33,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
 from relax_tune.ir.op.indexing import gather, movement, scatter
 from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math import bits as bit_operators
 from relax_tune.ir.op.math import elementwise, logic, numeric, quantize, small_floats
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
@@ -359,6 +360,13 @@ def tensor_to_shape(w: Grower) -> Step:
     return Step(shapes.TensorToShape(), (w.step(Step(Scalars((w.number(), w.number())), ())),))
 
 
+def bits(w: Grower) -> Step:
+    """Bits of integers: those of computed floats differ where their last places do."""
+    x = w.pick(INTS)
+    source = w.dtype(x)
+    return Step(B.BitCast(w.rng.choice([d for d in NUMBERS if d.bytes == source.bytes]), source), (x,))
+
+
 def scalars(w: Grower) -> Step:
     return Step(Scalars(tuple(w.number() * w.rng.choice([1, 2]) for _ in range(w.rng.randint(1, 3)))), ())
 
@@ -374,16 +382,16 @@ def _plain(kind: type[OperatorSpec], kinds: Sequence[DType]) -> Make:
     return unary(lambda w: kind(), kinds)
 
 
-E, N = elementwise, numeric
+E, N, B = elementwise, numeric, bit_operators
 APPROXIMATE = [E.Exp, E.Erf, E.Tanh, E.Rsqrt, E.Sigmoid, N.Log, N.Sin, N.Cos, N.Tan, N.Asin, N.Acos, N.Atan]
-APPROXIMATE += [N.Sinh, N.Cosh, N.Asinh, N.Acosh, N.Atanh]
+APPROXIMATE += [N.Log2, N.Log10, N.Sinh, N.Cosh, N.Asinh, N.Acosh, N.Atanh]
 
 ENTRIES: Mapping[str, Entry] = {
     **{op.name: Entry(_plain(op, FLOATS), "approximate", 8) for op in APPROXIMATE},
     "gelu": Entry(_plain(E.Gelu, FLOATS), "approximate", 8, 2),
     "sqrt": Entry(_plain(E.Sqrt, FLOATS), "approximate", 2),
     **{op.name: Entry(_plain(op, FLOATS)) for op in (N.Floor, N.Rint)},
-    "abs": Entry(_plain(N.Abs, FLOATS)),
+    "abs": Entry(_plain(N.Abs, NUMBERS)),
     "relu": Entry(_plain(E.Relu, NUMBERS)),
     "logical_not": Entry(_plain(logic.LogicalNot, [bool_])),
     "cast": Entry(casts, "rounded"),
@@ -393,6 +401,10 @@ ENTRIES: Mapping[str, Entry] = {
     "fmod": Entry(binary(N.Fmod, FLOATS)),
     **{op.name: Entry(binary(op, NUMBERS)) for op in (E.Maximum, E.Minimum)},
     **{op.name: Entry(binary(op, INTS)) for op in (N.Quotient, N.Modulo)},
+    **{op.name: Entry(binary(op, INTS)) for op in (B.BitwiseAnd, B.BitwiseOr, B.BitwiseXor, B.IntegerPower)},
+    **{op.name: Entry(binary(op, INTS)) for op in (B.ShiftLeft, B.ShiftRight)},
+    "bitwise_not": Entry(_plain(B.BitwiseNot, INTS)), "bitcast": Entry(bits),
+    "atan2": Entry(binary(N.Atan2, FLOATS), "approximate", 8),
     **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Equal, logic.NotEqual)},
     **{op.name: Entry(binary(op, COMPUTED)) for op in (logic.Less, logic.LessEqual)},
     **{op.name: Entry(binary(op, [bool_])) for op in (logic.LogicalAnd, logic.LogicalOr)},

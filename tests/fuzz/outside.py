@@ -80,7 +80,9 @@ def _has_nan(a: Array) -> bool:
 
 NODES: Mapping[str, Callable[[Any, Sequence[Array]], Node | None]] = {
     "exp": _plain("Exp"), "erf": _plain("Erf"), "tanh": _plain("Tanh"), "sigmoid": _plain("Sigmoid"), "gelu": _plain("Gelu"),
-    "sqrt": _plain("Sqrt"), "log": _plain("Log"), "sin": _plain("Sin"), "cos": _plain("Cos"), "tan": _plain("Tan"),
+    "sqrt": _plain("Sqrt"), "log": _plain("Log"), "bitwise_and": _plain("BitwiseAnd"), "bitwise_or": _plain("BitwiseOr"),
+    "bitwise_xor": _plain("BitwiseXor"), "bitwise_not": _plain("BitwiseNot"),
+    "sin": _plain("Sin"), "cos": _plain("Cos"), "tan": _plain("Tan"),
     "asin": _plain("Asin"), "acos": _plain("Acos"), "atan": _plain("Atan"), "sinh": _plain("Sinh"), "cosh": _plain("Cosh"),
     "asinh": _plain("Asinh"), "acosh": _plain("Acosh"), "atanh": _plain("Atanh"), "floor": _plain("Floor"),
     "rint": _plain("Round"), "abs": _plain("Abs"), "relu": _ordered("Relu"), "logical_not": _plain("Not"),

@@ -11,11 +11,11 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import ONE, Algebra, Poly, as_constant, plus
 from relax_tune.ir.codegen.lower.index_width import Spans
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
-from relax_tune.ir.codegen.print.prelude import INDEX, Prelude, computed
+from relax_tune.ir.codegen.print.prelude import INDEX, Prelude, computed, stored
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, i64
 from relax_tune.ir.core.expr import Expr, Load, Var, as_int
-from relax_tune.ir.core.scalar_ops import INFIX, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import BITS, INFIX, SCALAR_OPS
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, swizzled
 
 C_INFIX = {name: SCALAR_OPS[name].c_name for name in INFIX}
@@ -198,7 +198,9 @@ class AddressPrinter:
             if source.is_float:
                 return f"{self.prelude.helper(self.whole(i64), source, 1)}({self.one(a.args[0])})"
             return f"(({self.prelude.storage(i64)})({self.one(a.args[0])}))"
-        if a.op in ("add", "sub", "mul"):  # of what memory holds, and so may wrap
+        if a.op == "bitcast":
+            return self.bits(self.one(a.args[0]), a.args[0].dtype, i64)
+        if a.op in ("add", "sub", "mul") or a.op in BITS:  # of what memory holds, and so may wrap
             x, y = (self.poly_text(self.algebra.poly(x)) for x in a.args)
             return f"{self.prelude.helper(a.op, i64, 1)}({x}, {y})"
         if a.op == "abs":
@@ -207,6 +209,23 @@ class AddressPrinter:
         raise BuildError(
             f"wanted an integer expression of + - * // % min max select cast, found {a!r}; rewrite the index"
         )
+
+    def bits(self, text: str, source: DType, target: DType) -> str:
+        """Return the bits of a number as a number of another type."""
+        source, text = stored(source), self.packed(text, source, 1)
+        if source.is_float:
+            text = f"{self.prelude.helper('bits', source, 1)}({text})"
+        if stored(target).is_float:
+            return f"{self.prelude.helper('unbits', target, 1)}({text})"
+        return self.unpacked(f"(({self.prelude.storage(target)}){text})", target, 1)
+
+    def packed(self, text: str, dtype: DType, width: int) -> str:
+        """Return a value converted to its type in memory."""
+        return f"{self.prelude.helper(f'to_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
+
+    def unpacked(self, text: str, dtype: DType, width: int) -> str:
+        """Return a value converted from its type in memory."""
+        return f"{self.prelude.helper(f'from_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
 
     def whole(self, target: DType) -> str:
         """Return the name of the helper that truncates a float."""

@@ -62,7 +62,7 @@ template <class T, int W> struct alignas(sizeof(T) * W < {ACCESS_BYTES} ? sizeof
   RT_INLINE const T &operator[](int k) const {{ return v[k]; }}
   template <class... A> static RT_INLINE rt_vec of(A... a) {{ return rt_vec{{{{(T)a...}}}}; }}
   RT_BETWEEN(+) RT_BETWEEN(-) RT_BETWEEN(*) RT_BETWEEN(/)
-  RT_BETWEEN(&) RT_BETWEEN(|) RT_BETWEEN(<<) RT_BETWEEN(>>)
+  RT_BETWEEN(&) RT_BETWEEN(|) RT_BETWEEN(^) RT_BETWEEN(<<) RT_BETWEEN(>>)
   RT_COMPARED(<) RT_COMPARED(<=) RT_COMPARED(>) RT_COMPARED(>=) RT_COMPARED(==) RT_COMPARED(!=)
   friend RT_INLINE rt_vec operator~(const rt_vec &a) {{ rt_vec r; RT_LANES r.v[k] = ~a.v[k]; return r; }}
 }};

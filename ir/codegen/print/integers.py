@@ -7,6 +7,7 @@ docs/design/meaning.md: two's complement, and the smallest number for a float th
 from __future__ import annotations
 
 from relax_tune.ir.core.dtype import DType, f32, i32, i64
+from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 
 SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 
@@ -32,6 +33,25 @@ def arithmetic(name: str, dtype: DType, unsigned: str) -> str:
     return f"STATIC $V $N($V a, $V b) {{ return ($V)({unsigned}a {SIGNS[name]} {unsigned}b); }}"
 
 
+def of_bits(name: str, dtype: DType, unsigned: str) -> str:
+    """Return a function of two integers and their bits. A shift by a count outside the width leaves the sign alone."""
+    width = 8 * dtype.bytes
+    outside = f"b >= {width}" if dtype.is_unsigned else f"b < 0 || b >= {width}"
+    head, sign = "STATIC $V $N($V a, $V b)", SCALAR_OPS[name].c_name
+    if name == "shift_left":
+        return f"{head} {{ return {outside} ? 0 : ($V)(({unsigned or '(unsigned)'}a) << b); }}"
+    if name == "shift_right":
+        return f"{head} {{ return {outside} ? {'0' if dtype.is_unsigned else 'a < 0 ? -1 : 0'} : ($V)(a >> b); }}"
+    if name == "integer_power":
+        below = (
+            "" if dtype.is_unsigned else "if (b < 0) return a == 1 || (a == -1 && b % 2 == 0) ? 1 : a == -1 ? -1 : 0; "
+        )
+        wide = unsigned.strip("()") or "unsigned"
+        loop = f"{wide} r = 1, x = ({wide})a; for (; b; b >>= 1) {{ if (b & 1) r *= x; x *= x; }}"
+        return f"{head} {{ {below}{loop} return ($V)r; }}"
+    return f"{head} {{ return ($V)(a {sign} b); }}"
+
+
 def arithmetic_vector(name: str, unsigned: str, language: str) -> str:
     """Return a function of two vectors of int32."""
     if language == "c":
@@ -48,7 +68,9 @@ def truncated(source: DType, target: DType, v: str) -> str:
 
 
 def truncated_unsigned(source: DType, v: str, signed: str) -> str:
-    """Return the body of a truncation of the float `x` to uint64, which alone holds numbers of 2 ** 63 and more."""
+    """Return the body of a truncation of the float `x` to uint64.
+
+    No other type holds numbers of 2 ** 63 and more."""
     f = "f" if source is f32 else ""
     edge = ENDS[i64][1] + f
     return f"return x < {edge} || x != x ? ({v}){signed}(x) : x < 2 * {edge} ? ({v})x : 0;"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.transpose_registers import transpose_text
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
-from relax_tune.ir.core.scalar_ops import MATH, SCALAR_OPS
+from relax_tune.ir.core.scalar_ops import BITS, MATH, SCALAR_OPS
 from relax_tune.ir.hardware.intrinsics import Intrinsic
 
 # type of a comparison of vectors, by bytes of an element: the integer type of the same width
@@ -241,6 +241,8 @@ class Prelude:
             "floordiv": "STATIC $V $N($V a, $V b) { $V q = a / b; return q - ((a % b != 0) && ((a < 0) != (b < 0))); }",
             "floormod": "STATIC $V $N($V a, $V b) { $V r = a % b; return r + ((r != 0 && ((r < 0) != (b < 0))) ? b : ($V)0); }",
         }
+        if name in BITS:
+            return (), integers.of_bits(name, dtype, self.unsigned(dtype))
         if dtype in (i32, i64) and name in ("floordiv", "floormod"):  # the smallest number divided by -1 traps
             least = f"($V)(0 - {self.unsigned(dtype)}a)" if name == "floordiv" else "0"
             return (), fixed[name].replace("{ ", f"{{ if (b == -1) return {least}; ", 1)

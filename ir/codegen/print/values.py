@@ -21,7 +21,7 @@ from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8, i32, i64, u8, u64
 from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var
-from relax_tune.ir.core.scalar_ops import MATH, through
+from relax_tune.ir.core.scalar_ops import BITS, MATH, SCALAR_OPS, through
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
 
@@ -188,7 +188,9 @@ class ValuePrinter(AddressPrinter):
             return f"{self.prelude.helper(name, e.dtype, 1)}({args[0]}, {args[1]})"
         if name == "pow":
             return self._power(e, args, 1)
-        if name in MATH:
+        if name == "bitcast":
+            return self.bits(args[0], e.args[0].dtype, e.dtype)
+        if name in MATH or name in BITS:
             return f"{self.prelude.helper(name, e.dtype, 1)}({', '.join(args)})"
         raise BuildError(
             f"wanted an operation the printers know, found {name!r} in {e!r}; add it to ir/codegen/print/values.py"
@@ -199,14 +201,6 @@ class ValuePrinter(AddressPrinter):
         if source is f64 and target.is_float and target is not bf16:  # rounding to f32 first must not make a tie
             text = f"{self.prelude.helper('odd', f64, width)}({text})"
         return self.unpacked(self.packed(text, target, width), target, width)
-
-    def packed(self, text: str, dtype: DType, width: int) -> str:
-        """Return a value converted to its type in memory."""
-        return f"{self.prelude.helper(f'to_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
-
-    def unpacked(self, text: str, dtype: DType, width: int) -> str:
-        """Return a value converted from its type in memory."""
-        return f"{self.prelude.helper(f'from_{dtype}', computed(dtype), width)}({text})" if dtype.is_packed else text
 
     def _extreme(self, e: Expr, args: list[str], width: int) -> str:
         """Return min or max that gives NaN for NaN. If an operand is known not to be NaN, one comparison suffices."""
@@ -267,6 +261,8 @@ class ValuePrinter(AddressPrinter):
             shift = power_of_two(e.args[1])
             if shift is not None:
                 return f"({args[0][0]} {f'>> {shift}' if name == 'floordiv' else f'& {(1 << shift) - 1}'})", True
+        if e.dtype is i32 and name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+            return f"({args[0][0]} {SCALAR_OPS[name].c_name} {args[1][0]})", True
         if name in ("min", "max"):
             return self._extreme(e, [self.splat(*x, e.dtype) for x in args], w), True
         if name == "select":

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import bool_, f8e8m0, f32
+from relax_tune.ir.core.dtype import bool_, f8e8m0, f32, f64
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import Array, element_type, shortest
-from relax_tune.ir.frontend.shared.compositions import cast_to, clip, tanh_gelu
+from relax_tune.ir.frontend.shared.compositions import cast_to, clip, integer_power, sign, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo
@@ -136,7 +136,11 @@ def _pow(w: Writer, node: OnnxNode) -> ImportedValue:
     if fits and value == 1:
         return base
     if not base.dtype.is_float:
-        raise node.refuse("wanted a floating-point base, or the exponents 1, 2 or 3; cast it first")
+        y = w.tensor(exponent)
+        if exponent.dtype.is_int:
+            return w.of(integer_power(w, x, base.dtype, y, exponent.dtype))
+        found = w.emit(Power(), cast_to(w, x, base.dtype, f64), cast_to(w, y, exponent.dtype, f64))
+        return w.of(cast_to(w, found, f64, base.dtype))
     if fits and value == 0.5:
         return w.of(w.emit(Sqrt(), x))
     if fits and value == -0.5:
@@ -253,9 +257,7 @@ def _is_nan(w: Writer, node: OnnxNode) -> ImportedValue:
 
 def _sign(w: Writer, node: OnnxNode) -> ImportedValue:
     x = node.item(0)
-    value, zero = w.tensor(x), w.literal(0, x.dtype)
-    above, below = (w.emit(Cast(x.dtype), w.emit(Less(), *pair)) for pair in ((zero, value), (value, zero)))
-    return w.of(w.emit(Sub(), above, below))
+    return w.of(sign(w, w.tensor(x), x.dtype))
 
 
 def _ceil(w: Writer, node: OnnxNode) -> ImportedValue:

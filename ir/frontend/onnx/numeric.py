@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relax_tune.ir.core.dtype import SMALL, DType, f8e8m0, f32, i8, i32, u8
+from relax_tune.ir.core.dtype import SMALL, DType, bool_, f8e8m0, f32, i8, i32, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.onnx.math import unary
+from relax_tune.ir.frontend.onnx.math import binary, unary
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.onnx.tensors import element_type
-from relax_tune.ir.frontend.shared.compositions import cast_to
+from relax_tune.ir.frontend.shared.compositions import cast_to, remainder
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Mul, Sqrt, Sub
-from relax_tune.ir.op.math.logic import Less, LogicalAnd, NotEqual, Where
+from relax_tune.ir.op.math.bits import BitCast, BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor, ShiftLeft, ShiftRight
+from relax_tune.ir.op.math.elementwise import Cast, Div, Mul, Sqrt, Sub
+from relax_tune.ir.op.math.logic import NotEqual, Where
 from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
@@ -25,9 +26,6 @@ from relax_tune.ir.op.math.numeric import (
     Atanh,
     Cos,
     Cosh,
-    Fmod,
-    Modulo,
-    Quotient,
     Rint,
     Sin,
     Sinh,
@@ -41,19 +39,23 @@ from relax_tune.ir.op.reduction.reduce import Sum
 def _mod(w: Writer, node: OnnxNode) -> ImportedValue:
     """Import Mod: with `fmod` the result has the sign of the dividend, otherwise that of the divisor."""
     a, b = node.item(0), node.item(1)
-    x, y = w.tensor(a), w.tensor(b)
     towards_zero = bool(node.attributes.get("fmod", 0))
-    if a.dtype.is_float:
-        rest = w.emit(Fmod(), x, y)
-        if towards_zero:
-            return w.of(rest)
-        zero = w.literal(0, a.dtype)
-        differs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
-        some = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), differs)
-        return w.of(w.emit(Where(), some, w.emit(Add(), rest, y), rest))
-    if towards_zero:
-        return w.of(w.emit(Sub(), x, w.emit(Mul(), w.emit(Quotient(), x, y), y)))
-    return w.of(w.emit(Modulo(), x, y), b.natural)
+    found = remainder(w, w.tensor(a), w.tensor(b), a.dtype, towards_zero)
+    return w.of(found, b.natural and a.dtype.is_int and not towards_zero)
+
+
+def _shift(w: Writer, node: OnnxNode) -> ImportedValue:
+    left = node.choice("direction", "", "LEFT", "RIGHT") == "LEFT"
+    return w.of(w.emit(ShiftLeft() if left else ShiftRight(), w.tensor(node.item(0)), w.tensor(node.item(1))))
+
+
+def _bit_cast(w: Writer, node: OnnxNode) -> ImportedValue:
+    x, target = node.item(0), element_type(int(node.attributes["to"]), f"node {node.name!r}")
+    if x.dtype is target:
+        return x
+    if x.dtype is bool_ and target.bytes == 1:
+        return w.of(cast_to(w, w.tensor(x), bool_, target))
+    return w.of(w.emit(BitCast(target, x.dtype), w.tensor(x)))
 
 
 def _lp_normalize(w: Writer, node: OnnxNode) -> ImportedValue:
@@ -158,7 +160,9 @@ def _qlinear_matmul(w: Writer, node: OnnxNode) -> ImportedValue:
 HANDLERS: Mapping[str, Handler] = {
     "Sin": unary(Sin()), "Cos": unary(Cos()), "Tan": unary(Tan()), "Asin": unary(Asin()), "Acos": unary(Acos()),
     "Atan": unary(Atan()), "Sinh": unary(Sinh()), "Cosh": unary(Cosh()), "Asinh": unary(Asinh()), "Acosh": unary(Acosh()),
-    "Atanh": unary(Atanh()), "Round": unary(Rint()), "Mod": _mod, "LpNormalization": _lp_normalize,
+    "Atanh": unary(Atanh()), "BitShift": _shift, "BitCast": _bit_cast, "BitwiseNot": unary(BitwiseNot()),
+    "BitwiseAnd": binary(BitwiseAnd()), "BitwiseOr": binary(BitwiseOr()), "BitwiseXor": binary(BitwiseXor()),
+    "Round": unary(Rint()), "Mod": _mod, "LpNormalization": _lp_normalize,
     "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "MatMulInteger": _matmul_integer,
     "QLinearMatMul": _qlinear_matmul,
 }  # fmt: skip

@@ -18,6 +18,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Abs": (6, 13), "Acos": (7, 22), "Acosh": (9, 22), "Add": (7, 13, 14), "And": (7,), "ArgMax": (1, 11, 12, 13),
     "ArgMin": (1, 11, 12, 13), "Asin": (7, 22), "Asinh": (9, 22), "Atan": (7, 22), "Atanh": (9, 22), "Attention": (23, 24, 25),
     "AveragePool": (7, 10, 11, 19, 22), "BatchNormalization": (7, 9, 14, 15), "Cast": (6, 9, 13, 19, 21, 23, 24, 25, 28),
+    "BitCast": (26,), "BitShift": (11, 28), "BitwiseAnd": (18,), "BitwiseNot": (18,), "BitwiseOr": (18,), "BitwiseXor": (18,),
     "CastLike": (15, 19, 21, 23, 24, 25), "Ceil": (6, 13), "Clip": (6, 11, 12, 13), "Concat": (4, 11, 13),
     "Constant": (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), "ConstantOfShape": (9, 20, 21, 23, 24, 25), "Conv": (1, 11, 22),
     "Cos": (7, 22), "Cosh": (9, 22), "CumProd": (26,), "CumSum": (11, 14), "DepthToSpace": (1, 11, 13, 28),

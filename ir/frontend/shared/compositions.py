@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.aliasing import is_view
-from relax_tune.ir.core.dtype import DType, bool_, f32
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64, u64
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, GVar, Value
@@ -18,8 +19,10 @@ from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Tanh
-from relax_tune.ir.op.math.logic import LessEqual, NotEqual, Where
+from relax_tune.ir.op.math.bits import IntegerPower
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub, Tanh
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, NotEqual, Where
+from relax_tune.ir.op.math.numeric import Fmod, Modulo, Quotient
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 from relax_tune.ir.rewrite.rules import rewrite
 
@@ -101,6 +104,44 @@ def clip(w: Writer, x: Value, element: DType, low: float | None, high: float | N
     if low is not None:
         x = w.emit(MaximumScalar(low), x)
     return x if high is None else w.emit(Minimum(), x, w.literal(high, element))
+
+
+def sign(w: Writer, x: Value, element: DType) -> Value:
+    """Emit -1, 0 or 1 by the sign of `x`; 0 for NaN."""
+    zero = w.literal(0, element)
+    above = w.emit(Cast(element), w.emit(Less(), zero, x))
+    return above if element.is_unsigned else w.emit(Sub(), above, w.emit(Cast(element), w.emit(Less(), x, zero)))
+
+
+def remainder(w: Writer, x: Value, y: Value, element: DType, towards_zero: bool) -> Value:
+    """Emit the remainder of a division: towards zero with the sign of `x`, otherwise with that of `y`.
+
+    Of integers divided by 0 it is 0."""
+    if element.is_int:
+        if not towards_zero:
+            return w.emit(Modulo(), x, y)
+        rest = w.emit(Sub(), x, w.emit(Mul(), w.emit(Quotient(), x, y), y))
+        return w.emit(Where(), w.emit(Equal(), y, w.literal(0, element)), y, rest)
+    rest = w.emit(Fmod(), x, y)
+    if towards_zero:
+        return rest
+    zero = w.literal(0, element)
+    differs = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+    some = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), differs)
+    return w.emit(Where(), some, w.emit(Add(), rest, y), rest)
+
+
+def integer_power(w: Writer, x: Value, base: DType, y: Value, exponent: DType) -> Value:
+    """Emit a power of integers of type `base`. Exponents of a type that it lacks are kept by a wider power.
+
+    Raises: ParseError for uint64 with exponents that may be negative."""
+    if base.holds(exponent):
+        return w.emit(IntegerPower(), x, cast_to(w, y, exponent, base))
+    wide = u64 if exponent is u64 else i64
+    if base is u64:
+        raise ParseError(f"wanted exponents of an unsigned type beside uint64, found {exponent}; cast them first")
+    found = w.emit(IntegerPower(), cast_to(w, x, base, wide), cast_to(w, y, exponent, wide))
+    return cast_to(w, found, wide, base)
 
 
 def tanh_gelu(w: Writer, x: Value) -> Value:

@@ -30,7 +30,7 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     sub,
 )
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, clip, tanh_gelu
+from relax_tune.ir.frontend.shared.compositions import cast_to, clip, remainder, sign, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import (
     Handler,
@@ -45,6 +45,15 @@ from relax_tune.ir.frontend.torch.node import (
 )
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo
+from relax_tune.ir.op.math.bits import (
+    BitwiseAnd,
+    BitwiseNot,
+    BitwiseOr,
+    BitwiseXor,
+    IntegerPower,
+    ShiftLeft,
+    ShiftRight,
+)
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
@@ -73,11 +82,14 @@ from relax_tune.ir.op.math.numeric import (
     Asin,
     Asinh,
     Atan,
+    Atan2,
     Atanh,
     Cos,
     Cosh,
     Floor,
     Log,
+    Log2,
+    Log10,
     Power,
     Quotient,
     Rint,
@@ -198,7 +210,9 @@ def _div(w: Writer, n: TorchNode) -> ImportedValue:
 def _pow(w: Writer, n: TorchNode) -> ImportedValue:
     a, b = n.args[0], n.args[1]
     if not isinstance(a, ImportedValue):
-        return w.of(w.emit(Power(), as_value(w, a, n.dtype), as_value(w, b, n.dtype)))
+        return w.of(
+            w.emit(Power() if n.dtype.is_float else IntegerPower(), as_value(w, a, n.dtype), as_value(w, b, n.dtype))
+        )
     item = as_item(w, a, n.dtype)
     x, c = w.tensor(item), number(b)
     if c == 1:
@@ -208,7 +222,9 @@ def _pow(w: Writer, n: TorchNode) -> ImportedValue:
     if c == 3:
         return w.of(w.emit(Mul(), w.emit(Mul(), x, x), x), item.natural)
     if not n.dtype.is_float:
-        raise n.refuse("wanted a floating-point base, or the exponents 1, 2 or 3; cast it first")
+        if c is not None and c < 0:
+            raise n.refuse(f"wanted an exponent of at least 0 for integers, found {c}")
+        return w.of(w.emit(IntegerPower(), x, as_value(w, b, n.dtype)))
     if c == 0.5:
         return w.of(w.emit(Sqrt(), x))
     if c == -0.5:
@@ -233,13 +249,54 @@ def compare(op: OperatorSpec, swap: bool = False) -> Handler:
 
 
 def _truth(w: Writer, n: TorchNode, position: int) -> ImportedValue:
-    """Return an operand as bools. Raises ParseError for bitwise use of integers."""
-    found = n.item(position)
-    if found.dtype is bool_:
-        return found
-    if n.op.startswith("aten.bitwise"):
-        raise n.refuse(f"wanted truth values, found {found.info!r}; bits of integers are not supported")
-    return as_item(w, found, bool_)
+    """Return an operand as bools."""
+    return as_item(w, n.args[position], bool_)
+
+
+def bitwise(op: OperatorSpec, of_bools: Handler) -> Handler:
+    """Make a handler of the bits of integers, and of bools."""
+
+    def handler(w: Writer, n: TorchNode) -> Result:
+        if n.dtype is bool_:
+            return of_bools(w, n)
+        return w.of(w.emit(op, *(as_value(w, a, n.dtype) for a in n.args)))
+
+    return handler
+
+
+def _shift(w: Writer, n: TorchNode) -> ImportedValue:
+    left = "left" in n.op or "lshift" in n.op
+    x, y = as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype)
+    return w.of(w.emit(ShiftLeft() if left else ShiftRight(), x, y))
+
+
+def _remainder(w: Writer, n: TorchNode) -> ImportedValue:
+    x, y = as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype)
+    return w.of(remainder(w, x, y, n.dtype, "fmod" in n.op))
+
+
+def _sign(w: Writer, n: TorchNode) -> ImportedValue:
+    return n.item(0) if n.dtype is bool_ else w.of(sign(w, as_value(w, n.item(0), n.dtype), n.dtype))
+
+
+def _is_not_finite(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import isnan and isinf; no integer is either."""
+    item = n.item(0)
+    x = w.tensor(item)
+    if "isnan" in n.op or not item.dtype.is_float:
+        return w.of(w.emit(NotEqual(), x, x))
+    ends = (w.emit(Equal(), x, w.literal(end, item.dtype)) for end in (math.inf, -math.inf))
+    return w.of(w.emit(LogicalOr(), *ends))
+
+
+def _trunc(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import trunc as the floor of the magnitude with the sign of `x`."""
+    item = n.item(0)
+    if not item.dtype.is_float:
+        return item
+    x = w.tensor(item)
+    up = w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), x)))
+    return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, item.dtype)), up, w.emit(Floor(), x)))
 
 
 def _and(w: Writer, n: TorchNode) -> ImportedValue:
@@ -269,7 +326,8 @@ def _where(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _neg(w: Writer, n: TorchNode) -> ImportedValue:
-    return w.of(w.emit(MulScalar(-1), w.tensor(n.item(0))))
+    x = w.tensor(n.item(0))
+    return w.of(w.emit(Sub(), w.literal(0, n.dtype), x) if n.dtype.is_unsigned else w.emit(MulScalar(-1), x))
 
 
 def _reciprocal(w: Writer, n: TorchNode) -> ImportedValue:
@@ -439,9 +497,19 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.le.Tensor": compare(LessEqual()), "aten.le.Scalar": compare(LessEqual()),
     "aten.gt.Tensor": compare(Less(), True), "aten.gt.Scalar": compare(Less(), True),
     "aten.ge.Tensor": compare(LessEqual(), True), "aten.ge.Scalar": compare(LessEqual(), True),
-    "aten.bitwise_and.Tensor": _and, "aten.logical_and.default": _and, "aten.bitwise_or.Tensor": logical(LogicalOr()),
-    "aten.logical_or.default": logical(LogicalOr()), "aten.bitwise_xor.Tensor": logical(NotEqual()),
-    "aten.logical_xor.default": logical(NotEqual()), "aten.bitwise_not.default": _not, "aten.logical_not.default": _not,
+    **{f"aten.bitwise_and.{form}": bitwise(BitwiseAnd(), _and) for form in ("Tensor", "Scalar")},
+    **{f"aten.bitwise_or.{form}": bitwise(BitwiseOr(), logical(LogicalOr())) for form in ("Tensor", "Scalar")},
+    **{f"aten.bitwise_xor.{form}": bitwise(BitwiseXor(), logical(NotEqual())) for form in ("Tensor", "Scalar")},
+    "aten.bitwise_not.default": bitwise(BitwiseNot(), _not), "aten.logical_not.default": _not,
+    "aten.logical_and.default": _and, "aten.logical_or.default": logical(LogicalOr()),
+    "aten.logical_xor.default": logical(NotEqual()),
+    **{f"aten.bitwise_{side}_shift.{form}": _shift for side in ("left", "right") for form in ("Tensor", "Tensor_Scalar")},
+    **{f"aten.__{side}shift__.{form}": _shift for side in "lr" for form in ("Tensor", "Scalar")},
+    **{f"aten.{name}.{form}": _remainder for name in ("fmod", "remainder") for form in ("Tensor", "Scalar")},
+    "aten.remainder.Scalar_Tensor": _remainder,
+    "aten.sign.default": _sign, "aten.isnan.default": _is_not_finite, "aten.isinf.default": _is_not_finite,
+    "aten.trunc.default": _trunc, "aten.log2.default": unary(Log2()), "aten.log10.default": unary(Log10()),
+    "aten.atan2.default": pair(Atan2()),
     "aten.where.self": _where, "aten.exp.default": unary(Exp()), "aten.log.default": unary(Log()),
     "aten.sqrt.default": unary(Sqrt()), "aten.rsqrt.default": unary(Rsqrt()), "aten.tanh.default": unary(Tanh()),
     "aten.sigmoid.default": unary(Sigmoid()), "aten.relu.default": unary(Relu()), "aten.erf.default": unary(Erf()),

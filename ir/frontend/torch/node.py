@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 
 from relax_tune.errors import ParseError
-from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i64
+from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i8, i16, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.scalar_ops import converted
@@ -173,6 +173,8 @@ def common_type(a: Any, b: Any) -> DType:
             kind = 2 if element is f32 else 1 if element is i64 else 0
             ranked.append((kind, -1, element.bytes, element))
     best = max(ranked, key=lambda r: r[:3])
+    if {r[3] for r in ranked} == {i8, u8} and len({r[1] for r in ranked}) == 1:
+        return i16
     if best[1] < 0 and any(r[3] is f64 for r in ranked):
         return f64
     return best[3]

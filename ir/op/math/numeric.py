@@ -18,6 +18,7 @@ from relax_tune.ir.op.math.elementwise import Binary, Unary
 @dataclass(frozen=True, slots=True)
 class Abs(Unary):
     name: ClassVar[str] = "abs"
+    floats_only: ClassVar[bool] = False
     halves: ClassVar[Halves] = "allowed"
 
     def scalar(self, x: Expr) -> Expr:
@@ -53,11 +54,23 @@ class Floor(Unary):
 
 
 @dataclass(frozen=True, slots=True)
-class Power(Binary):
+class OfFloats(Binary):
+    """Function of two floats."""
+
+    halves: ClassVar[Halves] = "never"
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        for info in OperatorSpec.tensors(self, infos):
+            if info.dtype is not None and not info.dtype.is_float:
+                raise DeduceError(f"{self.name}: wanted floating-point tensors, found {info!r}; cast it first")
+        return Binary.infer(self, infos, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Power(OfFloats):
     """Power `x ** y` of floats."""
 
     name: ClassVar[str] = "power"
-    halves: ClassVar[Halves] = "never"
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return call("pow", x, y)
@@ -115,6 +128,18 @@ class Acos(MathFunction):
 class Atan(MathFunction):
     name: ClassVar[str] = "atan"
     function = staticmethod(np.arctan)
+
+
+@dataclass(frozen=True, slots=True)
+class Log2(MathFunction):
+    name: ClassVar[str] = "log2"
+    function = staticmethod(np.log2)
+
+
+@dataclass(frozen=True, slots=True)
+class Log10(MathFunction):
+    name: ClassVar[str] = "log10"
+    function = staticmethod(np.log10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +237,23 @@ class Modulo(WholeDivision):
 
 
 @dataclass(frozen=True, slots=True)
-class Fmod(Binary):
+class Atan2(OfFloats):
+    """Angle of the point (y, x), from -pi to pi."""
+
+    name: ClassVar[str] = "atan2"
+
+    def scalar(self, x: Expr, y: Expr) -> Expr:
+        return call("atan2", x, y)
+
+    def array(self, x: Array, y: Array) -> Array:
+        return np.asarray(np.arctan2(x, y))
+
+
+@dataclass(frozen=True, slots=True)
+class Fmod(OfFloats):
     """Float remainder of a division towards zero, with the sign of `x`."""
 
     name: ClassVar[str] = "fmod"
-    halves: ClassVar[Halves] = "never"
-
-    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
-        for info in self.tensors(infos):
-            if info.dtype is not None and not info.dtype.is_float:
-                raise DeduceError(f"fmod: wanted floating-point tensors, found {info!r}; cast it first")
-        return Binary.infer(self, infos, ctx)
 
     def scalar(self, x: Expr, y: Expr) -> Expr:
         return call("fmod", x, y)

@@ -17,6 +17,7 @@ from relax_tune.ir.core.dtype import (
     f8e4m3fnuz,
     f8e5m2,
     f8e8m0,
+    f16,
     f32,
     f64,
     i4,
@@ -25,6 +26,7 @@ from relax_tune.ir.core.dtype import (
     i64,
     u4,
     u8,
+    u16,
 )
 from relax_tune.ir.core.expr import Var, as_int, const, expr
 from relax_tune.ir.core.graph import Call, Function
@@ -49,6 +51,16 @@ from relax_tune.ir.op.indexing.movement import (
 )
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import ScatterElements, ScatterND
+from relax_tune.ir.op.math.bits import (
+    BitCast,
+    BitwiseAnd,
+    BitwiseNot,
+    BitwiseOr,
+    BitwiseXor,
+    IntegerPower,
+    ShiftLeft,
+    ShiftRight,
+)
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
@@ -78,12 +90,15 @@ from relax_tune.ir.op.math.numeric import (
     Asin,
     Asinh,
     Atan,
+    Atan2,
     Atanh,
     Cos,
     Cosh,
     Floor,
     Fmod,
     Log,
+    Log2,
+    Log10,
     Modulo,
     Power,
     Quotient,
@@ -301,7 +316,15 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     *[(op, [np.tanh(rand(3, 5)) * np.float32(0.9)]) for op in (Tan(), Asin(), Acos(), Atanh())],
     (Acosh(), [np.abs(rand(7)) + 1]),
     (Rint(), [np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999], np.float32)]),
-    (Fmod(), [rand(4, 5) * 9, rand(5) * 3]),
+    *[(op, [rand(4, 5) * 9, rand(5) * 3]) for op in (Fmod(), Atan2())],
+    *[(op, [positive(3, 5)]) for op in (Log2(), Log10())],
+    *[
+        (op, [ints(-9, 9, 4, 5), ints(-3, 6, 5)])
+        for op in (BitwiseAnd(), BitwiseOr(), BitwiseXor(), ShiftLeft(), ShiftRight(), IntegerPower())
+    ],
+    (BitwiseNot(), [np.uint16([0, 5, 65535])]),
+    (BitCast(i32, f32), [rand(3, 5)]),
+    (BitCast(f16, u16), [np.uint16([0, 15360, 50000])]),
     *[(op, [ints(-9, 9, 4, 5), ints(-3, 4, 5)]) for op in (Quotient(), Modulo())],
     *[
         (op, [np.array([-(2**31), 2**31 - 1, 7], np.int32), np.array([-1, -1, 0], np.int32)])
@@ -395,7 +418,7 @@ def test_decomposed_operator_computes_same_values(case: tuple[OperatorSpec, list
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
 def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
-    if isinstance(op, (Cast, Less, ArgMax, TopK, Quantize)):
+    if isinstance(op, (Cast, BitCast, Less, ArgMax, TopK, Quantize)):
         return
     wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     found = op.evaluate(wide)
