@@ -309,7 +309,8 @@ def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
     x = node.item(0)
     if node.has(2):
         mode = w.scalars(node.item(2))
-        if mode is None or mode.reshape(-1)[0].value != 0:
+        none = node.has(1) and literal_of(node.item(1)) == 0  # a ratio of 0 drops nothing
+        if not none and (mode is None or mode.reshape(-1)[0].value != 0):
             raise node.refuse("wanted inference (training_mode false); export the model for inference")
     if (node.version or 0) < 10 and node.wants(1):
         raise node.refuse("wanted no mask, which has no values in inference before opset 10, found one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relax_tune.ir.core.dtype import SMALL, DType, bool_, f8e8m0, f32, i8, i32, u8
+from relax_tune.ir.core.dtype import SMALL, DType, bool_, f8e8m0, f32, i8, i16, i32, u8, u16
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import binary, unary
@@ -98,8 +98,8 @@ def _quantize(w: Writer, node: OnnxNode) -> ImportedValue:
     else:
         number = int(node.attributes.get("output_dtype", 0))
         target = element_type(number, f"node {node.name!r}") if number else u8
-    if target not in (i8, u8, *SMALL) or target is f8e8m0:
-        raise node.refuse(f"wanted int8, uint8 or a type of at most 8 bits, found {target}")
+    if target not in (i8, u8, i16, u16, *SMALL) or target is f8e8m0:
+        raise node.refuse(f"wanted an integer or float of at most 8 bits, int16 or uint16, found {target}")
     if int(node.attributes.get("precision", 0)) not in (0, 1):
         raise node.refuse(f"wanted the division in 32 bits, found precision {node.attributes['precision']}")
     axis, group, (by, *zero) = _scaled(w, node)

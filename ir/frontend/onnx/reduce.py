@@ -11,6 +11,7 @@ from relax_tune.ir.frontend.onnx.math import literal_of
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.old_forms import rows
 from relax_tune.ir.frontend.onnx.shape import axes_of, axis_of, expressions, integers
+from relax_tune.ir.frontend.onnx.tensors import element_type
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to, clip, permute, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import gather, gather_elements, gather_nd, natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
@@ -209,6 +210,16 @@ def _trilu(w: Writer, node: OnnxNode) -> ImportedValue:
     return triangle(w, node.item(0), k, bool(node.attributes.get("upper", 1)))
 
 
+def _eye_like(w: Writer, node: OnnxNode) -> ImportedValue:
+    """Import EyeLike: ones on the diagonal `k` places right of the main one, in the dims of a matrix."""
+    x = node.item(0)
+    number = int(node.attributes.get("dtype", 0))
+    target = element_type(number, f"node {node.name!r}") if number else x.dtype
+    rows, columns = (w.emit(Iota(d)) for d in x.shape)
+    rows = w.emit(ExpandDims((1,)), w.emit(AddScalar(int(node.attributes.get("k", 0))), rows))
+    return w.of(cast_to(w, w.emit(Equal(), rows, columns), bool_, target), target.is_int)
+
+
 def _one_hot(w: Writer, node: OnnxNode) -> ImportedValue:
     indices, pair = node.item(0), node.item(2)
     count = literal_of(node.item(1))
@@ -231,5 +242,6 @@ HANDLERS: Mapping[str, Handler] = {
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),
     "ReduceLogSum": reduced(Sum, "", "log"), "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean),
     "GlobalMaxPool": _global(Max), "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
-    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Trilu": _trilu, "OneHot": _one_hot,
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Trilu": _trilu,
+    "EyeLike": _eye_like, "OneHot": _one_hot,
 }  # fmt: skip

@@ -19,8 +19,9 @@ from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.scatter import Mode, Scatter, ScatterElements, ScatterND
-from relax_tune.ir.op.math.elementwise import Add, Cast
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MulScalar, Sub
 from relax_tune.ir.op.math.logic import Equal, Less, Where
+from relax_tune.ir.op.math.numeric import Modulo
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, TopK
 
 
@@ -118,14 +119,33 @@ def _tensor_scatter(w: Writer, node: OnnxNode) -> ImportedValue:
     if node.has(2):
         start = cast_to(w, w.tensor(node.item(2)), node.item(2).dtype, i64)
         steps = w.emit(Add(), steps, w.reshape(start, [*node.item(2).shape, *[const(1)] * (cache.ndim - 1)]))
-    if circular:
-        raise node.refuse("wanted mode 'linear', found 'circular'")
     where = w.emit(Add(), w.full(update.shape, 0, i64), steps)
+    if circular:
+        size = np.empty((), object)
+        size[()] = cache.shape[axis]
+        where = w.emit(Modulo(), where, w.tensor(w.known(size)))
     assert len(tensor_dims(where)) == cache.ndim
     return _scattered(w, ScatterElements("replace", axis), cache, where, w.tensor(update))
+
+
+def _reverse_sequence(w: Writer, node: OnnxNode) -> ImportedValue:
+    """Import ReverseSequence: the first `lengths[b]` steps of batch `b` in reverse, the others as they are."""
+    x, lengths = node.item(0), node.item(1)
+    time, batch = int(node.attributes.get("time_axis", 0)), int(node.attributes.get("batch_axis", 1))
+    if sorted((time, batch)) != [0, 1]:
+        raise node.refuse(f"wanted axes 0 and 1 of steps and batches, found {time} and {batch}")
+    steps, tail = x.shape[time], [const(1)] * (x.ndim - 1 - time)
+    at = w.reshape(w.emit(Iota(steps)), [steps, *tail])
+    ends = cast_to(w, w.tensor(lengths), lengths.dtype, i64)
+    ends = w.reshape(ends, [*lengths.shape, *[const(1)] * (x.ndim - 1 - batch)])
+    back = w.emit(AddScalar(-1), w.emit(Sub(), ends, at))
+    where = w.emit(Where(), w.emit(Less(), at, ends), back, w.emit(Add(), at, w.emit(MulScalar(0), ends)))
+    where = w.emit(Add(), w.full(x.shape, 0, i64), where)
+    return w.of(w.emit(GatherElements(time), w.tensor(x), where), x.natural)
 
 
 HANDLERS: Mapping[str, Handler] = {
     "ArgMax": _arg, "ArgMin": _arg, "Hardmax": rows(_hardmax), "TopK": _top_k, "CumSum": _running, "CumProd": _running,
     "Scatter": _scatter_elements, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd, "TensorScatter": _tensor_scatter,
+    "ReverseSequence": _reverse_sequence,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.core.dtype import SMALL, DType, f8e8m0, f32, f64, i8, i32, u8
+from relax_tune.ir.core.dtype import SMALL, DType, f8e8m0, f32, f64, i8, i16, i32, u8, u16
 from relax_tune.ir.core.expr import (
     Expr,
     add,
@@ -127,10 +127,10 @@ class Quantize(Scaled):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = self._arguments(infos)
         x = found[0]
-        if self.dtype not in (i8, u8, *SMALL) or self.dtype is f8e8m0 or self.bits not in (2, 4, 8):
+        if self.dtype not in (i8, u8, i16, u16, *SMALL) or self.dtype is f8e8m0 or self.bits not in (2, 4, 8):
             known = " ".join(str(d) for d in SMALL if d is not f8e8m0)
             raise DeduceError(
-                f"quantize: wanted {known}, or i8 or u8 of 2, 4 or 8 bits, found {self.dtype} of {self.bits}"
+                f"quantize: wanted {known}, i16, u16, or i8 or u8 of 2, 4 or 8 bits, found {self.dtype} of {self.bits}"
             )
         if x.dtype is not None and not x.dtype.is_float:
             raise DeduceError(f"quantize: wanted a floating-point tensor, found {x!r}; cast it first")
@@ -141,8 +141,10 @@ class Quantize(Scaled):
         return TensorInfo(x.shape, self.dtype, x.ndim)
 
     def _range(self) -> tuple[int, int]:
-        half = 1 << (min(self.bits, self.dtype.bits) - 1)
-        return (-half, half - 1) if self.dtype.short[0] == "i" else (0, 2 * half - 1)
+        if self.dtype.bits != 8:
+            return self.dtype.limits
+        half = 1 << (self.bits - 1)
+        return (0, 2 * half - 1) if self.dtype.is_unsigned else (-half, half - 1)
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
@@ -190,9 +192,11 @@ class Dequantize(Scaled):
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         found = self._arguments(infos)
         q = found[0]
-        if q.dtype not in (None, i8, u8, i32, *SMALL):
+        if q.dtype not in (None, i8, u8, i16, u16, i32, *SMALL):
             known = " ".join(map(str, SMALL))
-            raise DeduceError(f"dequantize: wanted a tensor of i8, u8, i32 or {known}, found {q!r}; cast it first")
+            raise DeduceError(
+                f"dequantize: wanted a tensor of i8, u8, i16, u16, i32 or {known}, found {q!r}; cast it first"
+            )
         if len(found) == 3 and None not in (q.dtype, found[2].dtype) and found[2].dtype is not q.dtype:
             raise DeduceError(f"dequantize: wanted zero points of {q.dtype}, found {found[2]!r}")
         self._check_dims(found, ctx)

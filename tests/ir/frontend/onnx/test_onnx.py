@@ -144,6 +144,11 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
       for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "Pow")],
     *[(f"(uint16[a, b] x, uint16[b] y) => (uint16[a, b] z) {{ z = BitShift<direction = \"{d}\">(x, y) }}",
        [i(0, 60000, 4, 5).astype("u2"), np.uint16([1, 0, 15, 7, 16])]) for d in ("LEFT", "RIGHT")],
+    ("(int32[a, b] x) => (uint16[a, b] y) { y = EyeLike<dtype = 4, k = 1>(x) }", [np.zeros((3, 5), "i4")]),
+    ("(float[t, b, c] x, int64[b] n) => (float[t, b, c] y) { y = ReverseSequence<time_axis = 0, batch_axis = 1>(x, n) }",
+     [f(4, 3, 2), np.array([4, 1, 2])]),
+    ("(float[b, t] x, int64[b] n) => (float[b, t] y) { y = ReverseSequence<time_axis = 1, batch_axis = 0>(x, n) }",
+     [f(3, 4), np.array([4, 1, 3])]),
     ("(uint64[a] x) => (uint64[a] y) { y = BitwiseNot(x) }", [np.uint64([0, 5, 2**64 - 1])]),
     ("(int32[a] x, float[a] y) => (int32[a] z) { z = Pow(x, y) }", [np.int32([9, 4, -3]), np.float32([0.5, -1, 3])]),
     *[(f"(int64[a, b] x, int64[b] y) => (int64[a, b] z) {{ z = {op}(x, y) }}", [i(-9, 9, 4, 5), np.array([-3, -1, 2, 5, 1])])
@@ -207,6 +212,12 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
       for op in ("CumProd", "CumProd<exclusive = 1>", "CumProd<reverse = 1>")],
     (24, "(float[b, h, n, c] x, float[b, h, m, c] u, int64[b] k) => (float[b, h, n, c] y) { y = TensorScatter(x, u, k) }",
      [f(2, 3, 7, 4), f(2, 3, 2, 4), np.array([1, 4])]),
+    (24, "(float[b, h, n, c] x, float[b, h, m, c] u, int64[b] k) => (float[b, h, n, c] y) "
+     "{ y = TensorScatter<mode = \"circular\">(x, u, k) }", [f(2, 3, 7, 4), f(2, 3, 2, 4), np.array([6, 4])]),
+    *[(21, f"(float[a] x, float s, {t}int16 z) => ({t}int16[a] y) {{ y = QuantizeLinear(x, s, z) }}",
+       [np.float32([0, 0.5, -70000, 1e9, 3]), np.float32(0.5), np.dtype(f"{t}int16").type(7)]) for t in ("", "u")],
+    (21, "(uint16[a] x, float s, uint16 z) => (float[a] y) { y = DequantizeLinear(x, s, z) }",
+     [np.uint16([0, 7, 65535]), np.float32(0.5), np.uint16(7)]),
     (24, f"{QKV}) => (float[a, 4, n, 6] y) {{ y = Attention(q, k, v) }}", HEADS),
     (24, f"{QKV}, bool[n, m] x) => (float[a, 4, n, 6] y) {{ y = Attention<softcap = 2.0>(q, k, v, x) }}", [*HEADS, truths(3, 5)]),
     (24, f"{QKV}, float[a, 2, p, 6] r, float[a, 2, p, 6] s) => (float[a, 4, n, 6] y, float[a, 2, t, 6] i, float[a, 2, t, 6] j) "
