@@ -51,6 +51,7 @@ BOUND: dict[str, tuple[int, ...]] = {
     **{op: (1,) for op in (*_AXES, "Reshape", "Expand", "Tile", "Split", "Trilu", "OneHot", "CumSum", "CumProd", "TopK")},
     "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Dropout": (1, 2),
     "CenterCropPad": (1,), "AffineGrid": (1,), "Resize": (1, 2, 3),
+    "Col2Im": (1, 2), "MaxUnpool": (2,), "Upsample": (1,),
 }  # fmt: skip
 
 
@@ -61,6 +62,10 @@ def cases() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(load_model_tests(kind="node"))
+
+
+# Operators through which inputs decide shapes.
+ARITHMETIC = ("Max", "Min", "Add", "Sub", "Mul", "Div", "Concat", "Unsqueeze", "Squeeze", "Cast", "Where", "Identity")
 
 
 def plain(value: Any) -> Any:
@@ -85,6 +90,9 @@ def bound_inputs(model: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any], lis
         for p in BOUND.get(n.op_type, ())
         if p < len(n.input) and n.domain in ("", "ai.onnx")
     }
+    for n in reversed(graph.node):
+        if n.op_type in ARITHMETIC and wanted.intersection(n.output):
+            wanted.update(n.input)
     names = [i.name for i in graph.input]
     bound, rest = [], []
     for name, value in zip(names, inputs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from tests.fuzz.draft import Grower, Step
@@ -26,7 +26,7 @@ from relax_tune.ir.core.dtype import (
     i64,
     u8,
 )
-from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const
+from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const, maximum
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.op import shapes
 from relax_tune.ir.op.base import OperatorSpec
@@ -37,7 +37,9 @@ from relax_tune.ir.op.math import bits as bit_operators
 from relax_tune.ir.op.math import elementwise, logic, numeric, quantize, small_floats
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.resize import Resize
+from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction import linalg, reduce, scan
 from relax_tune.ir.op.reduction.einsum import Einsum
 
@@ -285,6 +287,39 @@ def pool(w: Grower) -> Step:
     return Step(Pool(kernel, strides, dilations, w.rng.random() < 0.5), (x,))
 
 
+def pool_positions(w: Grower) -> Step:
+    top = pool(w)
+    assert isinstance(top.op, Pool)
+    op = replace(top.op, largest=True)
+    (x,) = top.args
+    none = (const(0),) * len(op.kernel)
+    return Step(PoolPositions(op.kernel, op.strides, op.dilations, none), (x, w.step(Step(op, (x,)))))
+
+
+def fold(w: Grower) -> Step:
+    spatial = w.rng.choice([1, 1, 2])
+    taps = [const(w.rng.choice([1, 2, 3])) for _ in range(spatial)]
+    dims = (w.number(), const(2), *taps, *(w.rng.choice([const(3), w.number()]) for _ in taps))
+    x = w.fresh(dims, w.rng.choice(NUMBERS))
+    strides, dilations = (tuple(w.rng.choice([1, 1, 2, 3]) for _ in range(spatial)) for _ in "sd")
+    sizes = tuple(w.rng.choice([const(4), const(9), w.number()]) for _ in range(spatial))
+    return Step(Fold(sizes, strides, dilations, tuple(const(w.rng.choice([0, 0, 1, 2])) for _ in sizes)), (x,))
+
+
+def resize(w: Grower) -> Step:
+    x = w.pick(FLOATS, 1)
+    at, size = w.rng.randrange(len(w.shape(x))), const(w.rng.choice([1, 2, 3, 5]))
+    n, kernel = w.shape(x)[at], w.rng.choice(["nearest", "linear", "cubic"])
+    smooth = kernel != "nearest" and w.rng.random() < 0.4
+    return Step(
+        Resize(
+            (at,), (size,), (n * 2,), (n - size,), (size * 2,), kernel,
+            w.rng.choice(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]), within=w.rng.random() < 0.4,
+            wide=(maximum(n, 1),) if smooth else (), narrow=(size,) if smooth else (), fill=w.rng.choice([None, None, 1.0]),
+        ), (x,),
+    )  # fmt: skip
+
+
 def mean_pool(w: Grower) -> Step:
     x = w.pick(FLOATS, 3, 3)
     return Step(reduce.MeanPool(), (x, w.fresh(w.shape(x)[:2], w.dtype(x))))
@@ -428,7 +463,8 @@ ENTRIES: Mapping[str, Entry] = {
     "scatter_nd": Entry(scatter_nd, "summed"), "scatter_elements": Entry(scatter_elements, "summed"),
     "reshape": Entry(reshape), "flatten": Entry(_plain(movement.Flatten, ALL)), "expand_dims": Entry(expand),
     "permute": Entry(permute), "broadcast_to": Entry(broadcast), "concat": Entry(concat), "split": Entry(split),
-    "slice": Entry(slices), "pad": Entry(pad),
+    "slice": Entry(slices), "pad": Entry(pad), "resize": Entry(resize, "summed", 16),
+    "fold": Entry(fold, "summed"), "pool_positions": Entry(pool_positions),
     "iota": Entry(lambda w: Step(Iota(w.number()), ())), "scalars": Entry(scalars),
     "quantize": Entry(quantise, "summed", 4), "dequantize": Entry(dequantise, "rounded"),
     "pack4": Entry(lambda w: (lambda x: Step(quantize.Pack4(axis(w, x)), (x,)))(w.pick((i8, u8), 1))),

@@ -10,7 +10,7 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.check.aliasing import is_view
 from relax_tune.ir.core.dtype import DType, bool_, f32, i64, u64
-from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, le, maximum, mul, sub
+from relax_tune.ir.core.expr import Expr, ExprLike, as_int, const, expr, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, GVar, Value
 from relax_tune.ir.frontend.shared import recognised_norms
@@ -70,14 +70,20 @@ def slice_axis(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Va
     return w.emit(Slice(axis, begin, end), value)
 
 
-def pad(w: Writer, value: Value, pads: Sequence[tuple[int, int]], fill: float = 0.0, mode: str = "constant") -> Value:
+def pad(
+    w: Writer, value: Value, pads: Sequence[tuple[ExprLike, ExprLike]], fill: float = 0.0, mode: str = "constant"
+) -> Value:
     """Pad `value` by (before, after) elements along each axis; negative numbers crop."""
-    for axis, (before, after) in enumerate(pads):
+    grown: list[list[Expr]] = []
+    for axis, pair in enumerate(pads):
+        before, after = (w.simplify(expr(e)) for e in pair)
+        begin, cut = (const(0) if w.natural(e) else w.simplify(maximum(mul(e, -1), 0)) for e in (before, after))
         size = tensor_dims(value)[axis]
-        value = slice_axis(w, value, axis, const(max(-before, 0)), w.simplify(maximum(sub(size, max(-after, 0)), 0)))
-    if all(size <= 0 for pair in pads for size in pair):
+        value = slice_axis(w, value, axis, begin, w.simplify(maximum(sub(size, cut), 0)))
+        grown.append([e if w.natural(e) else w.simplify(maximum(e, 0)) for e in (before, after)])
+    if all(as_int(e) == 0 for pair in grown for e in pair):
         return value
-    front, behind = (tuple(const(max(pair[side], 0)) for pair in pads) for side in (0, 1))
+    front, behind = (tuple(pair[side] for pair in grown) for side in (0, 1))
     return w.emit(Pad(front, behind, mode, fill), value)
 
 

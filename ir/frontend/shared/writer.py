@@ -211,6 +211,12 @@ class Writer:
         """Return a constant without dims."""
         return self.tensor(self.constant(np.asarray(value, element.numpy), "literal"))
 
+    def size(self, e: Expr) -> Value:
+        """Return an integer over the shape symbols as a tensor without dims."""
+        scalar = np.empty((), object)
+        scalar[()] = e
+        return self.tensor(self.known(scalar))
+
     def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
         """Return a tensor filled with one value."""
         return self.emit(BroadcastTo(tuple(shape)), self.literal(value, element))

@@ -10,7 +10,26 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.expr import Expr, add, const, floordiv, ge, maximum, mul, sub
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import (  # fmt: skip
+    Expr,
+    add,
+    and_,
+    as_int,
+    const,
+    eq,
+    floordiv,
+    ge,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    ne,
+    or_,
+    select,
+    sub,
+)
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -25,6 +44,7 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
+from relax_tune.ir.op.indexing.indices import inside, nearest, require_elements
 from relax_tune.ir.op.reduction.reduce import lowest
 
 
@@ -177,3 +197,86 @@ class Pool(OperatorSpec):
         views = _windows(wide(x), self.kernel, self.strides, self.dilations)
         axes = tuple(range(x.ndim, views.ndim))
         return float_result(views.max(axis=axes) if self.largest else views.sum(axis=axes), arrays, x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPositions(OperatorSpec):
+    """Positions of the largest elements of the windows of x (n, c, dims...), of several equal ones the first.
+
+    The second argument is the pooled maximum. A position counts the elements of the dims row by row. Windows may reach beyond x.
+
+    before: number of elements of the first window in front of x
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[Expr, ...]
+    name: ClassVar[str] = "pool_positions"
+    arity: ClassVar[int] = 2
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        x, top = self.tensors(infos)
+        self.same_dtype((x, top))
+        spatial = len(self.kernel)
+        if {len(self.strides), len(self.dilations), len(self.before)} != {spatial}:
+            raise DeduceError(f"pool_positions: wanted a stride, dilation and size before for each of {self.kernel}")
+        if any(i.ndim not in (None, 2 + spatial) for i in (x, top)):
+            raise DeduceError(f"pool_positions: wanted {2 + spatial} dims, found {x!r} and {top!r}")
+        if x.shape is not None and top.shape is not None:
+            for p in range(2):
+                ctx.require_equal(x.shape[p], top.shape[p], f"pool_positions: dim {p}")
+            for d in x.shape[2:]:
+                require_elements(self.name, ctx, d, top.shape)
+        return TensorInfo(top.shape, i64, top.ndim)
+
+    def legalize(
+        self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
+    ) -> PrimFunc:
+        b = TensorBuilder(name)
+        dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
+        x = b.input("x", dims, dtype, is_const(consts, 0))
+        top = b.input("top", shape_of(infos[1]), dtype, is_const(consts, 1))
+        y = b.output("y", shape_of(infos[1]), i64)
+        spatial = len(self.kernel)
+
+        def step(old: Expr, *i: Expr) -> Expr:
+            own, taps = i[: 2 + spatial], i[2 + spatial :]
+            flat: Expr = const(0)
+            where, inner = [], []
+            for a in range(spatial):
+                n, at = (
+                    dims[2 + a],
+                    sub(add(mul(own[2 + a], self.strides[a]), mul(taps[a], self.dilations[a])), self.before[a]),
+                )
+                where.append(inside(at, n))
+                inner += [le(0, at), lt(at, n)]
+                flat = add(mul(flat, n), where[-1])
+            value, best = x[(*own[:2], *where)], top[own]
+            # beside a NaN, best is NaN and equal to nothing
+            wins = or_(eq(value, best), ne(value, value)) if dtype.is_float else eq(value, best)
+            return minimum(old, select(and_(*inner, wins), flat, const(2**62)))
+
+        b.reduce(y, [const(k) for k in self.kernel], const(2**62), step, "pool_positions")
+        return b.finish()
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        x, top = arrays
+        before = [as_int(e) for e in self.before]
+        if None in before:
+            raise DeduceError(f"pool_positions: wanted numbers to evaluate with, found {self.before}")
+        y = np.full(top.shape, 2**62, np.int64)
+        for taps in np.ndindex(*self.kernel):
+            flat, good = np.zeros((1,) * len(taps), np.int64), np.ones((1,) * len(taps), bool)
+            where = []
+            for a, tap in enumerate(taps):
+                n, count = x.shape[2 + a], top.shape[2 + a]
+                at = np.arange(count) * self.strides[a] + tap * self.dilations[a] - (before[a] or 0)
+                column = (-1,) + (1,) * (len(taps) - 1 - a)
+                where.append(nearest(at, n))
+                flat = flat * n + where[-1].reshape(column)
+                good = good & ((at >= 0) & (at < n)).reshape(column)
+            places: tuple[Any, ...] = (slice(None), slice(None), *np.ix_(*where))
+            value = x[places]
+            y = np.where(good & ((value == top) | (value != value)), np.minimum(y, flat), y)
+        return y

@@ -110,7 +110,9 @@ from relax_tune.ir.op.math.numeric import (
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
-from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.resize import Resize
+from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import (
@@ -159,6 +161,11 @@ def positive(*shape: int) -> np.ndarray[Any, Any]:
 
 def dims(*shape: int) -> tuple[Any, ...]:
     return tuple(const(d) for d in shape)
+
+
+def resize(size: int, n: int, axis: int, **more: Any) -> Resize:
+    """Pixel centres stay in place."""
+    return Resize((axis,), dims(size), dims(2 * n), dims(n - size), dims(max(2 * size, 1)), **more)
 
 
 CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
@@ -365,7 +372,24 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Pool((3,), (2,), (1,)), [rand(2, 3, 8)]),
     (Pool((2, 3), (1, 2), (2, 1), False), [rand(1, 2, 6, 7)]),
     (Pool((2, 2), (2, 2), (1, 1)), [ints(-9, 9, 1, 2, 4, 4)]),
-]
+    *[(Fold(dims(n), (s,), (d,), dims(b)), [rand(2, 3, 3, 4)])
+      for n, s, d, b in ((9, 1, 2, 1), (8, 2, 1, 0), (5, 3, 1, 4), (9, 2, 3, -1), (0, 1, 1, 0))],
+    (Fold(dims(3, 5), (1, 2), (1, 1), dims(1, 2)), [ints(-9, 9, 1, 2, 2, 3, 3, 4)]),
+    (PoolPositions((3,), (2,), (1,), dims(1)), [
+        np.array([[[1, 1, 0, np.nan, 5, 9]]], np.float32), np.array([[[1, np.nan, np.nan]]], np.float32)]),
+    (PoolPositions((2, 2), (2, 1), (1, 1), dims(0, 0)), [
+        np.arange(12).reshape(1, 1, 4, 3) // 2, np.array([[[[2, 2], [5, 5]]]])]),
+    *[(resize(7, 5, 0, kernel="nearest", rounding=r), [ints(0, 9, 5, 2)])
+      for r in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")],
+    *[(resize(n, 6, 1, kernel=k, within=within), [rand(2, 6)])
+      for n in (1, 4, 13) for k in ("linear", "cubic") for within in (False, True)],
+    *[(resize(n, 9, 0, kernel=k, within=within, wide=dims(9), narrow=dims(n)), [rand(9, 2)])
+      for n in (2, 4, 12) for k in ("linear", "cubic") for within in (False, True)],
+    (Resize((2, 1), dims(5, 3), dims(3, 2), dims(-4, 1), dims(2, 3), fill=7.0), [rand(2, 4, 6)]),
+    (Resize((1, 2), dims(1, 3), dims(9, 1), dims(0, 0), dims(1, 2), "cubic", sharpness=-0.5, fill=-1.0), [rand(2, 1, 3)]),
+    (resize(4, 3, 0), [rand(3, 0)]),
+    (resize(0, 3, 0), [rand(3, 2)]),
+]  # fmt: skip
 
 
 def info(a: np.ndarray[Any, Any]) -> TensorInfo:
@@ -418,7 +442,7 @@ def test_decomposed_operator_computes_same_values(case: tuple[OperatorSpec, list
 @pytest.mark.parametrize("case", [c for c in CASES if c[1] and c[1][0].dtype == np.float32], ids=lambda c: c[0].name)
 def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, Any]]]) -> None:
     op, arrays = case
-    if isinstance(op, (Cast, BitCast, Less, ArgMax, TopK, Quantize)):
+    if isinstance(op, (Cast, BitCast, Less, ArgMax, TopK, Quantize, PoolPositions)):
         return
     wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     found = op.evaluate(wide)

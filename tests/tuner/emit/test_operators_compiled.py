@@ -37,7 +37,9 @@ from relax_tune.ir.op.math.numeric import (
 )
 from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.neural.attention import Attention
-from relax_tune.ir.op.neural.window import Conv, Pool
+from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.resize import Resize
+from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd, CumSum, Prod, TopK
@@ -97,7 +99,14 @@ def windows() -> tuple[IRModule, list[Array]]:
         g.call(Conv((2, 1), (1, 2), 2), x, kernel),
         g.call(Pool((3, 2), (1, 2), (2, 1)), x),
         g.call(Pool((2, 2), (2, 2), (1, 1), largest=False), x),
+        g.call(
+            Resize((2, 3), (h * 2, const(5)), (const(1), const(14)), (const(-1), const(2)), (const(2), const(10))), x
+        ),
+        g.call(Resize((2,), (const(3),), (h * 2,), (h - 3,), (const(6),), "cubic", wide=(h,), narrow=(const(3),)), x),
+        g.call(Fold((h + 2,), (2,), (1,), (const(1),)), x),
     ]
+    top = g.call(Pool((3, 2), (2, 2), (1, 1)), x)
+    results.append(g.call(PoolPositions((3, 2), (2, 2), (1, 1), (const(0), const(0))), x, top))
     sizes = tuple(map(const, (0, 0, 2, 1))), tuple(map(const, (0, 1, 0, 3)))
     results += [g.call(Pad(*sizes, mode), x) for mode in ("constant", "edge", "wrap")]
     results += [

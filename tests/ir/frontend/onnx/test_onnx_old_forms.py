@@ -33,6 +33,9 @@ BIG = "(float[a, b, c] x) => (float[q] y)"
 # (opset, nodes, input, result)
 CASES: list[tuple[int, str, Array, Array]] = [
     *[(o, f"{BIG} {{ y = Softmax<axis = {a}>(x) }}", X, softmax(flat(X, a)).reshape(X.shape)) for o, a in ((7, 0), (11, 2), (12, 1))],
+    (7, f"{BIG} {{ y = Upsample<scales = [1.0, 2.0, 1.5]>(x) }}", X, X.repeat(2, 1)[:, :, [0, 0, 1, 2, 2, 3]]),
+    (9, f"{BIG} <float[3] s = {{1.0, 2.0, 1.0}}> {{ y = Upsample(x, s) }}", X, X.repeat(2, 1)),
+    (10, f"{BIG} <float[3] s = {{1.0, 2.0, 1.0}}> {{ y = Resize(x, s) }}", X, X.repeat(2, 1)),
     (7, f"{BIG} {{ y = Softmax(x) }}", X, softmax(flat(X, 1)).reshape(X.shape)),
     (11, f"{BIG} {{ y = Softmax<axis = -2>(x) }}", X, softmax(flat(X, 1)).reshape(X.shape)),
     (11, f"{BIG} {{ y = LogSoftmax(x) }}", X, np.log(softmax(flat(X, 1))).reshape(X.shape)),
