@@ -79,6 +79,7 @@ from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction.einsum import Einsum
@@ -123,6 +124,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot, ShiftLeft, ShiftRight, IntegerPower, BitCast, Rint, Fmod, Quotient, Modulo,
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
-        Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad, Resize, Fold, PoolPositions,
+        Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad, Resize, Fold, PoolPositions, GridSample,
     )
 )  # fmt: skip

@@ -34,7 +34,8 @@ def _floats(args: Sequence[Any]) -> list[Array]:
 LINEAR = frozenset(["sum", "mean", "cum_sum", "matmul", "einsum", "conv"])
 ROWS = frozenset(["softmax", "causal_softmax", "layer_norm", "rms_norm", "l2_normalize"])
 OTHERS = frozenset([
-    "prod", "cum_prod", "pool", "mean_pool", "attention", "rotary", "scatter_nd", "scatter_elements", "dequantize", "resize", "fold",
+    "prod", "cum_prod", "pool", "mean_pool", "attention", "rotary", "scatter_nd", "scatter_elements", "dequantize",
+    "resize", "fold", "grid_sample",
 ])  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from relax_tune.ir.op.math import elementwise, logic, numeric, quantize, small_f
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction import linalg, reduce, scan
@@ -306,6 +307,15 @@ def fold(w: Grower) -> Step:
     return Step(Fold(sizes, strides, dilations, tuple(const(w.rng.choice([0, 0, 1, 2])) for _ in sizes)), (x,))
 
 
+def grid_sample(w: Grower) -> Step:
+    spatial = w.rng.choice([1, 2, 2, 3])
+    kernel = w.rng.choice(["nearest", "linear", "linear", "cubic"])
+    x = w.fresh((w.number(), const(2), *(w.rng.choice([const(1), const(4), w.number()]) for _ in range(spatial))), f32)
+    grid = w.fresh((w.shape(x)[0], *w.dims(1, 2), const(spatial)), f32)
+    padding = w.rng.choice(["zeros", "border", "reflection"])
+    return Step(GridSample(kernel, padding, w.rng.random() < 0.5), (x, grid))
+
+
 def resize(w: Grower) -> Step:
     x = w.pick(FLOATS, 1)
     at, size = w.rng.randrange(len(w.shape(x))), const(w.rng.choice([1, 2, 3, 5]))
@@ -464,7 +474,7 @@ ENTRIES: Mapping[str, Entry] = {
     "reshape": Entry(reshape), "flatten": Entry(_plain(movement.Flatten, ALL)), "expand_dims": Entry(expand),
     "permute": Entry(permute), "broadcast_to": Entry(broadcast), "concat": Entry(concat), "split": Entry(split),
     "slice": Entry(slices), "pad": Entry(pad), "resize": Entry(resize, "summed", 16),
-    "fold": Entry(fold, "summed"), "pool_positions": Entry(pool_positions),
+    "fold": Entry(fold, "summed"), "grid_sample": Entry(grid_sample, "summed", 64), "pool_positions": Entry(pool_positions),
     "iota": Entry(lambda w: Step(Iota(w.number()), ())), "scalars": Entry(scalars),
     "quantize": Entry(quantise, "summed", 4), "dequantize": Entry(dequantise, "rounded"),
     "pack4": Entry(lambda w: (lambda x: Step(quantize.Pack4(axis(w, x)), (x,)))(w.pick((i8, u8), 1))),

@@ -15,7 +15,7 @@ from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
-from relax_tune.ir.frontend.onnx.images import resize, window
+from relax_tune.ir.frontend.onnx.images import resize, sample, window
 from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, OnnxNode, WrongValueError, near_names
 from relax_tune.ir.frontend.onnx.old_forms import FIRST, modern
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
@@ -29,7 +29,7 @@ DEEPEST = 16
 
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
-    **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS,
+    **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS,
 }  # fmt: skip
 
 

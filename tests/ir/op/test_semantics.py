@@ -111,6 +111,7 @@ from relax_tune.ir.op.math.quantize import Dequantize, Pack4, Quantize, Unpack4
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import CausalSoftmax, RmsNorm, Rotary
 from relax_tune.ir.op.neural.fold import Fold
+from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool, PoolPositions
 from relax_tune.ir.op.reduction.einsum import Einsum
@@ -379,6 +380,11 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
         np.array([[[1, 1, 0, np.nan, 5, 9]]], np.float32), np.array([[[1, np.nan, np.nan]]], np.float32)]),
     (PoolPositions((2, 2), (2, 1), (1, 1), dims(0, 0)), [
         np.arange(12).reshape(1, 1, 4, 3) // 2, np.array([[[[2, 2], [5, 5]]]])]),
+    *[(GridSample(k, p, a), [rand(2, 3, 4, 5), rand(2, 3, 4, 2)])
+      for k in ("nearest", "linear", "cubic") for p in ("zeros", "border", "reflection") for a in (False, True)],
+    *[(GridSample("linear", p, True), [rand(1, 2, 1, 3, 2), 2 * rand(1, 5, 3)]) for p in ("zeros", "reflection")],
+    (GridSample("nearest", "border"), [ints(0, 9, 1, 2, 3), np.array([[[np.nan], [-9.0], [np.inf]]], np.float32)]),
+    (GridSample(), [rand(0, 2, 3), rand(0, 4, 1)]),
     *[(resize(7, 5, 0, kernel="nearest", rounding=r), [ints(0, 9, 5, 2)])
       for r in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")],
     *[(resize(n, 6, 1, kernel=k, within=within), [rand(2, 6)])

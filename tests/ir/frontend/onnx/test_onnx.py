@@ -260,6 +260,15 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
        f"kernel_shape = [2, 2], strides = [2, 2], storage_order = {o}>(x) }}", [f(2, 2, 4, 6)]) for o in (0, 1)],
     (22, "(float[b, 2, h, w] x) => (float[b, 2, 4, 6] y) { z, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)\n"
      " y = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(z, i) }", [f(2, 2, 4, 6)]),
+    *[(20, '(float[b, c, h, w] x, float[b, p, q, d] g) => (float[b, c, p, q] y) { y = GridSample<mode = '
+       f'"{mode}", padding_mode = "{pad}", align_corners = {align}>(x, g) }}', [f(2, 3, 4, 5), f(2, 3, 2, 2)])
+      for mode in ("linear", "nearest", "cubic") for pad, align in (("zeros", 0), ("border", 1), ("border", 0), ("reflection", 0))],
+    *[(20, f"(float[b, d, e] t) => (float[b, {dims}] y) <int64[{n + 2}] s = {{2, 3, {dims}}}> {{ y = AffineGrid<align_corners = {a}>"
+       "(t, s) }", [f(2, n, n + 1)]) for n, dims in ((2, "4, 5"), (3, "2, 3, 4")) for a in (0, 1)],
+    *[(22, "(float[b, c, h, w] x, float[r, k] i, int64[r] j) => (float[r, c, 2, 3] y) { y = RoiAlign<output_height = 2, "
+       f'output_width = 3, sampling_ratio = 2, spatial_scale = 0.5, coordinate_transformation_mode = "{mode}">(x, i, j) }}',
+       [f(2, 3, 6, 5), np.array([[1, 2, 8, 9], [-8, 0, 3, 30], [4, 4, 4, 4]], "f4"), np.array([0, 1, 1])])
+      for mode in ("half_pixel", "output_half_pixel")],
     *[(19, '(float[b, h, w] x) => (float[b, p, q] y) <int64[2] s = {6, 8}> { y = Resize<axes = [2, 1], '
        f'keep_aspect_ratio_policy = "{policy}", nearest_mode = "{kind}">(x, , , s) }}', [f(2, 5, 9)])
       for policy in ("not_larger", "not_smaller") for kind in ("floor", "round_prefer_ceil")],
