@@ -20,7 +20,8 @@ from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, T
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
-    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default",
+    "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default", "upsample_bicubic2d.vec",
+    "_upsample_nearest_exact2d.vec", "col2im.default",
 )  # fmt: skip
 # Arguments about the memory of a tensor, which no value depends on.
 PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
