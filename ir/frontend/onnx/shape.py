@@ -7,19 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import DType, bool_, f32, i64
+from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, ExprLike, add, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape_values import numbers, objects
-from relax_tune.ir.frontend.onnx.tensors import element_type
-from relax_tune.ir.frontend.shared.compositions import cast_to, missing_dim, pad, permute, slice_axis
+from relax_tune.ir.frontend.shared.compositions import missing_dim, pad, permute, slice_axis
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
-from relax_tune.ir.op.math.logic import Equal
 
 # Largest number of elements of a constant made while importing; larger ones are computed at run time.
 LARGEST = 1 << 20
@@ -311,20 +309,9 @@ def _center_crop_pad(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(pad(w, value, pads), x.natural)
 
 
-def _eye_like(w: Writer, node: OnnxNode) -> ImportedValue:
-    """Import EyeLike: ones on the diagonal `k` places right of the main one of a matrix."""
-    x = node.item(0)
-    if x.ndim != 2:
-        raise node.refuse(f"wanted a matrix, found {x.info!r}")
-    rows = w.emit(AddScalar(int(node.attributes.get("k", 0))), w.emit(ExpandDims((1,)), w.emit(Iota(x.shape[0]))))
-    given = node.attributes.get("dtype")
-    element = x.dtype if given is None else element_type(int(given), f"node {node.name!r}")
-    return w.of(cast_to(w, w.emit(Equal(), rows, w.emit(Iota(x.shape[1]))), bool_, element), True)
-
-
 HANDLERS: Mapping[str, Handler] = {
     "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split,
     "Slice": _slice, "Range": _range, "ConstantOfShape": _constant_of_shape, "Tile": _tile, "Pad": _pad,
-    "EyeLike": _eye_like, "CenterCropPad": _center_crop_pad, "DepthToSpace": _blocks, "SpaceToDepth": _blocks,
+    "CenterCropPad": _center_crop_pad, "DepthToSpace": _blocks, "SpaceToDepth": _blocks,
 }  # fmt: skip

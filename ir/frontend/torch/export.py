@@ -81,6 +81,23 @@ def plain_program(source: Any) -> TorchProgram:
     return _Reader(torch, source, names).run()
 
 
+def _scaled(e: Any) -> tuple[Any, int, int] | None:
+    """Read a dim times a number, rounded down, as (dim, numerator, denominator).
+
+    None for another expression, and where the product of floats may be rounded: the denominator must be a power of two."""
+    factors = [f for f in e.args[0].args if not f.is_Float]
+    numbers = [float(f) for f in e.args[0].args if f.is_Float]
+    if (
+        type(e.args[0]).__name__ != "Mul"
+        or len(factors) != 1
+        or type(factors[0]).__name__ != "ToFloat"
+        or len(numbers) != 1
+    ):
+        return None
+    over, under = numbers[0].as_integer_ratio()
+    return (factors[0].args[0], over, under) if numbers[0] > 0 and under <= 1 << 10 and over <= 1 << 20 else None
+
+
 def _dim_names(exported: Any) -> dict[str, str]:
     """Return the user's names of dynamic dims by place, `input[axis]`; empty for a saved program, which lacks them."""
     found: dict[str, str] = {}
@@ -179,6 +196,10 @@ class _Reader:
         kind = type(e).__name__
         if kind == "Pow" and e.args[1].is_Integer and int(e.args[1]) > 0:
             return ["mul", *[self._expr(e.args[0])] * int(e.args[1])]
+        scaled = _scaled(e) if kind == "TruncToInt" else None
+        if scaled is not None:
+            dim, over, under = scaled
+            return ["floordiv", ["mul", self._expr(dim), over], under]
         if kind not in DIM_CLASSES:
             raise ParseError(f"wanted dims of {', '.join(sorted(set(DIM_CLASSES.values())))}, found {e}")
         return [DIM_CLASSES[kind], *map(self._expr, e.args)]

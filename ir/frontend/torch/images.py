@@ -39,6 +39,8 @@ def _smooth(kernel: str, scales: int | None, antialias: bool = False) -> Handler
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
         x, axes = n.item(0), n.item(0).ndim - 2
         aligned = bool(n.given(2, "align_corners", False))
+        if aligned and antialias:
+            raise n.refuse("wanted antialiasing without align_corners, found both")
         given = n.given(scales, "scale_factors") if scales else [n.given(3 + k, "scales") for k in range(axes)]
         mode = "align_corners" if aligned else "half_pixel"
         rows: list[tuple[Any, ...]] = []
@@ -50,8 +52,7 @@ def _smooth(kernel: str, scales: int | None, antialias: bool = False) -> Handler
                 over, under = const(exact.numerator), const(exact.denominator)
                 s = Scale(over, under, mul(own, over), under, size)
             step, start, part = position(mode, own, s, (simplest(0.0), simplest(1.0)))
-            wide, narrow = (step, part) if aligned else (s.under, s.over)
-            found = (step, start, *(maximum(e, 1) for e in (part, wide, narrow)))
+            found = (step, start, *(maximum(e, 1) for e in (part, s.under, s.over)))
             rows.append((2 + k, size, *map(w.simplify, found)))
         taken, sizes, steps, starts, parts, wides, narrows = zip(*rows)
         op = Resize(
