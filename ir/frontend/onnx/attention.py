@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const, floordiv
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
-from relax_tune.ir.frontend.shared.compositions import permute
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.indexing.movement import Concat
+from relax_tune.ir.op.math.elementwise import Mul, Rsqrt
 from relax_tune.ir.op.neural.attention import Attention
 
 # Attributes handled here. `softmax_precision` is a lower bound that the operator always meets.
@@ -57,8 +59,10 @@ def _attention(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
         k, v = (w.emit(Concat(2), w.tensor(node.item(p)), t) for p, t in ((4, k), (5, v)))
     size = as_int(tensor_dims(q)[-1])
     scale = node.attributes.get("scale")
-    if scale is None and not size:
-        raise node.refuse(f"wanted a scale, or heads whose size is a number, found {tensor_dims(q)[-1]!r}")
+    if scale is None and not size:  # a size that is a symbol scales the queries
+        element = node.item(0).dtype
+        root = w.emit(Rsqrt(), cast_to(w, w.size(tensor_dims(q)[-1]), i64, f32))
+        q, scale = cast_to(w, w.emit(Mul(), cast_to(w, q, element, f32), root), f32, element), 1.0
     left, right = (int(node.attributes.get(f"{side}_window_size", -1)) for side in ("left", "right"))
     causal = bool(int(node.attributes.get("is_causal", 0))) or right == 0
     if not causal and (left >= 0 or right >= 0):

@@ -247,6 +247,8 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
     (25, "(float[a, n, 8] q) => (float[a, n, 8] y) { y = Attention<q_num_heads = 2, kv_num_heads = 2, left_window_size = 1, "
      "right_window_size = 0>(q, q, q) }", [f(2, 5, 8)]),
     (25, "(float[a, n, 8] q) => (float[a, n, 8] y) { y = Attention<q_num_heads = 2, kv_num_heads = 2>(q, q, q) }", [f(2, 5, 8)]),
+    (25, "(float[a, h, n, s] q, float[a, g, n, s] k) => (float[a, h, n, s] y) { y = Attention(q, k, k) }",
+     [f(2, 4, 5, 3), f(2, 2, 5, 3)]),
     (13, '(float[b, h, w] x) => (float[b, p, q] y) <float[3] s = {1.0, 2.0, 0.75}> { y = Resize<mode = "linear">'
      "(x, , s) }", [f(2, 3, 4)]),
     *some([(19, f'(float[b, h, w] x) => (float[b, p, q] y) <{given}> {{ y = Resize<axes = [1, 2], mode = "{mode}", '
