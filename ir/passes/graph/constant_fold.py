@@ -170,7 +170,13 @@ class _Held:
             return args[0][value.index]
         op = operator_of(value, OperatorSpec)
         if op is not None:
-            return op.evaluate(args)
+            # float64 arguments stand for references in double precision: a cast of one stays float64
+            dtypes = [p.dtype for p in info_parts(infer_value(value, Deduction())) if isinstance(p, TensorInfo)]
+            computed = op.evaluate(args)
+            if isinstance(computed, np.ndarray) and len(dtypes) == 1 and dtypes[0] is not None:
+                with np.errstate(over="ignore"):
+                    return computed.astype(dtypes[0].numpy, copy=False)
+            return computed
         assert isinstance(value, CallTIR)
         func = self.table.prim(value.callee)
         scalars = [int(n) for n in map(as_int, value.scalars) if n is not None]

@@ -404,6 +404,16 @@ def test_fold_constant_index_out_of_range_takes_nearest(inside: bool) -> None:
         np.testing.assert_array_equal(z, np.maximum(rows[3], 0))
 
 
+def test_fold_of_a_float64_weight_cast_to_float32_has_the_type_of_the_cast() -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (3,)), g.constant("w", np.array([0.1, 2.0, 1e300]))
+    module = g.finish(g.call(Add(), x, g.call(Cast(f32), w)))
+    after = FoldConstants()(module)
+    assert operators(after)["cast"] == 0
+    assert {a.dtype for a in after.constants.values() if a.size} >= {np.dtype(np.float32)}
+    same_results(module, lower(module).module, rand(3))
+
+
 def test_fold_keeps_attributes_with_symbols() -> None:
     g = GraphBuilder()
     n = g.symbol("n", 0, 2)
