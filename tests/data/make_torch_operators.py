@@ -1,6 +1,8 @@
 """Exports a small torch program per operator and records all of them, with what torch says of a few inputs.
 
-    PYTHONPATH=src python tests/data/make_torch_operators.py tests/data        (torch)
+    PYTHONPATH=src python tests/data/make_torch_operators.py tests/data [NAME ...]       (torch)
+
+With names, these programs are recorded and the others kept.
 
 torch_operators.json holds a list of [name, program]; torch_operators.npz the inputs (NAME/in_k_p), results (NAME/out_k_p) and
 weights (NAME/w_...) of every program. Inputs have dynamic first dims called n, which are 5 and 1 in the cases.
@@ -20,7 +22,9 @@ import numpy as np
 
 SIZES = (5, 1)
 Array = np.ndarray[Any, Any]
-F, N, B, POSITIVE = "f", "i", "b", "p"  # floats, integers in 0..3, truth values, floats in 0.1..2
+# Floats, integers in 0..3, truth values, floats in 0.1..2, floats beside NaN, infinities and -0, integers of both signs.
+F, N, B, POSITIVE, EDGE, SIGNED = "f", "i", "b", "p", "e", "s"
+EDGES = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 2.5, -2.5, 0.5], np.float32)
 # One program: its name, the kinds of inputs with the dims behind n, and what it computes.
 Case = tuple[str, Sequence[tuple[str, tuple[int, ...]]], Callable[..., Any]]
 
@@ -98,6 +102,20 @@ def cases() -> list[Case]:
         ("attention_hidden", [(F, (2, 3, 4)), (F, (2, 5, 4)), (B, (1, 3, 5))], lambda q, k, m: fn.scaled_dot_product_attention(q, k, k, attn_mask=m, scale=0.3)),
         ("attention_float_mask", [(F, (2, 3, 4)), (F, (2, 5, 4)), (B, (1, 3, 5))], lambda q, k, m: fn.scaled_dot_product_attention(q, k, k, attn_mask=torch.where(m, 0.5, float("-inf")))),
         ("attention_grouped", [(F, (4, 3, 4)), (F, (2, 5, 4)), (F, (2, 5, 4))], lambda q, k, v: fn.scaled_dot_product_attention(q, k, v, enable_gqa=True)),
+        ("floor_edges", [(EDGE, (4,)), (EDGE, (4,))], lambda a, b: (torch.div(a, b, rounding_mode="floor"), torch.div(a, b, rounding_mode="trunc"), a // 0.7)),
+        ("zeros", [(EDGE, (4,)), (B, (4,)), (B, (4,))], lambda a, p, q: (1 / (a + 0.0), 1 / (a - 0.0), torch.add(p, q, alpha=False), torch.add(p, q), torch.maximum(p, q), torch.minimum(p, q), a.flip(()))),
+        ("number_kinds", [(EDGE, (4,)), (SIGNED, (4,))], lambda a, i: (a.isnan(), a.isinf(), i.isnan(), i.isinf(), a.trunc(), i.trunc(), i.abs(), torch.copysign(i.float(), 0.5 - i), a.square())),
+        ("logarithms", [(POSITIVE, (4,))], lambda a: (a.log2(), a.log10(), a.exp2(), torch.copysign(a, torch.tensor(-0.0)))),
+        ("sorts", [(EDGE, (6,)), (SIGNED, (6,)), (B, (6,))], lambda a, i, p: (*a.sort(dim=1, stable=True), *a.sort(dim=1, descending=True, stable=True), *i.sort(dim=0, descending=True, stable=True), *p.sort(dim=1, stable=True))),
+        ("truth_extremes", [(B, (4,))], lambda p: (p.amax(1), p.amin(0), *p.max(1), *p.min(0, keepdim=True))),
+        ("without_dims", x, lambda a: (*a[0, 0].sort(), *a[0, 0].topk(1), *a[0, 0].max(0), a[0, 0].argmax(0), a[0, 0].cumsum(0), a[0, 0].cumprod(0), a[0, 0].unfold(0, 1, 1))),
+        ("scatters", [(F, (4,)), (N, (3,)), (F, (3,)), (B, (4,))], lambda a, i, u, p: (a.scatter_add(1, i, u), a.scatter_reduce(1, i, u, "amax"), a.scatter_reduce(1, i, u, "prod"), a[:, :2].T.scatter_add(0, i[:1, :2].T.clamp(0, 1), u[:1, :2].T), p.scatter(1, i[:, :1], False))),
+        ("puts", [(F, (4,)), (N, (1,)), (F, (4,))], lambda a, i, u: (a.index_put((i[:, 0] * 0,), u, accumulate=True), a.index_put((i[:1, 0] * 0, i[:1, 0]), torch.ones(())), torch.slice_scatter(a, u[:, 1:3], 1, 1, 3), torch.slice_scatter(a, u, 1), torch.select_scatter(a, u[:, 0], 1, -2))),
+        ("diagonals", [(F, (4, 3))], lambda a: (a.diagonal(0, 1, 2), a.diagonal(1, 2, 1), a.diagonal(-2, 1, 2), a.unfold(1, 2, 2), a.unfold(-1, 3, 1), a.cumprod(1))),
+        ("norm_orders", [(F, (4, 3))], lambda a: tuple(torch.linalg.vector_norm(a, k, d) for k, d in ((1, 1), (0, -1), (3, None), (float("inf"), (1, 2)), (-float("inf"), 0)))),
+        ("variances", [(F, (4,))], lambda a: (a.var(0), a.var(0, correction=0), *torch.var_mean(a, 1), a.var(), torch.var(a, 1, correction=4))),
+        ("halves", [(F, (4,))], lambda a: (fn.rms_norm((a * 300).half(), (4,)).float().round(), (a * 9).half().var(1).float().round())),
+        ("whole_extremes", [(EDGE, (4,)), (EDGE, (4,)), (SIGNED, (4,))], lambda a, b, i: (torch.fmax(a, b), torch.fmin(a, b), torch.fmax(i, 2 - i), i.max(), a.min(), i.floor(), i.ceil(), i.round())),
     ]  # fmt: skip
     return found
 
@@ -110,20 +128,31 @@ def example(case: Case, n: int) -> list[Array]:
         N: lambda s: random.integers(0, 4, s),
         B: lambda s: random.random(s) < 0.4,
         POSITIVE: lambda s: random.uniform(0.1, 2, s).astype(np.float32),
+        EDGE: lambda s: EDGES[random.integers(0, len(EDGES), s)],
+        SIGNED: lambda s: random.integers(-9, 10, s),
     }
     return [makers[kind]((n, *dims)) for kind, dims in case[1]]
 
 
-def main(folder: str) -> None:
+def main(folder: str, *only: str) -> None:
     import torch
 
     from relax_tune.ir.frontend.torch.export import plain_program
     from relax_tune.ir.frontend.torch.program import to_json
 
     warnings.simplefilter("ignore")
-    programs, arrays = [], {}
+    kept: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    if only:
+        kept = {k: p for k, p in json.loads(Path(folder, "torch_operators.json").read_text()) if k not in only}
+        with np.load(Path(folder, "torch_operators.npz")) as found:
+            arrays = {k: found[k] for k in found if k.partition("/")[0] in kept}
+    programs = []
     for case in cases():
         name, compute = case[0], case[2]
+        if name in kept:
+            programs.append([name, kept[name]])
+            continue
 
         class Module(torch.nn.Module):
             def forward(self, *args: Any, compute: Callable[..., Any] = compute) -> Any:

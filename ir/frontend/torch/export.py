@@ -77,7 +77,14 @@ def plain_program(source: Any) -> TorchProgram:
         table.pop(getattr(getattr(torch.ops.aten, packet), name), None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        source = source.run_decompositions(table)
+        try:
+            source = source.run_decompositions(table)
+        except Exception as error:  # decompositions run the model's operators, which may raise anything
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ParseError(
+                f"wanted a program that torch can decompose into core ATen operators, found {type(error).__name__}: {why:.300}; "
+                "export the part that it names without dynamic dims, or write it with other operators"
+            ) from error
     return _Reader(torch, source, names).run()
 
 
@@ -238,7 +245,7 @@ class _Reader:
             values, element = tensor.detach().cpu(), self.types[tensor.dtype]
             if element is bf16 or element.is_small:  # torch gives NumPy only its bits
                 values = values.contiguous().view(self.torch.int16 if element is bf16 else self.torch.uint8)
-            weights[target] = np.ascontiguousarray(values.numpy()).view(element.numpy)
+            weights[target] = np.asarray(values.numpy(), order="C").view(element.numpy)
         return stored[key]
 
     def _call(self, n: Any) -> TorchCall:

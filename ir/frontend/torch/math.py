@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import bool_, f8e8m0, f32
+from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, f32
 from relax_tune.ir.core.expr import (  # fmt: skip
     FALSE,
     TRUE,
@@ -87,6 +87,7 @@ from relax_tune.ir.op.math.numeric import (
     Cos,
     Cosh,
     Floor,
+    Fmod,
     Log,
     Log2,
     Log10,
@@ -147,11 +148,12 @@ def _add(w: Writer, n: TorchNode, sign: int = 1) -> ImportedValue:
     if c is not None and isinstance(a, ImportedValue):
         shift = c * alpha
         x = as_item(w, a, n.dtype)
-        if shift == 0:
+        if shift == 0 and (n.dtype.is_int or math.copysign(1, float(c) * alpha) < 0):  # -0.0 + 0.0 is 0.0
             return x
         return w.of(w.emit(AddScalar(shift), w.tensor(x)), x.natural and n.dtype.is_int and shift >= 0)
     x, y = as_item(w, a, n.dtype), as_item(w, b, n.dtype)
     if n.dtype is bool_:
+        y = y if alpha else w.uniform(y.shape, False, bool_)
         return w.of(w.emit(LogicalOr(), w.tensor(x), w.tensor(y)))
     if alpha not in (1, -1):
         y = w.of(w.emit(MulScalar(abs(alpha)), w.tensor(y)))
@@ -188,6 +190,30 @@ def _rounded_down(w: Writer, x: Value, y: Value, quotient: Value, n: TorchNode) 
     return w.emit(Sub(), quotient, w.emit(Cast(n.dtype), below))
 
 
+def _floored(w: Writer, x: Value, y: Value, quotient: Value, element: DType) -> Value:
+    """Return the floor of a quotient of floats by its exact remainder (torch, "div_floor_floating").
+
+    A zero divisor and an infinite quotient keep the quotient."""
+    zero, one = w.literal(0, element), w.literal(1, element)
+    rest = w.emit(Fmod(), x, y)
+    below = w.emit(NotEqual(), w.emit(Less(), rest, zero), w.emit(Less(), y, zero))
+    below = w.emit(LogicalAnd(), w.emit(NotEqual(), rest, zero), below)
+    exact = w.emit(Div(), w.emit(Sub(), x, rest), y)
+    exact = w.emit(Where(), below, w.emit(Sub(), exact, one), exact)
+    down = w.emit(Floor(), exact)
+    up = w.emit(Less(), w.literal(0.5, element), w.emit(Sub(), exact, down))
+    found = w.emit(Where(), up, w.emit(Add(), down, one), down)
+    signed = w.emit(Mul(), zero, quotient)  # 0 with the sign of the quotient
+    found = w.emit(Where(), w.emit(Equal(), exact, zero), signed, found)
+    return w.emit(Where(), w.emit(Equal(), y, zero), quotient, found)
+
+
+def truncated(w: Writer, x: Value, element: DType) -> Value:
+    """Round towards zero."""
+    up = w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), x)))
+    return w.emit(Where(), w.emit(Less(), x, w.literal(0, element)), up, w.emit(Floor(), x))
+
+
 def _div(w: Writer, n: TorchNode) -> ImportedValue:
     a, b, mode = n.args[0], n.args[1], n.given(2, "rounding_mode")
     if n.dtype.is_int:
@@ -199,12 +225,14 @@ def _div(w: Writer, n: TorchNode) -> ImportedValue:
     c = number(b)
     if c is not None and mode is None and 1e-30 < abs(c) < 1e30 and n.dtype.bytes >= 4:
         return w.of(w.emit(MulScalar(1.0 / c), as_value(w, a, n.dtype)))
-    found = w.emit(Div(), as_value(w, a, n.dtype), as_value(w, b, n.dtype))
+    element = n.dtype if mode is None or not n.dtype.is_half else f32
+    x, y = as_value(w, a, element), as_value(w, b, element)
+    found = w.emit(Div(), x, y)
     if mode == "floor":
-        found = w.emit(Floor(), found)
-    elif mode is not None:
-        raise n.refuse(f"wanted rounding_mode None or 'floor' of floats, found {mode!r}")
-    return w.of(found)
+        found = _floored(w, x, y, found, element)
+    elif mode == "trunc":
+        found = truncated(w, found, element)
+    return w.of(cast_to(w, found, element, n.dtype))
 
 
 def _pow(w: Writer, n: TorchNode) -> ImportedValue:
@@ -346,6 +374,11 @@ def _gelu(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(Gelu(), x) if how == "none" else tanh_gelu(w, x))
 
 
+def whole(handler: Handler) -> Handler:
+    """Make a handler of a rounding, which leaves integers as they are."""
+    return lambda w, n: n.item(0) if n.item(0).dtype.is_int else handler(w, n)
+
+
 def _ceil(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), w.tensor(n.item(0))))))
 
@@ -371,7 +404,12 @@ def _hardtanh(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def pair(op: OperatorSpec) -> Handler:
+    """Make a handler of an extreme of two operands; of truth values it is their union or intersection."""
+
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
+        if n.dtype is bool_:
+            both: OperatorSpec = LogicalOr() if isinstance(op, Maximum) else LogicalAnd()
+            return w.of(w.emit(both, as_value(w, n.args[0], bool_), as_value(w, n.args[1], bool_)))
         found = w.emit(op, as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype))
         return w.of(found, natural(n.args[0]) and natural(n.args[1]))
 
@@ -513,8 +551,8 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.where.self": _where, "aten.exp.default": unary(Exp()), "aten.log.default": unary(Log()),
     "aten.sqrt.default": unary(Sqrt()), "aten.rsqrt.default": unary(Rsqrt()), "aten.tanh.default": unary(Tanh()),
     "aten.sigmoid.default": unary(Sigmoid()), "aten.relu.default": unary(Relu()), "aten.erf.default": unary(Erf()),
-    "aten.abs.default": unary(Abs()), "aten.floor.default": unary(Floor()), "aten.round.default": unary(Rint()),
-    "aten.ceil.default": _ceil, "aten.sin.default": unary(Sin()), "aten.cos.default": unary(Cos()),
+    "aten.abs.default": unary(Abs()), "aten.floor.default": whole(unary(Floor())), "aten.round.default": whole(unary(Rint())),
+    "aten.ceil.default": whole(_ceil), "aten.sin.default": unary(Sin()), "aten.cos.default": unary(Cos()),
     "aten.tan.default": unary(Tan()), "aten.asin.default": unary(Asin()), "aten.acos.default": unary(Acos()),
     "aten.atan.default": unary(Atan()), "aten.sinh.default": unary(Sinh()), "aten.cosh.default": unary(Cosh()),
     "aten.asinh.default": unary(Asinh()), "aten.acosh.default": unary(Acosh()), "aten.atanh.default": unary(Atanh()),

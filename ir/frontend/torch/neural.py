@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
-from relax_tune.ir.core.dtype import bool_, u8
-from relax_tune.ir.core.expr import as_int, const
+from relax_tune.ir.core.dtype import DType, bool_, f32, u8
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, number_of
+from relax_tune.ir.frontend.torch.select import first_of_all, ordered
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import ExpandDims
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Rsqrt, Sqrt, Sub
-from relax_tune.ir.op.math.numeric import Log
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    Exp,
+    MaximumScalar,
+    Mul,
+    MulScalar,
+    Rsqrt,
+    Sqrt,
+    Sub,
+)
+from relax_tune.ir.op.math.logic import NotEqual
+from relax_tune.ir.op.math.numeric import Abs, Log, Power
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -125,11 +141,13 @@ def _rms_norm(w: Writer, n: TorchNode) -> ImportedValue:
     x, count = n.item(0), len(n.args[1])
     given = number_of(n.given(3, "eps"))
     eps = x.dtype.epsilon if given is None else float(given)
-    value = w.tensor(x)
+    element = f32 if x.dtype.is_half else x.dtype  # squares of 16-bit floats overflow
+    value = as_value(w, x, element)
     spread = w.emit(Mean(tuple(range(x.ndim - count, x.ndim)), True), w.emit(Mul(), value, value))
     y = w.emit(Mul(), value, w.emit(Rsqrt(), w.emit(AddScalar(eps), spread)))
     weight = n.given(2, "weight")
-    return w.of(y if weight is None else w.emit(Mul(), y, w.tensor(weight)))
+    y = y if weight is None else w.emit(Mul(), y, as_value(w, weight, element))
+    return w.of(cast_to(w, y, element, n.dtype))
 
 
 # reductions
@@ -149,6 +167,8 @@ def reduced(make: Callable[[tuple[int, ...], bool], Reduce], keep: int = 2, trut
         if truth:
             value = w.emit(Cast(u8), as_value(w, x, bool_))
             return w.of(cast_to(w, w.emit(make(axes, kept), value), u8, bool_) if axes else as_value(w, x, bool_))
+        if n.dtype is bool_ and axes:
+            return w.of(cast_to(w, w.emit(make(axes, kept), cast_to(w, w.tensor(x), bool_, u8)), u8, bool_))
         value = as_value(w, x, n.dtype)
         return w.of(w.emit(make(axes, kept), value) if axes else value, x.natural)
 
@@ -164,15 +184,32 @@ def _variance(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     axes = n.axes(1, "dim", x.ndim)
     kept, correction = bool(n.kwargs.get("keepdim", False)), number_of(n.kwargs.get("correction", 1))
-    value = w.tensor(x)
+    element = f32 if x.dtype.is_half else x.dtype  # squares of 16-bit floats overflow
+    value = as_value(w, x, element)
     centred = w.emit(Sub(), value, w.emit(Mean(axes, True), value))
     found = w.emit(Mean(axes, kept), w.emit(Mul(), centred, centred))
-    if correction:
-        count = as_int(w.simplify(product([x.shape[a] for a in axes])))
-        if count is None or count <= correction:
-            raise n.refuse("wanted correction 0, or over dims that are numbers greater than it")
+    if correction is None:
+        raise n.refuse(f"wanted correction as a number, found {n.kwargs.get('correction')}")
+    size = w.simplify(product([x.shape[a] for a in axes]))
+    count = as_int(size)
+    if correction and count is not None and count > correction:
         found = w.emit(MulScalar(count / (count - correction)), found)
-    return w.of(found)
+    elif correction:
+        found = w.emit(Mul(), found, _freedom(w, size, correction, element))
+    return w.of(cast_to(w, found, element, n.dtype))
+
+
+def _freedom(w: Writer, size: Expr, correction: float, element: DType) -> Value:
+    """Return `size / max(size - correction, 0)`."""
+    count = as_value(w, size, element)
+    rest = w.emit(MaximumScalar(0.0), w.emit(AddScalar(-correction), count))
+    return w.emit(Div(), count, rest)
+
+
+def _variance_and_mean(w: Writer, n: TorchNode) -> list[ImportedValue]:
+    x = n.item(0)
+    axes, kept = n.axes(1, "dim", x.ndim), bool(n.kwargs.get("keepdim", False))
+    return [_variance(w, n), w.of(w.emit(Mean(axes, kept), w.tensor(x)))]
 
 
 def extreme(make: type[Max] | type[Min]) -> Handler:
@@ -181,9 +218,13 @@ def extreme(make: type[Max] | type[Min]) -> Handler:
     def handler(w: Writer, n: TorchNode) -> list[ImportedValue]:
         x = n.item(0)
         axis, kept = n.axis(1, "dim", x.ndim), bool(n.given(2, "keepdim", False))
-        value = w.tensor(x)
+        if not x.ndim:
+            return first_of_all(w, x)
+        value = ordered(w, x)
         where = w.emit(ArgMax(axis, make is Min), value)
-        return [w.of(w.emit(make((axis,), kept), value), x.natural), w.of(w.reshape(where, n.dims), True)]
+        best = w.emit(make((axis,), kept), value)
+        best = cast_to(w, best, u8, bool_) if x.dtype is bool_ else best
+        return [w.of(best, x.natural), w.of(w.reshape(where, n.dims), True)]
 
     return handler
 
@@ -191,6 +232,8 @@ def extreme(make: type[Max] | type[Min]) -> Handler:
 def arg(least: bool) -> Handler:
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
         x, given = n.item(0), n.given(1, "dim")
+        if not x.ndim:
+            return first_of_all(w, x)[1]
         if given is None:
             flat = w.reshape(w.tensor(x), [w.simplify(product(x.shape))])
             return w.of(w.reshape(w.emit(ArgMax(0, least), flat), n.dims), True)
@@ -202,26 +245,42 @@ def arg(least: bool) -> Handler:
 
 def _top_k(w: Writer, n: TorchNode) -> list[ImportedValue]:
     x, k = n.item(0), n.number(1, "k")
+    if not x.ndim and k == 1:
+        return first_of_all(w, x)
     axis = n.axis(2, "dim", x.ndim, -1)
     value = w.tensor(x)
-    where = w.emit(TopK(const(k), axis, bool(n.given(3, "largest", True))), value)
+    where = w.emit(TopK(const(k), axis, bool(n.given(3, "largest", True))), ordered(w, x))
     return [w.of(w.emit(GatherElements(axis), value, where), x.natural), w.of(where, True)]
 
 
 def _cumsum(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_item(w, n.item(0), n.dtype)
-    return w.of(w.emit(CumSum(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural)
+    return w.of(w.emit(CumSum(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural) if x.ndim else x
 
 
 def _norm(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import the Euclidean norm."""
-    x = n.item(0)
-    if number_of(n.given(1, "ord", 2)) != 2:
-        raise n.refuse(f"wanted the norm of order 2, found {n.given(1, 'ord')}")
+    """Import the norm of an order: extremes for infinite ones, the number of elements that are not 0 for 0."""
+    x, order = n.item(0), number_of(n.given(1, "ord", 2))
+    if order is None:
+        raise n.refuse(f"wanted the order as a number, found {n.given(1, 'ord')}")
     axes = n.axes(2, "dim", x.ndim)
-    value = as_value(w, x, n.dtype)
+    element = f32 if n.dtype.is_half else n.dtype
+    value = as_value(w, x, element)
     kept = bool(n.given(3, "keepdim", False))
-    return w.of(w.emit(Sqrt(), w.emit(Sum(axes, kept), w.emit(Mul(), value, value))))
+    if not axes:
+        value, axes, kept = w.reshape(value, [const(1)]), (0,), False
+    if order == 2:
+        found = w.emit(Sqrt(), w.emit(Sum(axes, kept), w.emit(Mul(), value, value)))
+    elif order == 0:
+        found = w.emit(Sum(axes, kept), w.emit(Cast(element), w.emit(NotEqual(), value, w.literal(0, element))))
+    elif math.isinf(order):
+        found = w.emit((Max if order > 0 else Min)(axes, kept), w.emit(Abs(), value))
+    else:
+        size = w.emit(Abs(), value)
+        powers = size if order == 1 else w.emit(Power(), size, w.literal(order, element))
+        found = w.emit(Sum(axes, kept), powers)
+        found = found if order == 1 else w.emit(Power(), found, w.literal(1 / order, element))
+    return w.of(cast_to(w, found, element, n.dtype))
 
 
 HANDLERS: Mapping[str, Handler] = {
@@ -232,10 +291,12 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.log_softmax.int": _log_softmax, "aten._log_softmax.default": _log_softmax, "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _native_layer_norm, "aten.rms_norm.default": _rms_norm,
     "aten.sum.dim_IntList": reduced(Sum), "aten.sum.default": reduced(Sum), "aten.mean.dim": _mean, "aten.mean.default": _mean,
-    "aten.amax.default": reduced(Max), "aten.amin.default": reduced(Min), "aten.prod.dim_int": reduced(Prod),
+    "aten.amax.default": reduced(Max), "aten.amin.default": reduced(Min),
+    "aten.max.default": reduced(Max), "aten.min.default": reduced(Min), "aten.prod.dim_int": reduced(Prod),
     "aten.prod.default": reduced(Prod), "aten.any.dim": reduced(MaxOrLowest, truth=True), "aten.any.dims": reduced(MaxOrLowest, truth=True),
     "aten.any.default": reduced(MaxOrLowest, truth=True), "aten.all.dim": reduced(MinOrHighest, truth=True),
-    "aten.all.default": reduced(MinOrHighest, truth=True), "aten.var.correction": _variance, "aten.max.dim": extreme(Max),
+    "aten.all.default": reduced(MinOrHighest, truth=True), "aten.var.correction": _variance,
+    "aten.var_mean.correction": _variance_and_mean, "aten.max.dim": extreme(Max),
     "aten.min.dim": extreme(Min), "aten.argmax.default": arg(False), "aten.argmin.default": arg(True),
     "aten.topk.default": _top_k, "aten.cumsum.default": _cumsum, "aten.linalg_vector_norm.default": _norm,
 }  # fmt: skip

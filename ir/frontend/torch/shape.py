@@ -73,7 +73,7 @@ def _flip(w: Writer, n: TorchNode) -> ImportedValue:
     """Import a reversal along some axes."""
     x = n.item(0)
     value = w.tensor(x)
-    for axis in n.axes(1, "dims", x.ndim):
+    for axis in n.axes(1, "dims", x.ndim) if n.given(1, "dims") else ():
         value = w.emit(Slice(axis, w.simplify(sub(x.shape[axis], 1)), const(-1), -1), value)
     return w.of(value, x.natural)
 

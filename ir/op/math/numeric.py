@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
+from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, add, and_, call, const, eq, floordiv, floormod, lt, mul, ne, or_, select, sub
 from relax_tune.ir.core.struct_info import StructInfo
 from relax_tune.ir.op.base import Array, Deduction, Halves, OperatorSpec
@@ -17,9 +18,17 @@ from relax_tune.ir.op.math.elementwise import Binary, Unary
 
 @dataclass(frozen=True, slots=True)
 class Abs(Unary):
+    """Magnitude of numbers; that of the smallest integer is itself."""
+
     name: ClassVar[str] = "abs"
     floats_only: ClassVar[bool] = False
     halves: ClassVar[Halves] = "allowed"
+
+    def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
+        (x,) = self.tensors(infos)
+        if x.dtype is bool_:
+            raise DeduceError(f"abs: wanted a tensor of numbers, found {x!r}; cast it first")
+        return x
 
     def scalar(self, x: Expr) -> Expr:
         return call("abs", x)

@@ -305,6 +305,7 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     *[(op, [rand(3, 4, 5)]) for op in (MaxOrLowest((1,)), MinOrHighest((0, 2), True))],
     (Min((0,)), [ints(-3, 9, 5, 2)]),
     (Abs(), [rand(3, 5)]),
+    (Abs(), [np.array([-(2**31), -7, 0, 5], np.int32)]),
     (Floor(), [rand(3, 5) * 4]),
     (Log(), [np.abs(rand(7)) + np.float32(0.1)]),
     (Power(), [np.abs(rand(3, 5)) + np.float32(0.1), rand(5)]),

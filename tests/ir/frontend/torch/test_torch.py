@@ -9,7 +9,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar, TupleValue
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.torch import export
 from relax_tune.ir.frontend.torch.importer import SUPPORTED, import_program
 from relax_tune.ir.frontend.torch.program import (
     Ref,
@@ -384,6 +387,19 @@ def test_float8_casts_give_torch_s_results() -> None:
     python, environment = torch_python()
     done = subprocess.run([python, "-c", FLOAT8], check=True, capture_output=True, env=environment, text=True)
     assert len(done.stdout.splitlines()) == 5
+
+
+def test_torch_export_failing_decomposition_is_a_parse_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ExportedProgram:
+        __module__ = "torch.export.exported_program"
+        graph = SimpleNamespace(nodes=[])
+
+        def run_decompositions(self, table: Any) -> Any:
+            raise IndexError("tuple index out of range\nmore")
+
+    monkeypatch.setattr(export, "require_torch", MagicMock)
+    with pytest.raises(ParseError, match="core ATen operators, found IndexError: tuple index"):
+        export.plain_program(ExportedProgram())
 
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

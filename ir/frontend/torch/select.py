@@ -1,0 +1,186 @@
+"""ATen operators that sort, scatter, or pick elements by patterns of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relax_tune.ir.core.dtype import bool_, i64, u8
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.expr import add as plus
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
+from relax_tune.ir.frontend.shared.indexing import edge, natural_indices
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Slice
+from relax_tune.ir.op.indexing.scatter import Mode, Scatter, ScatterElements, ScatterND
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, MulScalar
+from relax_tune.ir.op.reduction.scan import CumProd, TopK
+
+REDUCTIONS: Mapping[str, Mode] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+
+
+def first_of_all(w: Writer, x: ImportedValue) -> list[ImportedValue]:
+    """Return (value, index) of the only element of a tensor without dims."""
+    return [x, w.of(w.literal(0, i64), True)]
+
+
+def _sort(w: Writer, n: TorchNode) -> list[ImportedValue]:
+    """Import a sort as the places of all elements, best first; it is always stable."""
+    x = n.item(0)
+    at = 2 if n.op == "aten.sort.stable" else 1
+    if not x.ndim:
+        return first_of_all(w, x)
+    axis = n.axis(at, "dim", x.ndim, -1)
+    value = ordered(w, x)
+    where = w.emit(TopK(x.shape[axis], axis, bool(n.given(at + 1, "descending", False))), value)
+    return [w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural), w.of(where, True)]
+
+
+def ordered(w: Writer, x: ImportedValue) -> Value:
+    """Return a tensor for comparisons; truth values become bytes."""
+    return cast_to(w, w.tensor(x), x.dtype, u8) if x.dtype is bool_ else w.tensor(x)
+
+
+def _cumprod(w: Writer, n: TorchNode) -> ImportedValue:
+    x = as_item(w, n.item(0), n.dtype)
+    return w.of(w.emit(CumProd(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural) if x.ndim else x
+
+
+def _scattered(w: Writer, op: Scatter, x: ImportedValue, indices: Value, updates: Value) -> ImportedValue:
+    """Emit a scatter; truth values are scattered as bytes."""
+    value = cast_to(w, updates, x.dtype, u8) if x.dtype is bool_ else updates
+    return w.of(cast_to(w, w.emit(op, ordered(w, x), indices, value), u8 if x.dtype is bool_ else x.dtype, x.dtype))
+
+
+def scatter(mode: Mode | None) -> Handler:
+    """Make a handler of a scatter along an axis; None: the reduction that argument 4 names."""
+
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
+        x, indices, how = n.item(0), n.item(2), mode
+        if how is None:
+            how = REDUCTIONS.get(str(n.args[4]))
+            if how is None or not n.given(5, "include_self", True):
+                raise n.refuse(f"wanted a reduction of {', '.join(REDUCTIONS)} that includes the tensor itself")
+        if not x.ndim:
+            raise n.refuse("wanted a tensor with dims; unsqueeze it first")
+        axis = n.axis(1, "dim", x.ndim)
+        fewer = [p for p in range(x.ndim) if p != axis and not w.g.deduction.same(x.shape[p], indices.shape[p])]
+        given = n.args[3]
+        if isinstance(given, ImportedValue) and given.ndim:
+            updates = as_value(w, given, n.dtype)
+            for p, d in enumerate(indices.shape):
+                updates = slice_axis(w, updates, p, const(0), d)
+        else:
+            updates = w.emit(BroadcastTo(indices.shape), as_value(w, given, n.dtype))
+        part = w.tensor(x)
+        for p in fewer:
+            part = slice_axis(w, part, p, const(0), indices.shape[p])
+        found = w.tensor(_scattered(w, ScatterElements(how, axis), w.of(part), w.tensor(indices), updates))
+        return w.of(_beyond(w, x, found, fewer, indices.shape))
+
+    return handler
+
+
+def _beyond(w: Writer, x: ImportedValue, value: Value, axes: Sequence[int], sizes: Sequence[Expr]) -> Value:
+    """Return `value`, a block from the origin with `sizes` along `axes`, with the elements of `x` around it."""
+    for done, p in enumerate(axes):
+        rest = w.emit(Slice(p, sizes[p], x.shape[p]), w.tensor(x))
+        for q in axes[done + 1 :]:
+            rest = slice_axis(w, rest, q, const(0), sizes[q])
+        value = w.emit(Concat(p), value, rest)
+    return value
+
+
+def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import `x[i, j ...] = values`, indices of the first dims; `accumulate` adds."""
+    x, given = n.item(0), list(n.args[1])
+    items = n.items(1)
+    if len(items) != len(given) or any(i.dtype is bool_ for i in items) or not x.ndim:
+        raise n.refuse("wanted integer indices of the first dims; use torch.where for masks")
+    lead = _broadcast(w, n, items)
+    rows, depth = w.simplify(product(lead)), len(items)
+    parts = [
+        w.emit(
+            ExpandDims((1,)),
+            w.reshape(w.emit(BroadcastTo(lead), natural_indices(w, as_item(w, i, i64), x.shape[p])), [rows]),
+        )
+        for p, i in enumerate(items)
+    ]
+    where = parts[0] if depth == 1 else w.emit(Concat(1), *parts)
+    updates = w.emit(BroadcastTo((*lead, *x.shape[depth:])), as_value(w, n.item(2), n.dtype))
+    mode: Mode = "add" if n.given(3, "accumulate", False) else "replace"
+    return _scattered(w, ScatterND(mode), x, where, w.reshape(updates, [rows, *x.shape[depth:]]))
+
+
+def _broadcast(w: Writer, n: TorchNode, items: Sequence[ImportedValue]) -> tuple[Expr, ...]:
+    """Return the dims that indices broadcast to."""
+    dims: list[Expr] = []
+    for p in range(-max(i.ndim for i in items), 0):
+        found = [i.shape[p] for i in items if i.ndim >= -p and as_int(i.shape[p]) != 1]
+        if any(not w.g.deduction.same(found[0], f) for f in found):
+            raise n.refuse(f"wanted indices that broadcast for certain, found {[i.info for i in items]!r}")
+        dims.append(found[0] if found else const(1))
+    return tuple(dims)
+
+
+def _between(w: Writer, x: ImportedValue, axis: int, begin: Expr, end: Expr, middle: Value) -> ImportedValue:
+    """Replace `x[begin:end]` along an axis."""
+    value, size = w.tensor(x), x.shape[axis]
+    parts = [slice_axis(w, value, axis, const(0), begin), middle, slice_axis(w, value, axis, end, size)]
+    kept = [p for p in parts if as_int(tensor_dims(p)[axis]) != 0]
+    return w.of(w.emit(Concat(axis), *kept) if len(kept) > 1 else kept[0])
+
+
+def _slice_scatter(w: Writer, n: TorchNode) -> ImportedValue:
+    x = n.item(0)
+    axis = n.axis(2, "dim", x.ndim, 0)
+    if n.number(5, "step", 1) != 1:
+        raise n.refuse("wanted step 1")
+    start, source = n.given(3, "start"), as_value(w, n.item(1), n.dtype)
+    begin = const(0) if start is None else edge(w, dim(start), x.shape[axis])
+    return _between(w, x, axis, begin, w.simplify(plus(begin, tensor_dims(source)[axis])), source)
+
+
+def _select_scatter(w: Writer, n: TorchNode) -> ImportedValue:
+    x = n.item(0)
+    axis = n.axis(2, "dim", x.ndim)
+    begin = edge(w, dim(n.args[3]), x.shape[axis])
+    source = w.emit(ExpandDims((axis,)), as_value(w, n.item(1), n.dtype))
+    return _between(w, x, axis, begin, w.simplify(plus(begin, 1)), source)
+
+
+def _diagonal(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the diagonal of two dims, which becomes the last dim."""
+    x, offset = n.item(0), n.number(1, "offset", 0)
+    axes = (n.axis(2, "dim1", x.ndim, 0), n.axis(3, "dim2", x.ndim, 1))
+    rest = [p for p in range(x.ndim) if p not in axes]
+    value = permute(w, w.tensor(x), [*axes, *rest])
+    steps = w.emit(Iota(n.dims[-1]))
+    rows, columns = (steps if k <= 0 else w.emit(AddScalar(k), steps) for k in (-offset, offset))
+    where = w.emit(Concat(1), *(w.emit(ExpandDims((1,)), p) for p in (rows, columns)))
+    found = w.emit(GatherND(), value, where)
+    return w.of(permute(w, found, [*range(1, len(rest) + 1), 0]), x.natural)
+
+
+def _unfold(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import windows of `size` elements, `step` apart, along an axis; they become the last dim."""
+    x, size, step = n.item(0), n.number(2, "size"), n.number(3, "step")
+    axis = n.axis(1, "dimension", x.ndim)
+    if not x.ndim:
+        return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
+    first = w.emit(ExpandDims((1,)), w.emit(MulScalar(step), w.emit(Iota(n.dims[axis]))))
+    where = w.emit(Add(), first, w.emit(Iota(const(size))))
+    found = take(w, w.tensor(x), axis, where)
+    return w.of(permute(w, found, [*(p for p in range(x.ndim + 1) if p != axis + 1), axis + 1]), x.natural)
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "aten.sort.default": _sort, "aten.sort.stable": _sort, "aten.cumprod.default": _cumprod,
+    "aten.scatter.src": scatter("replace"), "aten.scatter.value": scatter("replace"), "aten.scatter_add.default": scatter("add"),
+    "aten.scatter_reduce.two": scatter(None), "aten.index_put.default": _index_put, "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter, "aten.diagonal.default": _diagonal, "aten.unfold.default": _unfold,
+}  # fmt: skip
