@@ -1,5 +1,6 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
+# make test-op-db: torch's own operator samples (wants the torch, scipy and expecttest packages; an hour).
 # make docs: the site, into build/site.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of
 # all runs of a seed.
@@ -16,7 +17,7 @@ FOUND ?= build/fuzz
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test test-fast test-heavy fuzz docs lint clean
+.PHONY: demo test test-fast test-heavy test-op-db fuzz docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -35,6 +36,9 @@ test-fast: $(VENV)/test.done
 
 test-heavy: $(VENV)/test.done
 	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
+
+test-op-db: $(VENV)/test.done
+	PYTHONPATH=. $(BIN)/python experiments/torch_op_db.py --jobs $(JOBS)
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)
