@@ -27,7 +27,7 @@ from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
-from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars, tunables
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars, postorder
 from relax_tune.ir.core.function import Param, PrimFunc
 from relax_tune.ir.core.stmt import (
     Declare,
@@ -168,7 +168,7 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
                 f"wanted int64 scalar parameters in {func.name}, found {v.name} of {v.dtype}; pass a 0-d buffer instead"
             )
     for s in walk(func.body):
-        for v in tunables(*s.own_exprs):
+        for v in (e for e in postorder(s.own_exprs) if isinstance(e, Tunable)):
             raise BuildError(
                 f"wanted a function without free tunables, found {v.name} in {func.name}; instantiate the sketch first"
             )

@@ -289,18 +289,17 @@ def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
     return floordiv(add(x, sub(y, 1)), y)
 
 
+def _extreme(name: str, a: ExprLike, b: ExprLike) -> Expr:
+    x, y, literal = _folded(SCALAR_OPS[name].evaluate or min, a, b)
+    return literal if literal is not None else x if x is y else op(name, (x, y), x.dtype)
+
+
 def minimum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y, literal = _folded(SCALAR_OPS["min"].evaluate or min, a, b)
-    if literal is not None:
-        return literal
-    return x if x is y else op("min", (x, y), x.dtype)
+    return _extreme("min", a, b)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> Expr:
-    x, y, literal = _folded(SCALAR_OPS["max"].evaluate or max, a, b)
-    if literal is not None:
-        return literal
-    return x if x is y else op("max", (x, y), x.dtype)
+    return _extreme("max", a, b)
 
 
 _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "comparison" and o.evaluate}
@@ -494,11 +493,6 @@ def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 def free_vars(*roots: Expr) -> tuple[Var, ...]:
     """Return the distinct variables under `roots` in order of first appearance (tunables included)."""
     return tuple(n for n in postorder(roots) if isinstance(n, Var))
-
-
-def tunables(*roots: Expr) -> tuple[Tunable, ...]:
-    """Return the distinct tunables under `roots` in order of first appearance."""
-    return tuple(n for n in postorder(roots) if isinstance(n, Tunable))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:

@@ -15,7 +15,7 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import functions, images, math, neural, select, window
+from relax_tune.ir.frontend.torch import dims, functions, images, logic, math, neural, select, window
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
@@ -25,6 +25,8 @@ Bounds = Mapping[str, tuple[int, int]]
 
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS,
+    **logic.HANDLERS,
+    **dims.HANDLERS,
     **torch_shape.HANDLERS,
     **neural.HANDLERS,
     **window.HANDLERS,

@@ -1,33 +1,14 @@
-"""Elementwise ATen operators (aten.*), and arithmetic on symbolic dims (sym.*)."""
+"""Elementwise arithmetic of ATen (aten.*)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from relax_tune.errors import ParseError
-from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, f32
 from relax_tune.ir.core.expr import (  # fmt: skip
-    FALSE,
-    TRUE,
     Expr,
-    add,
-    and_,
-    as_int,
-    eq,
-    floordiv,
-    floormod,
-    le,
-    lt,
-    maximum,
-    minimum,
-    mul,
-    ne,
-    not_,
-    or_,
-    sub,
 )
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, remainder, sign, tanh_gelu
@@ -35,24 +16,14 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import (
     Handler,
     Number,
-    Result,
     TorchNode,
     as_item,
     as_value,
-    common_type,
-    dim,
     number_of,
 )
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.indexing.movement import BroadcastTo
 from relax_tune.ir.op.math.bits import (
-    BitwiseAnd,
-    BitwiseNot,
-    BitwiseOr,
-    BitwiseXor,
     IntegerPower,
-    ShiftLeft,
-    ShiftRight,
 )
 from relax_tune.ir.op.math.elementwise import (
     Add,
@@ -74,7 +45,7 @@ from relax_tune.ir.op.math.elementwise import (
     Sub,
     Tanh,
 )
-from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, LogicalNot, LogicalOr, NotEqual, Where
+from relax_tune.ir.op.math.logic import Equal, Less, LogicalAnd, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.math.numeric import (
     Abs,
     Acos,
@@ -260,44 +231,6 @@ def _pow(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(Power(), x, as_value(w, b, n.dtype)))
 
 
-def compare(op: OperatorSpec, swap: bool = False) -> Handler:
-    """Make a handler of a comparison, in the common element type of both operands."""
-
-    def handler(w: Writer, n: TorchNode) -> ImportedValue:
-        a, b = n.args[0], n.args[1]
-        element = common_type(a, b)
-        c = number_of(b)
-        least = -1 if isinstance(op, Less) else 0
-        if swap and natural(a) and c is not None and c <= least:
-            return w.uniform(n.dims, True, bool_)
-        x, y = as_value(w, a, element), as_value(w, b, element)
-        return w.of(w.emit(op, y, x) if swap else w.emit(op, x, y))
-
-    return handler
-
-
-def _truth(w: Writer, n: TorchNode, position: int) -> ImportedValue:
-    """Return an operand as bools."""
-    return as_item(w, n.args[position], bool_)
-
-
-def bitwise(op: OperatorSpec, of_bools: Handler) -> Handler:
-    """Make a handler of the bits of integers, and of bools."""
-
-    def handler(w: Writer, n: TorchNode) -> Result:
-        if n.dtype is bool_:
-            return of_bools(w, n)
-        return w.of(w.emit(op, *(as_value(w, a, n.dtype) for a in n.args)))
-
-    return handler
-
-
-def _shift(w: Writer, n: TorchNode) -> ImportedValue:
-    left = "left" in n.op or "lshift" in n.op
-    x, y = as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype)
-    return w.of(w.emit(ShiftLeft() if left else ShiftRight(), x, y))
-
-
 def _remainder(w: Writer, n: TorchNode) -> ImportedValue:
     x, y = as_value(w, n.args[0], n.dtype), as_value(w, n.args[1], n.dtype)
     return w.of(remainder(w, x, y, n.dtype, "fmod" in n.op))
@@ -325,32 +258,6 @@ def _trunc(w: Writer, n: TorchNode) -> ImportedValue:
     x = w.tensor(item)
     up = w.emit(MulScalar(-1), w.emit(Floor(), w.emit(MulScalar(-1), x)))
     return w.of(w.emit(Where(), w.emit(Less(), x, w.literal(0, item.dtype)), up, w.emit(Floor(), x)))
-
-
-def _and(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import a logical and; simplify `x and true` to `x`."""
-    a, b = _truth(w, n, 0), _truth(w, n, 1)
-    for x, other in ((a, b), (b, a)):
-        if x.uniform is True:
-            if other.uniform is True:
-                return w.uniform(n.dims, True, bool_)
-            same = len(n.dims) == other.ndim and all(map(w.g.deduction.same, n.dims, other.shape))
-            return other if same else w.of(w.emit(BroadcastTo(n.dims), w.tensor(other)))
-    return w.of(w.emit(LogicalAnd(), w.tensor(a), w.tensor(b)))
-
-
-def logical(op: OperatorSpec) -> Handler:
-    return lambda w, n: w.of(w.emit(op, w.tensor(_truth(w, n, 0)), w.tensor(_truth(w, n, 1))))
-
-
-def _not(w: Writer, n: TorchNode) -> ImportedValue:
-    return w.of(w.emit(LogicalNot(), w.tensor(_truth(w, n, 0))))
-
-
-def _where(w: Writer, n: TorchNode) -> ImportedValue:
-    cond = as_value(w, n.item(0), bool_)
-    a, b = as_item(w, n.args[1], n.dtype), as_item(w, n.args[2], n.dtype)
-    return w.of(w.emit(Where(), cond, w.tensor(a), w.tensor(b)), a.natural and b.natural)
 
 
 def _neg(w: Writer, n: TorchNode) -> ImportedValue:
@@ -468,87 +375,18 @@ def _elu(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(found if scale == 1 else w.emit(MulScalar(float(scale)), found))
 
 
-# arithmetic on dims
-
-
-def known(fn: Callable[..., Expr]) -> Handler:
-    """Make a handler of arithmetic on dims and integers."""
-
-    def handler(w: Writer, n: TorchNode) -> Result:
-        if any(isinstance(a, (ImportedValue, float)) for a in n.args):
-            raise n.refuse("wanted dims and whole numbers: sizes that depend on data are not supported")
-        return w.simplify(fn(*map(dim, n.args)))
-
-    return handler
-
-
-def decided(fn: Callable[..., Expr]) -> Handler:
-    """Make a handler of a condition on dims, simplified to true or false if decided."""
-
-    def handler(w: Writer, n: TorchNode) -> Result:
-        cond = fn(
-            *(a if isinstance(a, Expr) else dim(a) if not isinstance(a, bool) else TRUE if a else FALSE for a in n.args)
-        )
-        proof = w.g.deduction.proves(cond)
-        return TRUE if proof is Proof.YES else FALSE if proof is Proof.NO else cond
-
-    return handler
-
-
-def _whole(fn: Callable[[Expr, Expr], Expr]) -> Handler:
-    def handler(w: Writer, n: TorchNode) -> Result:
-        divisor = dim(n.args[1])
-        if as_int(divisor) == 0 or not w.natural(sub(divisor, 1)):
-            raise n.refuse(f"wanted a divisor that is at least 1, found {divisor!r}")
-        return known(fn)(w, n)
-
-    return handler
-
-
-def _size(w: Writer, n: TorchNode) -> Result:
-    x = n.item(0)
-    return x.shape[n.axis(1, "dim", x.ndim)]
-
-
-def _assert_scalar(w: Writer, n: TorchNode) -> Result:
-    """Require a condition on dims: an undecided one becomes a run-time check, a false one raises ParseError."""
-    cond = n.args[0]
-    if cond is FALSE or cond is False or (isinstance(cond, Expr) and not w.require(cond)):
-        raise n.refuse("wanted a condition that can hold, found one that never does")
-    return None
-
-
-def _item_refused(w: Writer, n: TorchNode) -> Result:
-    raise ParseError(
-        str(n.refuse("wanted dims and branches that do not depend on data; export the model without .item()"))
-    )
-
-
 HANDLERS: Mapping[str, Handler] = {
     "aten.add.Tensor": _add, "aten.add.Scalar": _add, "aten.sub.Tensor": lambda w, n: _add(w, n, -1),
     "aten.sub.Scalar": lambda w, n: _add(w, n, -1), "aten.rsub.Scalar": _rsub, "aten.rsub.Tensor": _rsub,
     "aten.mul.Tensor": _mul, "aten.mul.Scalar": _mul, "aten.div.Tensor": _div, "aten.div.Scalar": _div,
     "aten.div.Tensor_mode": _div, "aten.div.Scalar_mode": _div,
     "aten.pow.Tensor_Scalar": _pow, "aten.pow.Tensor_Tensor": _pow, "aten.pow.Scalar": _pow,
-    "aten.eq.Tensor": compare(Equal()), "aten.eq.Scalar": compare(Equal()), "aten.ne.Tensor": compare(NotEqual()),
-    "aten.ne.Scalar": compare(NotEqual()), "aten.lt.Tensor": compare(Less()), "aten.lt.Scalar": compare(Less()),
-    "aten.le.Tensor": compare(LessEqual()), "aten.le.Scalar": compare(LessEqual()),
-    "aten.gt.Tensor": compare(Less(), True), "aten.gt.Scalar": compare(Less(), True),
-    "aten.ge.Tensor": compare(LessEqual(), True), "aten.ge.Scalar": compare(LessEqual(), True),
-    **{f"aten.bitwise_and.{form}": bitwise(BitwiseAnd(), _and) for form in ("Tensor", "Scalar")},
-    **{f"aten.bitwise_or.{form}": bitwise(BitwiseOr(), logical(LogicalOr())) for form in ("Tensor", "Scalar")},
-    **{f"aten.bitwise_xor.{form}": bitwise(BitwiseXor(), logical(NotEqual())) for form in ("Tensor", "Scalar")},
-    "aten.bitwise_not.default": bitwise(BitwiseNot(), _not), "aten.logical_not.default": _not,
-    "aten.logical_and.default": _and, "aten.logical_or.default": logical(LogicalOr()),
-    "aten.logical_xor.default": logical(NotEqual()),
-    **{f"aten.bitwise_{side}_shift.{form}": _shift for side in ("left", "right") for form in ("Tensor", "Tensor_Scalar")},
-    **{f"aten.__{side}shift__.{form}": _shift for side in "lr" for form in ("Tensor", "Scalar")},
     **{f"aten.{name}.{form}": _remainder for name in ("fmod", "remainder") for form in ("Tensor", "Scalar")},
     "aten.remainder.Scalar_Tensor": _remainder,
     "aten.sign.default": _sign, "aten.isnan.default": _is_not_finite, "aten.isinf.default": _is_not_finite,
     "aten.trunc.default": _trunc, "aten.log2.default": unary(Log2()), "aten.log10.default": unary(Log10()),
     "aten.atan2.default": pair(Atan2()),
-    "aten.where.self": _where, "aten.exp.default": unary(Exp()), "aten.log.default": unary(Log()),
+    "aten.exp.default": unary(Exp()), "aten.log.default": unary(Log()),
     "aten.sqrt.default": unary(Sqrt()), "aten.rsqrt.default": unary(Rsqrt()), "aten.tanh.default": unary(Tanh()),
     "aten.sigmoid.default": unary(Sigmoid()), "aten.relu.default": unary(Relu()), "aten.erf.default": unary(Erf()),
     "aten.abs.default": unary(Abs()), "aten.floor.default": whole(unary(Floor())), "aten.round.default": whole(unary(Rint())),
@@ -562,12 +400,4 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.elu.default": _elu, "aten.log1p.default": _log1p, "aten.expm1.default": _expm1, "aten.maximum.default": pair(Maximum()),
     "aten.minimum.default": pair(Minimum()), "aten._to_copy.default": _to_copy, "aten.clone.default": same,
     "aten.alias.default": same, "aten.detach.default": same, "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same,
-    "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
-    "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
-    "aten.sym_size.int": _size, "aten._local_scalar_dense.default": _item_refused,
-    "sym.add": known(add), "sym.sub": known(sub), "sym.mul": known(mul), "sym.neg": known(lambda a: mul(a, -1)),
-    "sym.floordiv": _whole(floordiv), "sym.mod": _whole(floormod), "sym.max": known(maximum), "sym.min": known(minimum),
-    "sym.eq": decided(eq), "sym.ne": decided(ne), "sym.lt": decided(lt), "sym.le": decided(le),
-    "sym.gt": decided(lambda a, b: lt(b, a)), "sym.ge": decided(lambda a, b: le(b, a)), "sym.and_": decided(and_),
-    "sym.or_": decided(or_), "sym.not": decided(not_),
 }  # fmt: skip

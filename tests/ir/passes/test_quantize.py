@@ -67,7 +67,8 @@ def test_wrong_arguments_are_refused() -> None:
         (Quantize(0, 2), [of(f32, 5, 4), of(f32, 5)], "wanted 2 dims in scales"),
         (Quantize(None, 2), [of(f32, 5), of(f32)], "wanted an axis"), (Quantize(), [of(i8, 5), of(f32)], "cast it first"),
         (Quantize(bits=3), [of(f32, 5), of(f32)], "2, 4 or 8 bits"),
-        (Quantize(), [of(f32, 5), of(f32), of(u8)], "zero points of i8"), (Dequantize(), [of(f32, 5), of(f32)], "i8, u8 or i32"),
+        (Quantize(), [of(f32, 5), of(f32), of(u8)], "zero points of i8"),
+        (Dequantize(), [of(f32, 5), of(f32)], "i8, u8, i16, u16, i32 or f8e4m3fn"),
         (Dequantize(), [of(u8, 5)], "wanted a tensor, scales"), (Unpack4(0, const(5)), [of(u8, 2)], "bytes for 5 numbers"),
         (Pack4(0), [of(f32, 2)], "i8 or u8"),
     ):  # fmt: skip
