@@ -4,8 +4,8 @@
     python experiments/compare_calls.py /tmp/old /tmp/new --old-db /tmp/old.db --new-db /tmp/new.db
 
 Each checkout builds in a process of its own (without the self-test, which the older one does not have), opens its artifact, and
-stays; then both run the same inputs in turns, a few calls at a time. Rows are medians of the rounds and the median of the rounds'
-ratios. Two runs of one checkout show the noise: give it twice. Writes experiments/results/compare_calls.md.
+stays; then both build again, and run the same inputs, in turns, a few calls at a time. Rows are medians of the rounds and the
+median of the rounds' ratios. Two runs of one checkout show the noise: give it twice. Writes experiments/results/compare_calls.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS = 0.15
 
 
 def serve(db: str) -> None:
-    """Build and open; then time calls of each shape that comes on the input."""
+    """Load; then for each line of the input time a build from records, or calls of a shape."""
     import relax_tune as rt
     from relax_tune.tuner.settings import Settings
 
@@ -39,16 +39,17 @@ def serve(db: str) -> None:
     package, _, part = MODEL.removeprefix("package:").partition("/")
     folder = Path(__import__(package).__file__).parent / part
     model = rt.load_model(folder, bounds={"b": (1, 8), "n": (1, 512)})
-    took = []
-    for _ in range(3):
-        start = time.process_time()
-        artifact = rt.build(model, target="c", db=db, **off)
-        took.append(time.process_time() - start)
+    artifact = rt.build(model, target="c", db=db, **off)
     with artifact.open() as loaded:
-        print(json.dumps({"build": statistics.median(took), "notes": len(artifact.notes)}), flush=True)
+        print(json.dumps(len(artifact.notes)), flush=True)
         for line in sys.stdin:
-            b, n = json.loads(line)
-            args = [np.ones((b, n), np.int64) for _ in loaded.artifact.program.inputs]
+            asked = json.loads(line)
+            if asked is None:
+                start = time.process_time()
+                rt.build(model, target="c", db=db, **off)
+                print(json.dumps(time.process_time() - start), flush=True)
+                continue
+            args = [np.ones(asked, np.int64) for _ in loaded.artifact.program.inputs]
             first = time.perf_counter()
             loaded.run(args)
             calls = max(1, round(SECONDS / (time.perf_counter() - first)))
@@ -72,7 +73,10 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.built = self.answer()
+        if notes := self.answer():
+            raise SystemExit(
+                f"wanted records of every task in {db}, found {notes} notes; tune it on this machine first"
+            )
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
@@ -80,7 +84,8 @@ class Side:
             raise SystemExit(f"wanted an answer of {self.process.args}, found its end: status {self.process.wait()}")
         return json.loads(line)
 
-    def ask(self, shape: tuple[int, int]) -> float:
+    def ask(self, shape: tuple[int, int] | None) -> float:
+        """The seconds of a call; without a shape, of a build."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(shape) + "\n")
         self.process.stdin.flush()
@@ -106,7 +111,6 @@ def main() -> None:
         for tree in trees
     ]  # fmt: skip
     sides = [Side(tree, str(Path(db).resolve())) for tree, db in zip(trees, (args.old_db, args.new_db), strict=True)]
-    built = [side.built for side in sides]
     lines = [
         "# Warm calls of two trees, in turns",
         "",
@@ -114,16 +118,15 @@ def main() -> None:
         "",
     ]
     lines += [f"| | {names[0]} | {names[1]} | new / old |", "|---|---|---|---|"]
-    build = [b["build"] for b in built]
-    lines.append(f"| build from records, processor s | {build[0]:.3g} | {build[1]:.3g} | {build[1] / build[0]:.3f} |")
-    for shape in SHAPES:
+    for shape in (None, *SHAPES):
         times: list[list[float]] = [[], []]
         for number in range(args.rounds):
             for k in (0, 1) if number % 2 else (1, 0):
                 times[k].append(sides[k].ask(shape))
         ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
         shown = " | ".join(f"{1e3 * statistics.median(t):.4g}" for t in times)
-        lines.append(f"| call at {shape[0]} x {shape[1]}, ms | {shown} | {ratio:.3f} |")
+        name = f"call at {shape[0]} x {shape[1]}, ms" if shape else "build from records, processor ms"
+        lines.append(f"| {name} | {shown} | {ratio:.3f} |")
     lines += ["", json.dumps(before)]
     (RESULTS / "compare_calls.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
