@@ -25,6 +25,7 @@ from relax_tune.ir.core.graph import (
     name_of,
 )
 from relax_tune.ir.core.graph import Call as GraphCall
+from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import env_of
@@ -127,6 +128,7 @@ class GraphEmitter:
         self.arrays: dict[AllocatedTensor, int] = {}
         self.definitions = {x.var: x.value for x in main.bindings}
         self.constants: dict[str, int] = {}
+        self.names = {*lowered.module.constants, *(p.name for p in main.params), *(n for _, n in results(main.ret))}
         found = workspaces(lowered, main, choices, plans, builder)
         self.places = {v: places for v, (_, places) in found.items()}
         sizes = {v: sizes for v, (sizes, _) in found.items()}
@@ -261,6 +263,7 @@ class GraphEmitter:
                 number = self.memory.assignment[var][i]
                 assert number is not None
                 name = var.name if len(call.out) == 1 else f"{var.name}.{i}"
+                self.names.add(name := fresh(name, self.names))
                 buffer = _buffer(name, info)
                 self.arrays[source] = self.builder.buffer(name, buffer, "temp", self.symbols, storages[number])
             found.append(self.arrays[source])

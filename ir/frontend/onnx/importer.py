@@ -83,6 +83,7 @@ class _Importer:
             known = ", ".join(self.symbols) or "none: every dim is a number"
             raise UserError(f"bounds of {', '.join(unknown)}: wanted symbols of the model's inputs, which are {known}")
         names = self._output_names([o.name for o in graph.output])
+        self.w.reserved.update(self.inputs, names)
         self.nodes(graph.node, env, self._opsets(self.proto.opset_import), 0)
         missing = [o.name for o in graph.output if env.get(o.name) is None]  # "" included
         if missing:

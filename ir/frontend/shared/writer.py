@@ -85,10 +85,12 @@ class Writer:
     """A writer of operators, which handlers of a format's operators call.
 
     definitions: the call that computes each variable written so far.
+    reserved: names of the program's inputs and results, which no constant takes.
     """
 
     g: GraphBuilder
     definitions: dict[GVar, Value] = field(default_factory=dict)
+    reserved: set[str] = field(default_factory=set)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
     _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
     _transposed: dict[ImportedValue, Value] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class Writer:
 
     def _name(self, name: str) -> str:
         count = self._constants[name] = self._constants.get(name, 0) + 1
-        return name if count == 1 else self._name(f"{name}_{count - 1}")
+        return name if count == 1 and name not in self.reserved else self._name(f"{name}_{max(count - 1, 1)}")
 
     # operators
 

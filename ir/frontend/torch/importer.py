@@ -73,6 +73,7 @@ class _Importer:
         for name, meta in self.program.inputs:
             info = self._info(meta, f"input {name}")
             self.env[name] = self.w.of(self.w.g.input(identifier(name), info.shape or (), info.dtype))
+            self.w.reserved.add(identifier(name))
         self._limit()
         items = {key: self.w.constant(array, key) for key, array in self.program.weights.items()}
         self.env.update((name, items[key]) for name, key in self.program.constants.items())
@@ -80,6 +81,7 @@ class _Importer:
         for name, value in self.program.outputs:
             if value is not None:
                 names.append(self.w.g.fresh(name))
+        self.w.reserved.update(names)
         for call in self.program.nodes:
             self.env[call.name] = self._node(call)
         for name, value in self.program.outputs:
@@ -104,9 +106,10 @@ class _Importer:
             low, high = self.bounds.get(name, (s.lower, s.upper))
             if low < s.lower or (s.upper is not None and high is not None and high > s.upper):
                 limit = "any number" if s.upper is None else s.upper
+                auto = f': torch.export.Dim("{name}", min={low}), since Dim.AUTO and Dim.DYNAMIC begin at 2'
                 raise UserError(
                     f"bound of {name}: wanted a range within the one the program was exported with, {s.lower} to {limit}, "
-                    f"found {low} to {high}; export it with a wider torch.export.Dim"
+                    f"found {low} to {high}; export it with a wider torch.export.Dim{auto if low < s.lower == 2 else ''}"
                 )
             self.symbols[name] = self.w.g.symbol(name, low, high)
 

@@ -16,6 +16,7 @@ from relax_tune.errors import ArtifactError, DatabaseError, ParseError, UserErro
 from relax_tune.ir.deduce.pattern_kinds import PatternKind
 from relax_tune.ir.op.math.elementwise import MulScalar, Relu
 from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import Softmax
 from relax_tune.ir.rewrite.pattern import op, tir
 from relax_tune.ir.rewrite.rules import LEVELS, LevelName
 from relax_tune.tuner.job.progress import TuningProgress
@@ -140,6 +141,26 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
     with rt.open_database("memory://") as store:
         result = rt.tune(row_scale(), db=store, **QUICK)
         assert store.count(result.target.key) == result.work.measurements > 0
+
+
+@pytest.mark.ccompiler
+def test_build_without_a_database_yet_is_untuned_and_a_note_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "new.db"
+    artifact = rt.build(row_scale(), target="c", db=missing, self_test=False)
+    assert artifact.notes[0].startswith(f"{missing}: no database yet") and not missing.exists()
+    with pytest.raises(DatabaseError, match="malformed"):
+        rt.build(row_scale(), target="c", db="nonsense")
+
+
+@pytest.mark.ccompiler
+def test_a_weight_named_like_an_operator_keeps_its_name() -> None:
+    graph = rt.GraphBuilder()
+    x, w = graph.input("x", (graph.symbol("n", 1, 8), 4)), graph.constant("softmax", np.ones((4, 4), np.float32))
+    rows = graph.call(Softmax(), graph.call(Matmul(), x, w))
+    artifact = rt.build(graph.finish(graph.call(Matmul(), rows, w)), target="c", db="memory://", self_test=False)
+    assert list(artifact.constants) == ["softmax"]
+    with artifact.open() as model:
+        np.testing.assert_allclose(model.run([np.ones((3, 4), np.float32)])[0], np.ones((3, 4)))
 
 
 @pytest.mark.ccompiler

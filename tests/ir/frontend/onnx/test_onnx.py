@@ -396,3 +396,10 @@ def test_other_floats(dtype: str) -> None:
 
 def test_known_operators_are_handled_as_tensors_too() -> None:
     assert set(KNOWN) <= set(SUPPORTED)
+
+
+def test_weight_returned_as_result_takes_another_name() -> None:
+    module = check(
+        model("(float[n, 4] x) => (float[n, 4] y, float[4] w) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"), [f(3, 4)]
+    )
+    assert set(module.constants) == {"w_1"}

@@ -183,6 +183,11 @@ def test_bounds_within_the_exported_ranges() -> None:
         import_program(program, {"seq": (1, 49)})
     with pytest.raises(UserError, match=r"bound of batch: .* found 0 to 4"):
         import_program(program, {"batch": (0, 4)})
+    auto = replace(program, symbols=(TorchSymbol("batch", 2, 8), *program.symbols[1:]))
+    with pytest.raises(
+        UserError, match=r'with a wider torch.export.Dim: torch.export.Dim\("batch", min=1\), since Dim.AUTO'
+    ):
+        import_program(auto, {"batch": (1, 4)})
 
 
 def changed(program: TorchProgram, name: str, **fields: Any) -> TorchProgram:
