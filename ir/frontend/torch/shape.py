@@ -136,7 +136,9 @@ def _gather(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _index(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import advanced indexing: `x[i]`, `x[:, i]`, or `x[i, j ...]` from the first dim on."""
+    """Import advanced indexing: `x[i]`, `x[:, i]`, `x[i, j ...]`, `x[:, i, j]`, `x[i, :, j]`.
+
+    Dims of the indices stand where the first indexed dim was, or in front if the indexed dims are not next to each other."""
     x, given = n.item(0), list(n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
     items = n.items(1)
@@ -144,17 +146,21 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
         raise n.refuse("wanted indices that are integers, found truth values: dims that depend on data")
     if len(items) == 1:
         return gather(w, x, at[0], items[0])
-    if at != list(range(len(items))):
-        raise n.refuse(f"wanted indices of the first dims, found them at {at}")
-    lead = n.dims[: len(n.dims) - (x.ndim - len(items))]
+    rest = [p for p in range(x.ndim) if p not in at]
+    front = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    count = len(n.dims) - len(rest)
+    lead = n.dims[front : front + count]
     parts: list[Value] = []
     for i in items:
         value = as_value(w, i, i64)
         if tensor_dims(value) != lead:
             value = w.emit(BroadcastTo(lead), value)
-        parts.append(w.emit(ExpandDims((len(lead),)), value))
-    where = w.of(w.emit(Concat(len(lead)), *parts), all(i.natural for i in items))
-    return gather_nd(w, x, where)
+        parts.append(w.emit(ExpandDims((count,)), value))
+    where = w.of(w.emit(Concat(count), *parts), all(i.natural for i in items))
+    turned = w.of(permute(w, w.tensor(x), [*at, *rest]), x.natural)
+    found = w.tensor(gather_nd(w, turned, where))
+    order = [*range(count, count + front), *range(count), *range(count + front, len(n.dims))]
+    return w.of(permute(w, found, order), x.natural)
 
 
 def _arange(w: Writer, n: TorchNode) -> ImportedValue:

@@ -286,6 +286,22 @@ def test_load_torch_limits_implied_unchecked_impossible_refused() -> None:
         limited(0, 8, m=(5, 9))
 
 
+@pytest.mark.parametrize("axes", [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 1, 3)])
+def test_load_torch_index_of_any_dims_puts_index_dims_where_torch_does(axes: tuple[int, ...]) -> None:
+    x = np.arange(120).reshape(2, 3, 4, 5)
+    places = [np.array([[0, 1, 1]]), np.array([[1], [-1]]), np.array([[0, -2, 1]])][: len(axes)]
+    at = [slice(None)] * 4
+    for axis, i in zip(axes, places):
+        at[axis] = i  # type: ignore[call-overload]
+    given = [Ref(f"i{axes.index(p)}") if p in axes else None for p in range(axes[-1] + 1)]
+    wanted = x[tuple(at)]
+    tensors = tuple((f"i{k}", TorchTensor(i.shape, i64)) for k, i in enumerate(places))
+    node = TorchCall("y", "aten.index.Tensor", (Ref("x"), given), {}, TorchTensor(wanted.shape, i64))
+    inputs = (("x", TorchTensor(x.shape, i64)), *tensors)
+    module = import_program(TorchProgram((), inputs, {}, {}, (node,), (("y", Ref("y")),)))
+    np.testing.assert_array_equal(evaluate_function(module, [x, *places]), wanted)
+
+
 def test_load_torch_data_dependent_dims_raise() -> None:
     x = TorchTensor(("n",), f32)
     node = TorchCall("y", "aten.relu.default", (Ref("x"),), {}, TorchTensor(("u0",), f32))
