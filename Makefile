@@ -1,7 +1,8 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
-# make test-op-db: torch's own operator samples (wants the torch, scipy and expecttest packages; an hour).
+# make test-op-db: torch's own operator samples. TORCH_PYTHON has torch, scipy and expecttest (three hours).
 # make docs: the site, into build/site.
+# make test-models: tiny random models of many families against torch. TORCH_PYTHON has torch, transformers and onnxscript.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of
 # all runs of a seed.
 PYTHON ?= python3
@@ -14,10 +15,11 @@ JOBS ?= 2
 SECS ?= 60
 SEED ?= 0
 FOUND ?= build/fuzz
+TORCH_PYTHON ?= $(BIN)/python
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
-.PHONY: demo test test-fast test-heavy test-op-db fuzz docs lint clean
+.PHONY: demo test test-fast test-heavy test-op-db test-models fuzz docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -38,7 +40,10 @@ test-heavy: $(VENV)/test.done
 	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
 
 test-op-db: $(VENV)/test.done
-	PYTHONPATH=. $(BIN)/python experiments/torch_op_db.py --jobs $(JOBS)
+	PYTHONPATH=src:. $(TORCH_PYTHON) experiments/torch_op_db.py --jobs $(JOBS)
+
+test-models: $(VENV)/test.done
+	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)

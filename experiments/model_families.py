@@ -1,0 +1,306 @@
+"""Tiny random models of many families by torch.export and by ONNX: right, or refused by name.
+
+    python experiments/model_families.py                    (both ways, writes experiments/results/model_families.{json,md})
+    python experiments/model_families.py --only 'yolo_.*'   (some models, printed)
+    python experiments/model_families.py --only 'yolo_.*' --update   (some models; the results of the others are kept)
+
+It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py` and `family_plain.py`.
+
+Each model is exported by torch.export with dynamic dims (batch, and length or height and width), and from there by
+torch.onnx.export with the same dims. Each of the two is imported, built for target `c` with generic schedules, and run at four
+or five shapes: batch 1, length 1, and prime sizes among them. Results must agree with torch's own at the same weights: floats
+within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values equal, and shapes and types alike.
+
+Statuses: `right`; `refused`, an error of this package that names what stops it; `export failed`, torch's own error before this
+package sees the model; `wrong`; `crashed`, another exception or a dead process. Models run one after the other in a child
+process, and another takes over behind one that dies. Exit status 1 when a model is wrong or crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+WAYS = ("torch", "onnx")
+BAD = ("wrong", "crashed")
+EXAMPLE_SEED, CASE_SEED = 1, 2
+LONGEST = {"n": 64, "m": 64, "past": 63}  # positions of the text models
+Report = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
+
+def families() -> dict[str, Any]:
+    from family_models import FAMILIES
+    from family_plain import PLAIN
+
+    return {**FAMILIES, **PLAIN}
+
+
+# In the child
+
+
+def as_tuple(found: Any) -> tuple[Any, ...]:
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def exported(model: Any, family: Any) -> Any:
+    """The program of torch.export; batch 1 and length 1 are among the shapes, so that neither is specialised."""
+    import torch
+
+    names = sorted({name for dims in family.dynamic for name in dims.values()})
+    dims = {name: torch.export.Dim(name, min=family.least.get(name, 1), max=LONGEST.get(name)) for name in names}
+    places: Any = tuple({axis: dims[name] for axis, name in d.items()} for d in family.dynamic)
+    example = family.inputs(torch.Generator().manual_seed(EXAMPLE_SEED), family.shapes[0])
+    with torch.no_grad():
+        try:
+            return torch.export.export(model, example, dynamic_shapes=places)
+        except torch._dynamo.exc.UserError as error:  # torch knows the relations that it wants between the dims
+            if "Suggested fixes" not in str(error):
+                raise
+            refine = torch.export.dynamic_shapes.refine_dynamic_shapes_from_suggested_fixes
+            return torch.export.export(model, example, dynamic_shapes=refine(str(error), places))
+
+
+def imported(program: Any, way: str) -> tuple[Any, Any]:
+    """(module, None), or (None, what failed in torch)."""
+    from relax_tune.ir.frontend.onnx.importer import load_onnx
+    from relax_tune.ir.frontend.torch.importer import load_torch_export
+
+    if way == "torch":
+        return load_torch_export(program), None
+    import torch
+
+    try:
+        proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
+    except Exception as error:
+        return None, error
+    return load_onnx(proto), None
+
+
+def difference(found: Array, wanted: Array) -> str:
+    """Why two results differ; empty when they agree."""
+    from relax_tune.ir.core.dtype import is_floating
+
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        return f"wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}"
+    if not is_floating(found.dtype):
+        unequal = int(np.count_nonzero(found != wanted))
+        return f"{unequal} of {found.size} elements unequal" if unequal else ""
+    finite = np.isfinite(wanted)
+    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+        return "infinities or NaN at other places"
+    a, b = found[finite].astype(np.float64), wanted[finite].astype(np.float64)
+    largest = float(np.max(np.abs(b), initial=0.0))
+    error = np.abs(a - b)
+    if np.all(error <= 1e-3 * np.abs(b) + 1e-4 * largest):
+        return ""
+    return f"largest error {float(np.max(error)):.3g} of largest value {largest:.3g}"
+
+
+def compared(module: Any, model: Any, family: Any, device: Any) -> Report:
+    """Build, run at every shape, compare with torch."""
+    import torch
+
+    from relax_tune.database.memory_store import MemoryStore
+    from relax_tune.runtime.executor import Executor
+    from relax_tune.tuner.job.job import Job
+    from relax_tune.tuner.settings import Settings
+    from relax_tune.tuner.task.domain import Range
+
+    spots = {b.var.name: Range(max(2, b.lower), max(2, b.lower)) for b in module.bounds}
+    job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
+    built = job.build("generic")
+    names = {s.name for s in built.program.buffers if s.role == "const"}
+    constants = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
+    executor = Executor(built.program, device, constants)
+    try:
+        for shape in family.shapes:
+            given = family.inputs(torch.Generator().manual_seed(CASE_SEED), shape)
+            with torch.no_grad():
+                wanted = as_tuple(model(*given))
+            found = executor.run([t.numpy() for t in given])
+            for place, (f, w) in enumerate(zip(found, wanted, strict=True)):
+                why = difference(np.asarray(f), w.numpy())
+                if why:
+                    return {"status": "wrong", "why": f"shape {shape}, output {place}: {why}"}
+    finally:
+        executor.close()
+    return {"status": "right", "shapes": len(family.shapes), "kernels": len(built.program.kernels)}
+
+
+def first_line(error: BaseException, limit: int = 700) -> str:
+    """The first line of a message, two where torch begins with a heading."""
+    lines = [x.strip() for x in str(error).splitlines() if x.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[: 2 if 'TORCH_LOGS' in lines[0] else 1]) if lines else ''}"[:limit]
+
+
+def attempt(name: str, ways: Sequence[str], device: Any) -> Iterator[Report]:
+    """The report of each way."""
+    import torch
+    from family_models import draw
+
+    from relax_tune.errors import RelaxTuneError
+
+    family = families()[name]
+    torch.manual_seed(0)
+    try:
+        model = draw(family.make())
+        program = exported(model, family)
+    except Exception as error:
+        for way in ways:
+            yield {"model": name, "way": way, "status": "export failed", "why": first_line(error)}
+        return
+    for way in ways:
+        started, report = time.monotonic(), {"model": name, "way": way}
+        try:
+            module, failed = imported(program, way)
+            if module is None:
+                report |= {"status": "export failed", "why": first_line(failed)}
+            else:
+                report |= compared(module, model, family, device)
+        except RelaxTuneError as error:
+            report |= {"status": "refused", "why": first_line(error)}
+        except Exception as error:
+            import traceback
+
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            report |= {"status": "crashed", "why": f"{first_line(error)} ({Path(at.filename).name}:{at.lineno})"}
+        yield report | {"secs": round(time.monotonic() - started, 1)}
+
+
+def serve(names: Sequence[str], ways: Sequence[str]) -> None:
+    """Run models and print one JSON line for each way, the model's name in front of them."""
+    import torch
+
+    from relax_tune.runtime.device.registry import open_device
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    device = open_device("c")
+    for name in names:
+        print(json.dumps({"begin": name}), flush=True)
+        for report in attempt(name, ways, device):
+            print(json.dumps(report), flush=True)
+    device.close()
+
+
+# In the parent
+
+
+def run_all(names: Sequence[str], ways: Sequence[str], cache: str) -> Iterator[Report]:
+    """The reports of models; a child that dies costs the ways of its model that are left."""
+    left = list(names)
+    while left:
+        command = [sys.executable, __file__, "--serve", *left, "--ways", *ways]
+        environment = {**os.environ, "RELAX_TUNE_CACHE": cache, "OMP_NUM_THREADS": "1"}
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        assert child.stdout is not None
+        current, missing = "", list(ways)
+        for line in child.stdout:
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            if "begin" in message:
+                current, missing = message["begin"], list(ways)
+                left.remove(current)
+            else:
+                missing.remove(message["way"])
+                yield message
+        code = child.wait()
+        if not current:
+            raise SystemExit(f"wanted the models to run, found exit status {code}: {' '.join(command)}")
+        for way in missing:
+            yield {"model": current, "way": way, "status": "crashed", "why": f"exit status {code}"}
+
+
+def environment() -> dict[str, str]:
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    packages = {p: version(p) for p in ("torch", "transformers", "onnx", "onnxscript", "numpy")}
+    return {
+        **packages,
+        "python": platform.python_version(),
+        "compiler": "".join(compiler),
+        "date": date.today().isoformat(),
+    }
+
+
+def summary(reports: Sequence[Report], env: dict[str, str]) -> str:
+    """The Markdown page."""
+    parts = (__doc__ or "").split("\n\n")
+    lines = ["# Tiny models of many families through compiled C", "", parts[3].replace("\n", " "), ""]
+    lines += [parts[4].split(" Models run")[0].replace("\n", " ").strip(), ""]
+    lines += ["; ".join(f"{k} {v}" for k, v in env.items()), ""]
+    statuses = ("right", "refused", "export failed", "wrong", "crashed")
+    lines += ["| way | " + " | ".join(statuses) + " |", "|---|" + "---:|" * len(statuses)]
+    for way in WAYS:
+        c = Counter(r["status"] for r in reports if r["way"] == way)
+        lines.append(f"| {way} | " + " | ".join(str(c[s]) for s in statuses) + " |")
+    lines += ["", "| model | torch | onnx |", "|---|---|---|"]
+    table = {(r["model"], r["way"]): r["status"] for r in reports}
+    models = dict.fromkeys(r["model"] for r in reports)
+    lines += [f"| {m} | " + " | ".join(table.get((m, way), "") for way in WAYS) + " |" for m in models]
+    for status in statuses[1:]:
+        some = [r for r in reports if r["status"] == status]
+        if some:
+            lines += ["", f"## {status.capitalize()}", ""]
+            lines += [f"* {r['model']}, {r['way']}: `{r.get('why', '').replace('`', chr(39))[:400]}`" for r in some]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="a regular expression for whole model names")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--update", action="store_true", help="with --only: put these results among the ones on file")
+    parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.ways)
+        return
+    every = list(families())
+    names = [n for n in every if not args.only or re.fullmatch(args.only, n)]
+    started, reports = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as cache:
+        for report in run_all(names, args.ways, cache):
+            reports.append(report)
+            print(
+                report["status"],
+                report["way"],
+                report["model"],
+                report.get("secs", ""),
+                report.get("why", ""),
+                flush=True,
+            )
+    print(dict(Counter((r["way"], r["status"]) for r in reports)), f"{time.monotonic() - started:.0f} s")
+    path = RESULTS / "model_families.json"
+    if not args.only or args.update:
+        seen = {(r["model"], r["way"]): r for r in (json.loads(path.read_text())["cases"] if args.only else ())}
+        seen |= {(r["model"], r["way"]): r for r in reports}
+        kept = [seen[m, way] for m in every for way in WAYS if (m, way) in seen]
+        env = environment()
+        path.write_text(json.dumps({"environment": env, "cases": kept}, indent=0) + "\n")
+        path.with_suffix(".md").write_text(summary(kept, env))
+    sys.exit(1 if any(r["status"] in BAD for r in reports) else 0)
+
+
+if __name__ == "__main__":
+    main()
