@@ -12,7 +12,8 @@ or five shapes: batch 1, length 1, and prime sizes among them. Results must agre
 within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values equal, and shapes and types alike.
 
 Statuses: `right`; `refused`, an error of this package that names what stops it; `export failed`, torch's own error before this
-package sees the model; `wrong`; `crashed`, another exception or a dead process. Models run one after the other in a child
+package sees the model; `exporter differs`: not torch's result, but that of onnx's own evaluator for the exported model; `wrong`;
+`crashed`, another exception or a dead process. Models run one after the other in a child
 process, and another takes over behind one that dies. Exit status 1 when a model is wrong or crashed.
 """
 
@@ -80,7 +81,7 @@ def exported(model: Any, family: Any) -> Any:
 
 
 def imported(program: Any, way: str) -> tuple[Any, Any]:
-    """(module, None), or (None, what failed in torch)."""
+    """(module, the ONNX model), or (None, what failed in torch)."""
     from relax_tune.ir.frontend.onnx.importer import load_onnx
     from relax_tune.ir.frontend.torch.importer import load_torch_export
 
@@ -92,7 +93,16 @@ def imported(program: Any, way: str) -> tuple[Any, Any]:
         proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     except Exception as error:
         return None, error
-    return load_onnx(proto), None
+    return load_onnx(proto), proto
+
+
+def by_evaluator(proto: Any, inputs: Sequence[Array]) -> list[Array]:
+    """What onnx's own evaluator says of a model."""
+    from onnx.reference import ReferenceEvaluator
+
+    with np.errstate(all="ignore"):
+        found = ReferenceEvaluator(proto).run(None, dict(zip((i.name for i in proto.graph.input), inputs, strict=True)))
+    return list(map(np.asarray, found))
 
 
 def difference(found: Array, wanted: Array) -> str:
@@ -115,8 +125,8 @@ def difference(found: Array, wanted: Array) -> str:
     return f"largest error {float(np.max(error)):.3g} of largest value {largest:.3g}"
 
 
-def compared(module: Any, model: Any, family: Any, device: Any) -> Report:
-    """Build, run at every shape, compare with torch."""
+def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = None) -> Report:
+    """Build, run at every shape, compare with torch; where these differ, with what onnx says of the exported model."""
     import torch
 
     from relax_tune.database.memory_store import MemoryStore
@@ -139,8 +149,11 @@ def compared(module: Any, model: Any, family: Any, device: Any) -> Report:
             found = executor.run([t.numpy() for t in given])
             for place, (f, w) in enumerate(zip(found, wanted, strict=True)):
                 why = difference(np.asarray(f), w.numpy())
-                if why:
-                    return {"status": "wrong", "why": f"shape {shape}, output {place}: {why}"}
+                if not why:
+                    continue
+                if proto is not None and not difference(f, by_evaluator(proto, [t.numpy() for t in given])[place]):
+                    return {"status": "exporter differs", "why": f"shape {shape}, output {place}: {why}"}
+                return {"status": "wrong", "why": f"shape {shape}, output {place}: {why}"}
     finally:
         executor.close()
     return {"status": "right", "shapes": len(family.shapes), "kernels": len(built.program.kernels)}
@@ -171,11 +184,11 @@ def attempt(name: str, ways: Sequence[str], device: Any) -> Iterator[Report]:
     for way in ways:
         started, report = time.monotonic(), {"model": name, "way": way}
         try:
-            module, failed = imported(program, way)
+            module, proto = imported(program, way)
             if module is None:
-                report |= {"status": "export failed", "why": first_line(failed)}
+                report |= {"status": "export failed", "why": first_line(proto)}
             else:
-                report |= compared(module, model, family, device)
+                report |= compared(module, model, family, device, proto)
         except RelaxTuneError as error:
             report |= {"status": "refused", "why": first_line(error)}
         except Exception as error:
@@ -249,7 +262,7 @@ def summary(reports: Sequence[Report], env: dict[str, str]) -> str:
     lines = ["# Tiny models of many families through compiled C", "", parts[3].replace("\n", " "), ""]
     lines += [parts[4].split(" Models run")[0].replace("\n", " ").strip(), ""]
     lines += ["; ".join(f"{k} {v}" for k, v in env.items()), ""]
-    statuses = ("right", "refused", "export failed", "wrong", "crashed")
+    statuses = ("right", "refused", "export failed", "exporter differs", "wrong", "crashed")
     lines += ["| way | " + " | ".join(statuses) + " |", "|---|" + "---:|" * len(statuses)]
     for way in WAYS:
         c = Counter(r["status"] for r in reports if r["way"] == way)
