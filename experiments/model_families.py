@@ -43,7 +43,8 @@ RESULTS = Path(__file__).parent / "results"
 WAYS = ("torch", "onnx")
 BAD = ("wrong", "crashed")
 EXAMPLE_SEED, CASE_SEED = 1, 2
-LONGEST = {"n": 64, "m": 64, "past": 63}  # positions of the text models
+LONGEST = {"n": 64, "m": 64, "past": 63, "h": 1024, "w": 1024}
+LEAST = {"h": 64, "w": 64}
 Report = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
@@ -66,9 +67,14 @@ def exported(model: Any, family: Any) -> Any:
     """The program of torch.export; batch 1 and length 1 are among the shapes, so that neither is specialised."""
     import torch
 
-    names = sorted({name for dims in family.dynamic for name in dims.values()})
-    dims = {name: torch.export.Dim(name, min=family.least.get(name, 1), max=LONGEST.get(name)) for name in names}
-    places: Any = tuple({axis: dims[name] for axis, name in d.items()} for d in family.dynamic)
+    names = {name.split("*")[-1] for dims in family.dynamic for name in dims.values()}
+    dims = {n: torch.export.Dim(n, min=family.least.get(n, LEAST.get(n, 1)), max=LONGEST.get(n)) for n in names}
+
+    def dim(name: str) -> Any:
+        factor, _, base = name.rpartition("*")
+        return int(factor) * dims[base] if factor else dims[base]
+
+    places: Any = tuple({axis: dim(name) for axis, name in d.items()} for d in family.dynamic)
     example = family.inputs(torch.Generator().manual_seed(EXAMPLE_SEED), family.shapes[0])
     with torch.no_grad():
         try:
@@ -76,8 +82,11 @@ def exported(model: Any, family: Any) -> Any:
         except torch._dynamo.exc.UserError as error:  # torch knows the relations that it wants between the dims
             if "Suggested fixes" not in str(error):
                 raise
-            refine = torch.export.dynamic_shapes.refine_dynamic_shapes_from_suggested_fixes
-            return torch.export.export(model, example, dynamic_shapes=refine(str(error), places))
+            try:
+                refined = torch.export.dynamic_shapes.refine_dynamic_shapes_from_suggested_fixes(str(error), places)
+            except Exception:  # it reads its own suggestions of computed dims wrongly
+                raise error from None
+            return torch.export.export(model, example, dynamic_shapes=refined)
 
 
 def imported(program: Any, way: str) -> tuple[Any, Any]:
