@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -247,10 +247,13 @@ def _program(data: Any, where: str) -> Program:
     return program
 
 
-def _unique(names: Iterable[str], where: str) -> None:
+def _unique(names: Iterable[str], where: str, weights: Container[str] = ()) -> None:
+    """Check that names are names, and used once. Weights have the names of the model, such as `0.weight`."""
     seen: set[str] = set()
     for position, name in enumerate(names):
-        if not _NAME.fullmatch(name.replace(".", "_").replace("/", "_")):
+        if name in weights:
+            check_shown(f"{where}[{position}].name", name)
+        elif not _NAME.fullmatch(name.replace(".", "_").replace("/", "_")):
             raise wrong(f"{where}[{position}].name", "a name of letters, digits, _ . /", name)
         if name in seen:
             raise wrong(f"{where}[{position}].name", "a name used once", name)
@@ -298,7 +301,7 @@ def verify_program(program: Program) -> None:
 
 
 def _verify_buffers(program: Program, slots: int) -> None:
-    _unique((b.name for b in program.buffers), "buffers")
+    _unique((b.name for b in program.buffers), "buffers", {b.name for b in program.buffers if b.role == "const"})
     for position, buffer in enumerate(program.buffers):
         where = f"buffers[{position}]"
         if buffer.dtype not in DTYPES:
