@@ -12,6 +12,7 @@ weights (NAME/w_...) of every program. Inputs have dynamic first dims called n, 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -116,6 +117,14 @@ def cases() -> list[Case]:
         ("variances", [(F, (4,))], lambda a: (a.var(0), a.var(0, correction=0), *torch.var_mean(a, 1), a.var(), torch.var(a, 1, correction=4))),
         ("halves", [(F, (4,))], lambda a: (fn.rms_norm((a * 300).half(), (4,)).float().round(), (a * 9).half().var(1).float().round())),
         ("whole_extremes", [(EDGE, (4,)), (EDGE, (4,)), (SIGNED, (4,))], lambda a, b, i: (torch.fmax(a, b), torch.fmin(a, b), torch.fmax(i, 2 - i), i.max(), a.min(), i.floor(), i.ceil(), i.round())),
+        ("bags", [(N, (3,)), (F, (3,))], lambda i, p: (fn.embedding_bag(i, filters(4, 5)), fn.embedding_bag(i, filters(4, 5), mode="sum", per_sample_weights=p), fn.embedding_bag(i.flatten(), filters(4, 5), torch.tensor([0, 2, 2])), fn.embedding_bag(i.flatten(), filters(4, 5), torch.cat((torch.arange(i.shape[0]) * 3, torch.tensor([3]) * i.shape[0])), mode="sum", include_last_offset=True))),
+        ("histogram", [(EDGE, (4,)), (N, (4,))], lambda a, i: (a.histc(3, -2.5, 2.5), a.histc(7, 0.5, 2.5), i.float().histc(4, 0, 3))),
+        ("grouped_product", [(N, (8,))], lambda i: fn.grouped_mm(i.bfloat16(), (torch.arange(192) % 5).reshape(3, 8, 8).bfloat16(), offs=torch.cat((torch.tensor([0, 1]), torch.full((1,), i.shape[0]))).int()).float()),
+        ("steps", x, lambda a: (torch.arange(0, 130, a.shape[0]), torch.tril_indices(4, 3, -1), torch.triu_indices(2, 3))),
+        ("group_norm", [(F, (4, 3, 2))], lambda a: (fn.group_norm(a, 2), fn.group_norm(a, 2, filters(4), filters(4)), fn.group_norm(a.permute(2, 1, 0, 3), 4, filters(4)), fn.instance_norm(a))),
+        ("adaptive", [(F, (7, 5))], lambda a: (fn.adaptive_avg_pool1d(a.permute(1, 2, 0), 3), fn.adaptive_avg_pool2d(a.permute(1, 0, 2)[None], (3, 2)), fn.adaptive_avg_pool3d(a[None, None], (2, 3, 2)))),
+        ("strided", [(F, (4, 6))], lambda a: (torch.empty_like(a[:, 0, 0]).index_put((torch.arange(a.shape[0]),), a[:, 1, 1]), torch.as_strided(a, (a.shape[0], 24), (24, 1)), torch.as_strided(a.mT, a.mT.shape, a.mT.stride()), torch.as_strided(a, (2, 2, a.shape[0], 6), (12 * a.shape[0], 6 * a.shape[0], 6, 1)))),
+        ("quotients", x, lambda a: (a * (a.shape[0] / 3), a + 1 / (a.shape[0] + 1), torch.ones(torch.sym_int(a.shape[0] / 2) + 1), torch.ones(math.ceil(a.shape[0] / 4) + 2))),
     ]  # fmt: skip
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
+from relax_tune.ir.core.dtype import f64
 from relax_tune.ir.core.expr import (
     FALSE,
     TRUE,
@@ -27,14 +28,18 @@ from relax_tune.ir.core.expr import (
     sub,
 )
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.frontend.torch.node import Handler, Result, TorchNode, dim
+from relax_tune.ir.frontend.torch.node import Handler, Result, TorchNode, as_item, as_value, dim
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.math.elementwise import Add, Div, Mul, Sqrt, Sub
 
 
-def known(fn: Callable[..., Expr]) -> Handler:
-    """Make a handler of arithmetic on dims and integers."""
+def known(fn: Callable[..., Expr], floats: OperatorSpec | None = None) -> Handler:
+    """Make a handler of arithmetic on dims and integers. floats: the operator on a quotient of dims, a float64"""
 
     def handler(w: Writer, n: TorchNode) -> Result:
         if any(isinstance(a, (ImportedValue, float)) for a in n.args):
+            if floats is not None and all(not isinstance(a, ImportedValue) or a.dtype is f64 for a in n.args):
+                return w.of(w.emit(floats, *(as_value(w, a, f64) for a in n.args)))
             raise n.refuse("wanted dims and whole numbers: sizes that depend on data are not supported")
         return w.simplify(fn(*map(dim, n.args)))
 
@@ -69,6 +74,11 @@ def _size(w: Writer, n: TorchNode) -> Result:
     return x.shape[n.axis(1, "dim", x.ndim)]
 
 
+def _quotient(w: Writer, n: TorchNode) -> Result:
+    """Import the quotient of dims as a float64 without dims."""
+    return w.of(w.emit(Div(), *(as_value(w, a, f64) for a in n.args)))
+
+
 def _assert_scalar(w: Writer, n: TorchNode) -> Result:
     """Require a condition on dims: an undecided one becomes a run-time check, a false one raises ParseError."""
     cond = n.args[0]
@@ -87,7 +97,9 @@ HANDLERS: Mapping[str, Handler] = {
     "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
     "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
     "aten.sym_size.int": _size, "aten._local_scalar_dense.default": _item_refused,
-    "sym.add": known(add), "sym.sub": known(sub), "sym.mul": known(mul), "sym.neg": known(lambda a: mul(a, -1)),
+    "sym.known": lambda w, n: w.simplify(dim(n.args[0])), "sym.truediv": _quotient,
+    "sym.float": lambda w, n: as_item(w, n.args[0], f64), "sym.sqrt": lambda w, n: w.of(w.emit(Sqrt(), as_value(w, n.args[0], f64))),
+    "sym.add": known(add, Add()), "sym.sub": known(sub, Sub()), "sym.mul": known(mul, Mul()), "sym.neg": known(lambda a: mul(a, -1)),
     "sym.floordiv": _whole(floordiv), "sym.mod": _whole(floormod), "sym.max": known(maximum), "sym.min": known(minimum),
     "sym.eq": decided(eq), "sym.ne": decided(ne), "sym.lt": decided(lt), "sym.le": decided(le),
     "sym.gt": decided(lambda a, b: lt(b, a)), "sym.ge": decided(lambda a, b: le(b, a)), "sym.and_": decided(and_),

@@ -29,6 +29,8 @@ DIM_CLASSES: Mapping[str, str] = {
     "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod",
     "Max": "max", "Min": "min",
 }  # fmt: skip
+# Roundings of quotients of dims, which are dims whose expression torch states.
+ROUNDED = frozenset({"sym.trunc", "sym.floor", "sym.ceil", "sym.int"})
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 
@@ -203,6 +205,9 @@ class _Reader:
         kind = type(e).__name__
         if kind == "Pow" and e.args[1].is_Integer and int(e.args[1]) > 0:
             return ["mul", *[self._expr(e.args[0])] * int(e.args[1])]
+        if kind in ("TruncToInt", "FloorToInt", "CeilToInt") and type(e.args[0]).__name__ == "IntTrueDiv":
+            over, under = map(self._expr, e.args[0].args)
+            return ["floordiv", ["add", over, under, -1] if kind == "CeilToInt" else over, under]
         scaled = _scaled(e) if kind == "TruncToInt" else None
         if scaled is not None:
             dim, over, under = scaled
@@ -255,7 +260,14 @@ class _Reader:
         args = tuple(map(self._argument, n.args)) if n.op == "call_function" else ()
         if isinstance(target := kwargs.get("dtype"), DType) and target.is_small and target.is_float:
             kwargs["saturate"] = self._saturates(n.kwargs["dtype"])
-        return TorchCall(n.name, self._operator(n), args, kwargs, self._meta(n.meta.get("val")), source)
+        op, value = self._operator(n), n.meta.get("val")
+        if op == "aten.as_strided.default":
+            viewed = n.args[0].meta["val"]
+            kwargs["strides"] = [self._dim(s) for s in viewed.stride()]
+            kwargs["first"] = self._dim(viewed.storage_offset())
+        if op in ROUNDED and isinstance(value, self.torch.SymInt):
+            op, args = "sym.known", (self._dim(value),)
+        return TorchCall(n.name, op, args, kwargs, self._meta(value), source)
 
     def _saturates(self, element: Any) -> bool:
         """Return whether a cast to a small float gives its largest number for larger ones; versions of torch differ."""

@@ -15,7 +15,7 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import dims, functions, images, logic, math, neural, select, window
+from relax_tune.ir.frontend.torch import dims, functions, groups, images, logic, math, neural, select, window
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
@@ -33,6 +33,7 @@ SUPPORTED: Mapping[str, Handler] = {
     **images.HANDLERS,
     **functions.HANDLERS,
     **select.HANDLERS,
+    **groups.HANDLERS,
 }
 
 
@@ -140,8 +141,10 @@ class _Importer:
     def _node(self, call: TorchCall) -> Any:
         handler = SUPPORTED.get(call.op)
         near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
+        known = call.op == "sym.known"
+        args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
         node = TorchNode(
-            call.name, call.op, tuple(map(self._value, call.args)), {k: self._value(v) for k, v in call.kwargs.items()},
+            call.name, call.op, args, {k: self._value(v) for k, v in call.kwargs.items()},
             (), call.source, self._beside(call), near, self.plain,
         )  # fmt: skip
         if handler is None:

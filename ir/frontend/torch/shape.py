@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from relax_tune.ir.core.dtype import bool_, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, sub
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import pad, permute, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
+from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Slice
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, MulScalar
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Mul, MulScalar
 
 
 def _view(w: Writer, n: TorchNode) -> ImportedValue:
@@ -164,21 +165,24 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _arange(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import `start + step * (0, 1 ...)`; start may be symbolic."""
+    """Import `start + step * (0, 1 ...)`; start and step may be symbolic."""
     start, step = n.args[0], n.given(2, "step", 1)
     if len(n.args) == 1:
         start = 0
-    jump = number_of(step)
-    if jump is None or isinstance(start, float) or isinstance(jump, float):
+    if any(not isinstance(e, (int, Expr)) for e in (start, step)):
         raise n.refuse("wanted whole numbers as start and step")
+    jump = number_of(step)
     value = w.emit(Iota(n.dims[0]))
-    value = value if jump == 1 else w.emit(MulScalar(jump), value)
+    if jump is None:
+        value = w.emit(Mul(), value, as_value(w, step, i64))
+    elif jump != 1:
+        value = w.emit(MulScalar(jump), value)
     first = number_of(start)
     if first is None:
         value = w.emit(Add(), value, as_value(w, start, i64))
     elif first:
         value = w.emit(AddScalar(first), value)
-    positive = jump > 0 and w.natural(dim(start))
+    positive = w.natural(dim(step)) and w.natural(dim(start))
     return as_item(w, w.of(value, positive), n.dtype)
 
 
@@ -200,6 +204,41 @@ def _scalar_tensor(w: Writer, n: TorchNode) -> ImportedValue:
 
 def triangular(upper: bool) -> Handler:
     return lambda w, n: triangle(w, n.item(0), n.number(1, "diagonal", 0), upper)
+
+
+def _triangle_indices(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the places of a triangle as a constant of two rows."""
+    rows, columns, offset = n.number(0, "row"), n.number(1, "col"), n.number(2, "offset", 0)
+    found = np.tril_indices(rows, offset, columns) if "tril" in n.op else np.triu_indices(rows, offset, columns)
+    return w.constant(np.stack(found).astype(n.dtype.numpy), n.name)
+
+
+def _as_strided(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import a view by strides that keeps the order of the elements: the tensor itself, or a reshape."""
+    x, own = n.item(0), [dim(e) for e in n.kwargs.get("strides", ())]
+    dims, strides = ([dim(e) for e in n.args[p]] for p in (1, 2))
+    start, first = n.given(3, "storage_offset"), n.kwargs.get("first", 0)
+    if start is not None and not w.g.deduction.same(dim(start), dim(first)):
+        raise n.refuse("wanted a view from the tensor's first element on; slice the tensor instead")
+    kept = len(dims) == x.ndim and all(map(w.g.deduction.same, dims, x.shape))
+    if kept and len(own) == x.ndim and _same_strides(w, dims, strides, own):
+        return x
+    if not all(_same_strides(w, d, s, _packed(w, d)) for d, s in ((dims, strides), (x.shape, own))):
+        raise n.refuse("wanted strides of a tensor without gaps, or those that the tensor has; use reshape or unfold")
+    if not w.require(eq(product(dims), product(x.shape))):
+        raise n.refuse("wanted as many elements as the tensor has; slice it first")
+    return w.of(w.reshape(w.tensor(x), dims), x.natural)
+
+
+def _packed(w: Writer, dims: Sequence[Expr]) -> list[Expr]:
+    """Return the strides of a tensor without gaps, its last dim the innermost."""
+    return [w.simplify(product(dims[p + 1 :])) for p in range(len(dims))]
+
+
+def _same_strides(w: Writer, dims: Sequence[Expr], a: Iterable[Expr], b: Iterable[Expr]) -> bool:
+    """Return whether strides are equal but for those of dims of 1, which nothing depends on."""
+    triples = zip(dims, a, b, strict=True)
+    return all(as_int(d) == 1 or w.g.deduction.same(w.simplify(s), w.simplify(t)) for d, s, t in triples)
 
 
 def _pad(w: Writer, n: TorchNode) -> ImportedValue:
@@ -232,6 +271,8 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.index.Tensor": _index, "aten.arange.start_step": _arange, "aten.arange.default": _arange, "aten.full.default": _full,
     "aten.full_like.default": _full, "aten.zeros_like.default": lambda w, n: _full(w, n, 0),
     "aten.ones_like.default": lambda w, n: _full(w, n, 1), "aten.scalar_tensor.default": _scalar_tensor,
+    "aten.empty_permuted.default": lambda w, n: _full(w, n, 0),
     "aten.tril.default": triangular(False), "aten.triu.default": triangular(True), "aten.constant_pad_nd.default": _pad,
-    "getitem": getitem,
+    "aten.tril_indices.default": _triangle_indices, "aten.triu_indices.default": _triangle_indices,
+    "aten.as_strided.default": _as_strided, "getitem": getitem,
 }  # fmt: skip

@@ -1,17 +1,24 @@
-"""ATen convolutions, pooling and batch normalisation: padding, then windows."""
+"""ATen convolutions and pooling (padding, then windows), normalisation by batch and by group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from relax_tune.ir.core.expr import Expr, add, as_int, const
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, ge, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared import windows
-from relax_tune.ir.frontend.shared.compositions import pad
+from relax_tune.ir.frontend.shared.compositions import cast_to, pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Mul, Rsqrt, Sub
+from relax_tune.ir.op.base import product
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.indexing.movement import ExpandDims
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, Rsqrt, Sub
+from relax_tune.ir.op.math.logic import Less, LessEqual, LogicalAnd, Where
+from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.reduce import Mean, Sum
 
 
 def _sizes(n: TorchNode, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:
@@ -109,9 +116,75 @@ def _batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     return [w.of(y if bias is None else w.emit(Add(), y, _per_channel(w, w.tensor(bias), x))), None, None]
 
 
+def _normalised(w: Writer, n: TorchNode, dims: Sequence[Expr], axes: tuple[int, ...], eps: object) -> Value:
+    """Return x, viewed under `dims` and normalised over `axes`, with the weights of its channels."""
+    x, width = n.item(0), number_of(eps)
+    if width is None:
+        raise n.refuse("wanted eps as a number")
+    element = f32 if x.dtype.is_half else x.dtype  # squares of 16-bit floats overflow
+    value = w.reshape(as_value(w, x, element), dims)
+    centred = w.emit(Sub(), value, w.emit(Mean(axes, True), value))
+    spread = w.emit(Mean(axes, True), w.emit(Mul(), centred, centred))
+    y = w.reshape(w.emit(Mul(), centred, w.emit(Rsqrt(), w.emit(AddScalar(width), spread))), x.shape)
+    for given, op in ((n.given(1, "weight"), Mul()), (n.given(2, "bias"), Add())):
+        y = y if given is None else w.emit(op, y, _per_channel(w, as_value(w, given, element), x))
+    return cast_to(w, y, element, x.dtype)
+
+
+def _group_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
+    """Import group normalisation: over the channels of a group and all dims behind them."""
+    x, groups = n.item(0), n.number(6, "group")
+    each = w.simplify(floordiv(product(x.shape[1:]), const(groups)))
+    return [w.of(_normalised(w, n, [x.shape[0], const(groups), each], (2,), n.args[7])), None, None]
+
+
+def _own_batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
+    """Import batch normalisation by the statistics of x itself, as instance normalisation uses it."""
+    x = n.item(0)
+    return [w.of(_normalised(w, n, x.shape, (0, *range(2, x.ndim)), n.args[5])), None, None]
+
+
+def _adaptive_average(axes: int) -> Handler:
+    """Make a handler of means over windows that divide a dim.
+
+    Window `i` of `count` goes from `i * size / count`, rounded down, to `(i + 1) * size / count`, rounded up."""
+
+    def handler(w: Writer, n: TorchNode) -> ImportedValue:
+        x, element = n.item(0), f32 if n.dtype.is_half else n.dtype
+        value = as_value(w, x, element)
+        for axis, count in zip(range(x.ndim - axes, x.ndim), n.dims[x.ndim - axes :]):
+            size = x.shape[axis]
+            if not w.require(ge(size, 1)):
+                raise n.refuse("wanted dims of at least 1 element, found none")
+            i, places, many = w.emit(Iota(count)), w.emit(Iota(size)), w.size(count)
+            scaled = w.emit(Mul(), i, w.size(size))
+            begin = w.emit(Quotient(), scaled, many)
+            end = w.emit(Quotient(), w.emit(Add(), scaled, w.size(w.simplify(sub(add(size, count), 1)))), many)
+            inside = w.emit(
+                LogicalAnd(),
+                w.emit(LessEqual(), w.emit(ExpandDims((1,)), begin), places),
+                w.emit(Less(), places, w.emit(ExpandDims((1,)), end)),
+            )
+            ones: list[Expr] = [const(1)] * (x.ndim - 1 - axis)
+            kept = w.emit(
+                Where(),
+                w.reshape(inside, [count, size, *ones]),
+                w.emit(ExpandDims((axis,)), value),
+                w.literal(0, element),
+            )
+            number = w.reshape(w.emit(Cast(element), w.emit(Sub(), end, begin)), [count, *ones])
+            value = w.emit(Div(), w.emit(Sum((axis + 1,), False), kept), number)
+        return w.of(cast_to(w, value, element, n.dtype))
+
+    return handler
+
+
 HANDLERS: Mapping[str, Handler] = {
     "aten.convolution.default": _convolution, "aten.max_pool2d_with_indices.default": _max_pool(2),
     "aten.max_pool3d_with_indices.default": _max_pool(3), "aten.avg_pool1d.default": _average_pool(1),
     "aten.avg_pool2d.default": _average_pool(2), "aten.avg_pool3d.default": _average_pool(3),
-    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm, "aten.native_group_norm.default": _group_norm,
+    "aten._native_batch_norm_legit.no_stats": _own_batch_norm,
+    "aten.adaptive_avg_pool1d.default": _adaptive_average(1), "aten._adaptive_avg_pool2d.default": _adaptive_average(2),
+    "aten._adaptive_avg_pool3d.default": _adaptive_average(3),
 }  # fmt: skip
