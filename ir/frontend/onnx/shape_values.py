@@ -30,10 +30,12 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     mul,
     not_,
     or_,
+    select,
     sub,
 )
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import DTYPES
+from relax_tune.ir.frontend.shared.compositions import cancelled
 from relax_tune.ir.frontend.shared.writer import SCALAR_LIMIT, ImportedValue, Writer
 
 Scalars = NDArray[np.object_]
@@ -105,7 +107,7 @@ def _truth(fn: Callable[..., Expr]) -> Known:
 
 
 def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """Divide towards zero; symbolic operands must be proved non-negative."""
+    """Divide towards zero; symbolic operands must be proved non-negative, but for factors of both."""
 
     def one(a: Expr, b: Expr) -> Expr | None:
         x, y = as_int(a), as_int(b)
@@ -113,7 +115,28 @@ def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Sca
             return None
         if x is not None and y is not None:
             return const(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
-        return floordiv(a, b) if w.natural(a) and w.natural(sub(b, 1)) else None
+        above, below = (a, b) if w.natural(sub(b, 1)) else cancelled(w, [a], [b])
+        if as_int(below) == 1:
+            return above
+        if not w.natural(sub(below, 1)):
+            return None
+        down = floordiv(above, below)
+        if w.natural(above):
+            return down
+        up = mul(floordiv(mul(above, -1), below), -1)
+        return select(lt(above, 0), up, down)
+
+    return _same(one)(w, node, arrays)
+
+
+def _sign(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
+    """Fold the signs of numbers, and of expressions that are certainly above or below 0."""
+
+    def one(e: Expr) -> Expr | None:
+        n = as_int(e)
+        if n is not None:
+            return const((n > 0) - (n < 0))
+        return const(1) if w.natural(sub(e, 1)) else const(-1) if w.natural(sub(-1, e)) else None
 
     return _same(one)(w, node, arrays)
 
@@ -238,7 +261,7 @@ def numbers(scalars: Scalars | None) -> list[int] | None:
 
 KNOWN: Mapping[str, Known] = {
     "Add": _same(add), "Sub": _same(sub), "Mul": _same(mul), "Neg": _same(lambda a: mul(a, -1)), "Div": _quotient,
-    "Mod": _mod, "Max": _same(lambda *a: _fold(maximum, a)), "Min": _same(lambda *a: _fold(minimum, a)),
+    "Mod": _mod, "Sign": _sign, "Max": _same(lambda *a: _fold(maximum, a)), "Min": _same(lambda *a: _fold(minimum, a)),
     "Equal": _truth(eq), "Less": _truth(lt), "LessOrEqual": _truth(le), "Greater": _truth(lambda a, b: lt(b, a)),
     "GreaterOrEqual": _truth(lambda a, b: le(b, a)), "And": _truth(and_), "Or": _truth(or_), "Not": _truth(not_),
     "Cast": _cast, "Concat": _concat, "Gather": _gather, "Slice": _slice, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,

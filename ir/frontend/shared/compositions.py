@@ -41,8 +41,8 @@ def _factors(dims: Sequence[Expr]) -> tuple[int, list[Expr]]:
     return number, rest
 
 
-def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
-    """Return the dim that makes the products of both equal: common factors cancel."""
+def cancelled(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> tuple[Expr, Expr]:
+    """Return the quotient of two products as (numerator, denominator) without common factors."""
     top, upper = _factors([w.simplify(d) for d in have])
     bottom, lower = _factors([w.simplify(d) for d in others])
     for e in list(lower):
@@ -51,8 +51,12 @@ def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr
             lower.remove(e)
     if bottom and top % bottom == 0:
         top, bottom = top // bottom, 1
-    above = w.simplify(mul(product(upper), const(top)))
-    below = w.simplify(mul(product(lower), const(bottom)))
+    return w.simplify(mul(product(upper), const(top))), w.simplify(mul(product(lower), const(bottom)))
+
+
+def missing_dim(w: Writer, have: Sequence[Expr], others: Sequence[Expr]) -> Expr:
+    """Return the dim that makes the products of both equal: common factors cancel."""
+    above, below = cancelled(w, have, others)
     return above if as_int(below) in (0, 1) else w.simplify(floordiv(above, below))
 
 

@@ -403,3 +403,14 @@ def test_weight_returned_as_result_takes_another_name() -> None:
         model("(float[n, 4] x) => (float[n, 4] y, float[4] w) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"), [f(3, 4)]
     )
     assert set(module.constants) == {"w_1"}
+
+
+@pytest.mark.parametrize("n", [1, 4, 6, 9])
+def test_quotients_of_dims_round_towards_zero(n: int) -> None:
+    """Common factors cancel, so that the quotient is a dim also where the divisor may be 0."""
+    text = """(float[n, m] x) => (int64[a] q, float[h, k] y, int64[n] s) <int64[1] five = {5}, int64[1] three = {3},
+      int64[1] one = {1}, int64[1] more = {-1}> {
+      a = Shape<end = 1>(x) b = Shape<start = 1>(x) d = Sub(a, five) q = Div(d, three)
+      u = Mul(a, b) v = Mul(u, three) e = Mul(a, three) t = Div(v, e) z = Concat<axis = 0>(t, more) y = Reshape(x, z)
+      g = Add(b, one) s = Sign(g) }"""
+    check(model(text), [f(n, 3)])
