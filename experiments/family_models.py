@@ -24,6 +24,7 @@ class Family:
     """A model, its inputs at a shape, and the dims of each input that are dynamic (axis: name).
 
     least: the smallest sizes that torch.export lets dims have, where these are above 1
+    deferred: torch.export asks at run time what it cannot prove of the dims
     """
 
     make: Callable[[], nn.Module]
@@ -31,6 +32,7 @@ class Family:
     dynamic: tuple[Mapping[int, str], ...]
     shapes: Sequence[tuple[int, ...]]
     least: Mapping[str, int] = field(default_factory=dict)
+    deferred: bool = False
 
 
 def draw(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -187,7 +189,7 @@ def step(name: str, heads: int, **config: Any) -> Family:
         b, p = shape
         return (ids(g, b, 1), *(torch.randn(b, heads, p, 8, generator=g) for _ in range(4)))
 
-    return Family(lambda: Step(inner()), inputs, ({0: "b"}, past, past, past, past), TEXT)
+    return Family(lambda: Step(inner()), inputs, ({0: "b"}, past, past, past, past), TEXT, deferred=True)
 
 
 # Configurations
@@ -267,7 +269,7 @@ def wav2vec2() -> Family:
     inner = lazily("Wav2Vec2Model", config)
     wave = lambda g, s: (torch.randn(*s, generator=g),)
     make = lambda: Call(inner(), "input_values", "last_hidden_state")
-    return Family(make, wave, ({0: "b", 1: "samples"},), ((2, 400), (1, 317), (3, 640), (1, 1001)))
+    return Family(make, wave, ({0: "b", 1: "20*samples"},), ((2, 400), (1, 320), (3, 640), (1, 1020)), {"samples": 4})
 
 
 def clip_text() -> Family:
@@ -363,6 +365,6 @@ FAMILIES: dict[str, Family] = {
     "efficientnet": vision("EfficientNetForImageClassification", "logits", IMAGE, **EFFICIENT),
     "mamba_hf": Family(
         lambda: Call(lazily("MambaForCausalLM", MAMBA)(), "input_ids", "logits", use_cache=False),
-        lambda g, s: (ids(g, *s),), (BN,), TEXT,
+        lambda g, s: (ids(g, s[0], 16),), ({0: "b"},), ((2,), (1,), (3,), (5,)),  # its scan is unrolled at the example's length
     ),
 }  # fmt: skip

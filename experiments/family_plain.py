@@ -211,7 +211,9 @@ def detector(choose: str) -> Family:
 def unet(mode: str, by_size: bool = False) -> Family:
     quarters = ((2, 64, 96), (1, 32, 32), (3, 68, 100), (1, 128, 160))
     sizes = HW if by_size else {0: "b", 2: "4*h", 3: "4*w"}
-    return Family(lambda: UNet(mode, by_size), image, (sizes,), IMAGE if by_size else quarters, {"h": 4, "w": 4})
+    least = 8 if by_size else 4
+    shapes = IMAGE if by_size else quarters
+    return Family(lambda: UNet(mode, by_size), image, (sizes,), shapes, {"h": least, "w": least})
 
 
 PLAIN: dict[str, Family] = {

@@ -76,9 +76,14 @@ def exported(model: Any, family: Any) -> Any:
 
     places: Any = tuple({axis: dim(name) for axis, name in d.items()} for d in family.dynamic)
     example = family.inputs(torch.Generator().manual_seed(EXAMPLE_SEED), family.shapes[0])
+
+    def export(shapes: Any) -> Any:
+        ask = {"prefer_deferred_runtime_asserts_over_guards": True} if family.deferred else {}
+        return torch.export.export(model, example, dynamic_shapes=shapes, **ask)
+
     with torch.no_grad():
         try:
-            return torch.export.export(model, example, dynamic_shapes=places)
+            return export(places)
         except torch._dynamo.exc.UserError as error:  # torch knows the relations that it wants between the dims
             if "Suggested fixes" not in str(error):
                 raise
@@ -86,7 +91,7 @@ def exported(model: Any, family: Any) -> Any:
                 refined = torch.export.dynamic_shapes.refine_dynamic_shapes_from_suggested_fixes(str(error), places)
             except Exception:  # it reads its own suggestions of computed dims wrongly
                 raise error from None
-            return torch.export.export(model, example, dynamic_shapes=refined)
+            return export(refined)
 
 
 def imported(program: Any, way: str) -> tuple[Any, Any]:
