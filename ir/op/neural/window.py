@@ -26,7 +26,6 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     minimum,
     mul,
     ne,
-    or_,
     select,
     sub,
 )
@@ -203,6 +202,7 @@ class Pool(OperatorSpec):
 class PoolPositions(OperatorSpec):
     """Positions of the largest elements of the windows of x (n, c, dims...), of several equal ones the first.
 
+    A NaN is the largest, of several the last, as in torch.
     The second argument is the pooled maximum. A position counts the elements of the dims row by row. Windows may reach beyond x.
 
     before: number of elements of the first window in front of x
@@ -253,11 +253,16 @@ class PoolPositions(OperatorSpec):
                 inner += [le(0, at), lt(at, n)]
                 flat = add(mul(flat, n), where[-1])
             value, best = x[(*own[:2], *where)], top[own]
-            # beside a NaN, best is NaN and equal to nothing
-            wins = or_(eq(value, best), ne(value, value)) if dtype.is_float else eq(value, best)
-            return minimum(old, select(and_(*inner, wins), flat, const(2**62)))
+            if dtype.is_float:  # beside a NaN, best is NaN and equal to nothing; the least key is that of the last NaN
+                flat = select(ne(value, value), sub(-1, flat), select(eq(value, best), flat, const(2**62)))
+            else:
+                flat = select(eq(value, best), flat, const(2**62))
+            return minimum(old, select(and_(*inner), flat, const(2**62)))
 
-        b.reduce(y, [const(k) for k in self.kernel], const(2**62), step, "pool_positions")
+        key = b.alloc("key", shape_of(infos[1]), i64) if dtype.is_float else y
+        b.reduce(key, [const(k) for k in self.kernel], const(2**62), step, "pool_positions")
+        if dtype.is_float:
+            b.compute(y, lambda *i: select(lt(key[i], 0), sub(-1, key[i]), key[i]), "decode")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
@@ -278,5 +283,6 @@ class PoolPositions(OperatorSpec):
                 good = good & ((at >= 0) & (at < n)).reshape(column)
             places: tuple[Any, ...] = (slice(None), slice(None), *np.ix_(*where))
             value = x[places]
-            y = np.where(good & ((value == top) | (value != value)), np.minimum(y, flat), y)
-        return y
+            y = np.where(good & (value == top), np.minimum(y, flat), y)
+            y = np.where(good & (value != value), np.minimum(y, -1 - flat), y)
+        return np.where(y < 0, -1 - y, y)

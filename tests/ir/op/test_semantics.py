@@ -379,6 +379,8 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Fold(dims(3, 5), (1, 2), (1, 1), dims(1, 2)), [ints(-9, 9, 1, 2, 2, 3, 3, 4)]),
     (PoolPositions((3,), (2,), (1,), dims(1)), [
         np.array([[[1, 1, 0, np.nan, 5, 9]]], np.float32), np.array([[[1, np.nan, np.nan]]], np.float32)]),
+    (PoolPositions((3,), (1,), (1,), dims(0)), [
+        np.array([[[np.nan, np.nan, 2, -np.inf]]], np.float32), np.array([[[np.nan, np.nan]]], np.float32)]),
     (PoolPositions((2, 2), (2, 1), (1, 1), dims(0, 0)), [
         np.arange(12).reshape(1, 1, 4, 3) // 2, np.array([[[[2, 2], [5, 5]]]])]),
     *[(GridSample(k, p, a), [rand(2, 3, 4, 5), rand(2, 3, 4, 2)])
