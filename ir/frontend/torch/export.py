@@ -236,6 +236,12 @@ class _Reader:
     def _weight(self, spec: Any, weights: dict[str, NDArray[Any]], stored: dict[Any, str]) -> str:
         """Return the name of a parameter, buffer or constant. Tied weights, which share memory, share a name."""
         target = str(spec.target)
+        if spec.kind.name == "TOKEN":
+            called = [n.args[1] for n in self.exported.graph.nodes if "with_effects" in str(n.target)]
+            raise ParseError(
+                f"operator {called[0] if called else 'of the program'}: wanted a program that only computes results, found an "
+                "effect: a check of values at run time; export the model without it"
+            )
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
             raise ParseError(f"{spec.kind.name.lower()} {target}: wanted a tensor, found {type(tensor).__name__}")

@@ -15,7 +15,7 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import dims, functions, groups, images, logic, math, neural, select, window
+from relax_tune.ir.frontend.torch import dims, functions, groups, images, logic, math, neural, order, select, window
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
@@ -34,6 +34,7 @@ SUPPORTED: Mapping[str, Handler] = {
     **functions.HANDLERS,
     **select.HANDLERS,
     **groups.HANDLERS,
+    **order.HANDLERS,
 }
 
 
@@ -168,6 +169,11 @@ class _Importer:
 
     def _with_results(self, node: TorchNode, call: TorchCall) -> TorchNode:
         listed = call.result if isinstance(call.result, list) else [call.result]
+        for m in listed:
+            if isinstance(m, TorchTensor) and m.element is None:
+                raise node.refuse(
+                    f"wanted results of an element type among {', '.join(map(str, ALL))}, found {m.spelled}"
+                )
         infos = tuple(
             self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and m.element else None for m in listed
         )

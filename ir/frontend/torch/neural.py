@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from relax_tune.ir.core.dtype import DType, bool_, f32, u8
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
@@ -40,11 +41,13 @@ from relax_tune.ir.op.reduction.scan import ArgMax, CumSum, Prod, TopK
 def _linear(w: Writer, n: TorchNode) -> ImportedValue:
     """Import `x @ W.T + bias`; a weight that only linear layers read is transposed to (in, out)."""
     x, weight, bias = n.item(0), n.item(1), n.given(2, "bias")
-    value = w.tensor(x)
-    if weight.name in n.plain_weights:
+    value = w.tensor(x) if x.ndim > 1 else w.emit(ExpandDims((0,)), w.tensor(x))
+    if weight.name in n.plain_weights and weight.ndim == 2:
         y = w.emit(Matmul(), value, w.transposed(weight))
     else:
-        y = w.emit(Matmul(transpose_b=True), value, w.tensor(weight))
+        rows = w.tensor(weight) if weight.ndim > 1 else w.emit(ExpandDims((0,)), w.tensor(weight))
+        y = w.emit(Matmul(transpose_b=True), value, rows)
+    y = w.reshape(y, n.dims) if min(x.ndim, weight.ndim) < 2 else y
     return w.of(y if bias is None else w.emit(Add(), y, w.tensor(bias)))
 
 
@@ -63,14 +66,36 @@ def _einsum(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _addmm(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import `beta * bias + alpha * (a @ b)`, also of a vector `b`, or summed over the batch (addbmm).
+
+    A bias times 0 does not count, also beside NaN."""
     bias, a, b = (w.tensor(n.item(p)) for p in range(3))
     beta, alpha = (number_of(n.given(p, name, 1)) for p, name in ((3, "beta"), (4, "alpha")))
     if beta is None or alpha is None:
         raise n.refuse("wanted alpha and beta as numbers")
-    y = w.emit(Matmul(), a, b)
+    if len(tensor_dims(b)) == 1:
+        y = w.reshape(w.emit(Matmul(), a, w.emit(ExpandDims((1,)), b)), n.dims)
+    else:
+        y = w.emit(Matmul(), a, b)
+    y = w.emit(Sum((0,)), y) if n.op == "aten.addbmm.default" else y
     y = y if alpha == 1 else w.emit(MulScalar(alpha), y)
+    if beta == 0:
+        return w.of(y)
     bias = bias if beta == 1 else w.emit(MulScalar(beta), bias)
     return w.of(w.emit(Add(), y, bias))
+
+
+def _trilinear(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the sum of products of three tensors, each with dims of 1 added."""
+    parts = []
+    for p in range(3):
+        value = w.tensor(n.item(p))
+        for axis in sorted(int(a) for a in n.args[3 + p]):
+            value = w.emit(ExpandDims((axis,)), value)
+        parts.append(value)
+    both = w.emit(Mul(), w.emit(Mul(), parts[0], parts[1]), parts[2])
+    axes = tuple(int(a) for a in n.args[6])
+    return w.of(w.emit(Sum(axes), both) if axes else both)
 
 
 def _plain_product(w: Writer, n: TorchNode) -> ImportedValue:
@@ -89,9 +114,11 @@ def _attention(w: Writer, n: TorchNode) -> ImportedValue:
     scale = number_of(n.given(6, "scale"))
     if scale is None:
         width = as_int(tensor_dims(q)[-1])
-        if width is None:
-            raise n.refuse(f"wanted a scale, or heads whose width is a number, found {tensor_dims(q)[-1]!r}")
-        scale = float(width**-0.5)
+        if width:
+            scale = float(width**-0.5)
+        else:  # a width that is a symbol scales the queries
+            root = w.emit(Rsqrt(), cast_to(w, w.size(tensor_dims(q)[-1]), i64, f32))
+            q, scale = cast_to(w, w.emit(Mul(), cast_to(w, q, n.dtype, f32), root), f32, n.dtype), 1.0
     truth = isinstance(mask, ImportedValue) and mask.dtype is bool_
     given = () if mask is None else (as_value(w, mask, bool_ if truth else n.dtype),)
     return w.of(w.emit(Attention(scale, causal), q, k, v, *given))
@@ -260,13 +287,23 @@ def _cumsum(w: Writer, n: TorchNode) -> ImportedValue:
 
 def _norm(w: Writer, n: TorchNode) -> ImportedValue:
     """Import the norm of an order: extremes for infinite ones, the number of elements that are not 0 for 0."""
-    x, order = n.item(0), number_of(n.given(1, "ord", 2))
-    if order is None:
-        raise n.refuse(f"wanted the order as a number, found {n.given(1, 'ord')}")
-    axes = n.axes(2, "dim", x.ndim)
+    x = n.item(0)
     element = f32 if n.dtype.is_half else n.dtype
-    value = as_value(w, x, element)
-    kept = bool(n.given(3, "keepdim", False))
+    value, kept = as_value(w, x, element), bool(n.given(3, "keepdim", False))
+    return _norm_of(w, n, value, n.given(1, "ord", 2), n.axes(2, "dim", x.ndim), kept)
+
+
+def _distance(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the norm of a difference."""
+    element = f32 if n.dtype.is_half else n.dtype
+    value = w.emit(Sub(), as_value(w, n.item(0), element), as_value(w, n.item(1), element))
+    return _norm_of(w, n, value, n.given(2, "p", 2), tuple(range(len(tensor_dims(value)))), False)
+
+
+def _norm_of(w: Writer, n: TorchNode, value: Value, given: Any, axes: tuple[int, ...], kept: bool) -> ImportedValue:
+    order, element = number_of(given), f32 if n.dtype.is_half else n.dtype
+    if order is None:
+        raise n.refuse(f"wanted the order as a number, found {given}")
     if not axes:
         value, axes, kept = w.reshape(value, [const(1)]), (0,), False
     if order == 2:
@@ -286,7 +323,8 @@ def _norm(w: Writer, n: TorchNode) -> ImportedValue:
 HANDLERS: Mapping[str, Handler] = {
     "aten.linear.default": _linear, "aten.matmul.default": _matmul, "aten.bmm.default": _matmul, "aten.mm.default": _plain_product,
     "aten.einsum.default": _einsum,
-    "aten.addmm.default": _addmm, "aten.baddbmm.default": _addmm, "aten.scaled_dot_product_attention.default": _attention,
+    "aten.addmm.default": _addmm, "aten.baddbmm.default": _addmm, "aten.addmv.default": _addmm,
+    "aten.addbmm.default": _addmm, "aten._trilinear.default": _trilinear, "aten.scaled_dot_product_attention.default": _attention,
     "aten.softmax.int": _softmax, "aten._softmax.default": _softmax, "aten._safe_softmax.default": _softmax,
     "aten.log_softmax.int": _log_softmax, "aten._log_softmax.default": _log_softmax, "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _native_layer_norm, "aten.rms_norm.default": _rms_norm,
@@ -299,4 +337,5 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.var_mean.correction": _variance_and_mean, "aten.max.dim": extreme(Max),
     "aten.min.dim": extreme(Min), "aten.argmax.default": arg(False), "aten.argmin.default": arg(True),
     "aten.topk.default": _top_k, "aten.cumsum.default": _cumsum, "aten.linalg_vector_norm.default": _norm,
+    "aten.dist.default": _distance,
 }  # fmt: skip

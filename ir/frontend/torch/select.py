@@ -18,6 +18,7 @@ from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Slice
 from relax_tune.ir.op.indexing.scatter import Mode, Scatter, ScatterElements, ScatterND
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, MulScalar
+from relax_tune.ir.op.math.logic import LogicalOr, Where
 from relax_tune.ir.op.reduction.scan import CumProd, TopK
 
 REDUCTIONS: Mapping[str, Mode] = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
@@ -50,7 +51,7 @@ def _cumprod(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(CumProd(n.axis(1, "dim", x.ndim)), w.tensor(x)), x.natural) if x.ndim else x
 
 
-def _scattered(w: Writer, op: Scatter, x: ImportedValue, indices: Value, updates: Value) -> ImportedValue:
+def scattered(w: Writer, op: Scatter, x: ImportedValue, indices: Value, updates: Value) -> ImportedValue:
     """Emit a scatter; truth values are scattered as bytes."""
     value = cast_to(w, updates, x.dtype, u8) if x.dtype is bool_ else updates
     return w.of(cast_to(w, w.emit(op, ordered(w, x), indices, value), u8 if x.dtype is bool_ else x.dtype, x.dtype))
@@ -79,7 +80,7 @@ def scatter(mode: Mode | None) -> Handler:
         part = w.tensor(x)
         for p in fewer:
             part = slice_axis(w, part, p, const(0), indices.shape[p])
-        found = w.tensor(_scattered(w, ScatterElements(how, axis), w.of(part), w.tensor(indices), updates))
+        found = w.tensor(scattered(w, ScatterElements(how, axis), w.of(part), w.tensor(indices), updates))
         return w.of(_beyond(w, x, found, fewer, indices.shape))
 
     return handler
@@ -96,11 +97,14 @@ def _beyond(w: Writer, x: ImportedValue, value: Value, axes: Sequence[int], size
 
 
 def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import `x[i, j ...] = values`, indices of the first dims; `accumulate` adds."""
+    """Import `x[i, :, j ...] = values`, or `x[mask] = value`; `accumulate` adds."""
     x, given = n.item(0), list(n.args[1])
-    items = n.items(1)
-    if len(items) != len(given) or any(i.dtype is bool_ for i in items) or not x.ndim:
-        raise n.refuse("wanted integer indices of the first dims; use torch.where for masks")
+    items, at = n.items(1), [p for p, i in enumerate(given) if i is not None]
+    adds = bool(n.given(3, "accumulate", False))
+    if [i.dtype for i in items] == [bool_] and at == [0] and all(as_int(d) == 1 for d in n.item(2).shape):
+        return _masked(w, n, x, items[0], adds)
+    if any(i.dtype is bool_ for i in items) or not x.ndim:
+        raise n.refuse("wanted integer indices of dims, or one mask and one value; use torch.where for others")
     lead = _broadcast(w, n, items)
     rows, depth = w.simplify(product(lead)), len(items)
     parts = [
@@ -108,12 +112,29 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
             ExpandDims((1,)),
             w.reshape(w.emit(BroadcastTo(lead), natural_indices(w, as_item(w, i, i64), x.shape[p])), [rows]),
         )
-        for p, i in enumerate(items)
+        for p, i in zip(at, items)
     ]
     where = parts[0] if depth == 1 else w.emit(Concat(1), *parts)
-    updates = w.emit(BroadcastTo((*lead, *x.shape[depth:])), as_value(w, n.item(2), n.dtype))
-    mode: Mode = "add" if n.given(3, "accumulate", False) else "replace"
-    return _scattered(w, ScatterND(mode), x, where, w.reshape(updates, [rows, *x.shape[depth:]]))
+    rest = [p for p in range(x.ndim) if p not in at]
+    first = at[0] if at == list(range(at[0], at[0] + depth)) else 0
+    dims = [x.shape[p] for p in rest]
+    updates = w.emit(BroadcastTo((*dims[:first], *lead, *dims[first:])), as_value(w, n.item(2), n.dtype))
+    last = first + len(lead)
+    updates = permute(w, updates, [*range(first, last), *range(first), *range(last, len(lead) + len(rest))])
+    order = [*at, *rest]
+    mode: Mode = "add" if adds else "replace"
+    front = w.of(permute(w, w.tensor(x), order), x.natural)
+    found = scattered(w, ScatterND(mode), front, where, w.reshape(updates, [rows, *dims]))
+    return w.of(permute(w, w.tensor(found), [order.index(p) for p in range(x.ndim)]))
+
+
+def _masked(w: Writer, n: TorchNode, x: ImportedValue, mask: ImportedValue, adds: bool) -> ImportedValue:
+    """Import one value written where a mask of the first dims is true."""
+    value = w.reshape(as_value(w, n.item(2), n.dtype), [])
+    if adds:
+        value = w.emit(LogicalOr() if n.dtype is bool_ else Add(), w.tensor(x), value)
+    spread = w.reshape(w.tensor(mask), [*mask.shape, *[const(1)] * (x.ndim - mask.ndim)])
+    return w.of(w.emit(Where(), spread, value, w.tensor(x)))
 
 
 def _broadcast(w: Writer, n: TorchNode, items: Sequence[ImportedValue]) -> tuple[Expr, ...]:
@@ -153,16 +174,20 @@ def _select_scatter(w: Writer, n: TorchNode) -> ImportedValue:
     return _between(w, x, axis, begin, w.simplify(plus(begin, 1)), source)
 
 
+def diagonal_places(w: Writer, size: Expr, offset: int) -> Value:
+    """Return the (row, column) of each element of a diagonal."""
+    steps = w.emit(Iota(size))
+    rows, columns = (steps if k <= 0 else w.emit(AddScalar(k), steps) for k in (-offset, offset))
+    return w.emit(Concat(1), *(w.emit(ExpandDims((1,)), p) for p in (rows, columns)))
+
+
 def _diagonal(w: Writer, n: TorchNode) -> ImportedValue:
     """Import the diagonal of two dims, which becomes the last dim."""
     x, offset = n.item(0), n.number(1, "offset", 0)
     axes = (n.axis(2, "dim1", x.ndim, 0), n.axis(3, "dim2", x.ndim, 1))
     rest = [p for p in range(x.ndim) if p not in axes]
     value = permute(w, w.tensor(x), [*axes, *rest])
-    steps = w.emit(Iota(n.dims[-1]))
-    rows, columns = (steps if k <= 0 else w.emit(AddScalar(k), steps) for k in (-offset, offset))
-    where = w.emit(Concat(1), *(w.emit(ExpandDims((1,)), p) for p in (rows, columns)))
-    found = w.emit(GatherND(), value, where)
+    found = w.emit(GatherND(), value, diagonal_places(w, n.dims[-1], offset))
     return w.of(permute(w, found, [*range(1, len(rest) + 1), 0]), x.natural)
 
 

@@ -70,6 +70,21 @@ def _slice(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(w.emit(Slice(axis, begin, stop, step), value), x.natural)
 
 
+def _narrow(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import `length` elements along an axis from `start` on."""
+    x = n.item(0)
+    axis = n.axis(1, "dim", x.ndim)
+    begin = edge(w, dim(n.args[2]), x.shape[axis])
+    end = w.simplify(plus(begin, n.dims[axis]))
+    return w.of(slice_axis(w, w.tensor(x), axis, begin, end), x.natural)
+
+
+def _copy(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the elements of argument 1 in the dims and the type of argument 0."""
+    source = as_item(w, n.args[1], n.dtype)
+    return w.of(w.emit(BroadcastTo(n.dims), w.tensor(source)), source.natural)
+
+
 def _flip(w: Writer, n: TorchNode) -> ImportedValue:
     """Import a reversal along some axes."""
     x = n.item(0)
@@ -128,7 +143,10 @@ def _embedding(w: Writer, n: TorchNode) -> ImportedValue:
 
 def _index_select(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
-    return gather(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+    axis = n.axis(1, "dim", x.ndim)
+    if not x.ndim:
+        return w.of(w.reshape(w.tensor(x), n.dims), x.natural)
+    return gather(w, x, axis, replace(n.item(2), natural=True))
 
 
 def _gather(w: Writer, n: TorchNode) -> ImportedValue:
@@ -242,14 +260,14 @@ def _same_strides(w: Writer, dims: Sequence[Expr], a: Iterable[Expr], b: Iterabl
 
 
 def _pad(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import padding with a value, given as (before, after) from the last dim backwards; negative numbers crop."""
-    x, pads = n.item(0), [as_int(dim(p)) for p in n.args[1]]
+    """Import padding with a value, given as (before, after) from the last dim backwards; negative sizes crop."""
+    x, pads = n.item(0), [dim(p) for p in n.args[1]]
     fill = number_of(n.given(2, "value", 0))
-    known = [p for p in pads if p is not None]
-    if fill is None or len(known) != len(pads):
-        raise n.refuse("wanted sizes and value of the padding as numbers")
-    last = list(zip(known[::2], known[1::2]))[::-1]
-    return w.of(pad(w, w.tensor(x), [(0, 0)] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
+    if fill is None:
+        raise n.refuse("wanted the value of the padding as a number")
+    last = list(zip(pads[::2], pads[1::2]))[::-1]
+    none: tuple[Expr, Expr] = (const(0), const(0))
+    return w.of(pad(w, w.tensor(x), [none] * (x.ndim - len(last)) + last, fill), x.natural and fill >= 0)
 
 
 def getitem(w: Writer, n: TorchNode) -> ImportedValue:
@@ -266,6 +284,8 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.squeeze.dims": _view, "aten.squeeze.dim": _view, "aten.squeeze.default": _view, "aten.expand.default": _expand,
     "aten.permute.default": _permute, "aten.transpose.int": _transpose, "aten.t.default": _turned,
     "aten.slice.Tensor": _slice, "aten.flip.default": _flip, "aten.select.int": _select,
+    "aten.view_copy.default": _view, "aten.permute_copy.default": _permute, "aten.narrow_copy.default": _narrow,
+    "aten.copy.default": _copy, "aten.empty.memory_format": lambda w, n: _full(w, n, 0),
     "aten.split_with_sizes.default": _split, "aten.split.Tensor": _split, "aten.cat.default": _cat, "aten.repeat.default": _repeat,
     "aten.embedding.default": _embedding, "aten.index_select.default": _index_select, "aten.gather.default": _gather,
     "aten.index.Tensor": _index, "aten.arange.start_step": _arange, "aten.arange.default": _arange, "aten.full.default": _full,
