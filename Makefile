@@ -19,6 +19,10 @@ TORCH_PYTHON ?= $(BIN)/python
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
+# Tests start many processes: none may compile every module again, or turn over while it waits for another's threads.
+unexport PYTHONDONTWRITEBYTECODE
+test test-fast test-heavy: export OMP_WAIT_POLICY := passive
+
 .PHONY: demo test test-fast test-heavy test-op-db test-models fuzz docs lint clean
 
 demo: $(VENV)/demo.done

@@ -57,6 +57,13 @@ def no_process_in_the_fast_lane(request: pytest.FixtureRequest, monkeypatch: pyt
         monkeypatch.setattr(os, "fork", refuse)
 
 
+@pytest.fixture(autouse=True)
+def builds_without_self_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of tests without the marker `self_test` run no kernel by themselves."""
+    if request.node.get_closest_marker("self_test") is None:
+        monkeypatch.setenv("RELAX_TUNE_SELF_TEST", "false")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)`: the text must be what `tests/golden/<name>` holds; `--update-golden` writes it instead."""

@@ -71,7 +71,6 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.setenv("RELAX_TUNE_TRIALS", "1")
-    monkeypatch.setenv("RELAX_TUNE_SELF_TEST", "false")
     monkeypatch.setattr(rt, "tune", partial(rt.tune, trials=1))
     return tmp_path
 

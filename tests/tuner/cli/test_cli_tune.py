@@ -25,7 +25,7 @@ from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.tuner.cli.app import app
 
-pytestmark = pytest.mark.ccompiler
+pytestmark = [pytest.mark.ccompiler, pytest.mark.self_test]
 RUNNER = CliRunner()
 BOUNDS = ("--bound", "b=1:2", "--bound", "n=1:24")
 

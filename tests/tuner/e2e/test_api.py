@@ -23,6 +23,8 @@ from relax_tune.tuner.job.progress import TuningProgress
 
 QUICK = {"target": "c", "trials": 2, "effort": "quick"}
 
+pytestmark = pytest.mark.self_test
+
 
 def test_the_lists_of_names_agree() -> None:
     tree = ast.parse(Path(rt.__file__).read_text())

@@ -23,7 +23,7 @@ from relax_tune.tuner.job.job import Job, build_here
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 
-pytestmark = [pytest.mark.process, pytest.mark.ccompiler, pytest.mark.slow]
+pytestmark = [pytest.mark.self_test, pytest.mark.process, pytest.mark.ccompiler, pytest.mark.slow]
 
 
 @dataclass
