@@ -14,7 +14,7 @@ from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.expr import as_int, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo
-from relax_tune.ir.op.base import Array, Deduction, OperatorSpec
+from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, wide
 from relax_tune.ir.op.indexing.movement import Reshape
 
 
@@ -109,4 +109,6 @@ class Unique(ShapeOperator):
         return TensorInfo((const(0),) if empty else None, x.dtype, 1)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return np.unique(arrays[0], equal_nan=False)
+        return np.unique(wide(arrays[0]), equal_nan=False).astype(
+            arrays[0].dtype
+        )  # NumPy orders NaN of wide types alone

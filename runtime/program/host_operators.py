@@ -33,7 +33,10 @@ def is_shape(value: Any) -> bool:
 
 
 def _unique(x: Any) -> Any:
-    return np.unique(_array("unique", x), equal_nan=False)
+    array = _array("unique", x)
+    # NumPy orders NaN of its own types alone
+    ordered = array.astype(np.float32) if array.dtype.kind in "fV" and array.itemsize < 4 else array
+    return np.unique(ordered, equal_nan=False).astype(array.dtype)
 
 
 def _shape_of(x: Any) -> Any:

@@ -22,7 +22,7 @@ from tests.support.programs import agree
 from tests.support.tuner_models import DEVICES, opened
 
 from relax_tune.errors import BuildError
-from relax_tune.ir.core.dtype import DType, f16, f32, i32
+from relax_tune.ir.core.dtype import DType, bf16, f16, f32, i32
 from relax_tune.ir.core.expr import Var, as_int, const, maximum, minimum
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
@@ -232,10 +232,11 @@ def test_literals_fold_nan_to_nan() -> None:
             assert math.isnan(float(fold(a, b).value or 0))
 
 
-def test_unique_keeps_each_nan() -> None:
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_unique_keeps_each_nan(dtype: DType) -> None:
     g = GraphBuilder()
-    module = g.finish(g.call(Unique(), g.call(MulScalar(2.0), g.input("x", (g.symbol("n"),)))))
-    x = np.array([math.nan, 1, -math.inf, math.nan, 1], np.float32)
+    module = g.finish(g.call(Unique(), g.call(MulScalar(2.0), g.input("x", (g.symbol("n"),), dtype))))
+    x = np.array([math.nan, 1, -math.inf, math.nan, 1], dtype.numpy)
     with opened("c") as device:
         (found,) = agree(module, device, [x])
-    np.testing.assert_array_equal(found, [-math.inf, 2, math.nan, math.nan])
+    np.testing.assert_array_equal(found.astype(np.float32), [-math.inf, 2, math.nan, math.nan])

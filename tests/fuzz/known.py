@@ -52,6 +52,13 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
     return None
 
 
+def periodic(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
+    """Trigonometric functions of numbers whose last place is a fair part of the period."""
+    if op.name not in ("sin", "cos", "tan"):
+        return None
+    return np.abs(_wide(args[0])) * float(ml_dtypes.finfo(args[0].dtype).eps) > 0.25
+
+
 def _odd(a: Array, divided: bool) -> Array:
     """The elements whose square is near no number of the type that sums have. divided: or whose square may be 0."""
     most, least = _summed(a)
@@ -70,7 +77,10 @@ def _wide(a: Array) -> Array:
     return a.astype(np.float64)
 
 
-KNOWN: tuple[Known, ...] = (Known("the order of a sum decides whether it overflows", overflowing, defect=False),)
+KNOWN: tuple[Known, ...] = (
+    Known("the order of a sum decides whether it overflows", overflowing, defect=False),
+    Known("an argument off by one is elsewhere in the period", periodic, defect=False),
+)
 
 KNOWN_REFUSALS = (
     # an index into a dim of 0 where the result is empty: the interpreter refuses, built programs read nothing
