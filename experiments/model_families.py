@@ -13,8 +13,8 @@ within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and tr
 
 Statuses: `right`; `refused`, an error of this package that names what stops it; `export failed`, torch's own error before this
 package sees the model; `exporter differs`: not torch's result, but that of onnx's own evaluator for the exported model; `wrong`;
-`crashed`, another exception or a dead process. Models run one after the other in a child
-process, and another takes over behind one that dies. Exit status 1 when a model is wrong or crashed.
+`crashed`, another exception or a dead process. Models run in child processes, and another takes over
+behind one that dies. Exit status 1 when a model is wrong or crashed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import json
 import logging
 import os
 import platform
+import queue
 import re
 import subprocess
 import sys
@@ -32,6 +33,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -259,6 +261,30 @@ def run_all(names: Sequence[str], ways: Sequence[str], cache: str) -> Iterator[R
             yield {"model": current, "way": way, "status": "crashed", "why": f"exit status {code}"}
 
 
+def run_side_by_side(names: Sequence[str], ways: Sequence[str], cache: str, jobs: int) -> Iterator[Report]:
+    """The reports of models, several at a time, as they come."""
+    found: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+
+    def work(part: Sequence[str]) -> None:
+        try:
+            for report in run_all(part, ways, cache):
+                found.put(report)
+        finally:
+            found.put(None)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        tasks = [pool.submit(work, names[k::jobs]) for k in range(jobs)]
+        left = jobs
+        while left:
+            report = found.get()
+            if report is None:
+                left -= 1
+            else:
+                yield report
+        for task in tasks:
+            task.result()
+
+
 def environment() -> dict[str, str]:
     compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
     packages = {p: version(p) for p in ("torch", "transformers", "onnx", "onnxscript", "numpy")}
@@ -297,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression for whole model names")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time")
     parser.add_argument("--update", action="store_true", help="with --only: put these results among the ones on file")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -307,7 +334,7 @@ def main() -> None:
     names = [n for n in every if not args.only or re.fullmatch(args.only, n)]
     started, reports = time.monotonic(), []
     with tempfile.TemporaryDirectory() as cache:
-        for report in run_all(names, args.ways, cache):
+        for report in run_side_by_side(names, args.ways, cache, args.jobs):
             reports.append(report)
             print(
                 report["status"],
