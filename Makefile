@@ -47,7 +47,7 @@ test-op-db: $(VENV)/test.done
 	PYTHONPATH=src:. $(TORCH_PYTHON) experiments/torch_op_db.py --jobs $(JOBS)
 
 test-models: $(VENV)/test.done
-	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py
+	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py --jobs $(JOBS)
 
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)
