@@ -335,7 +335,7 @@ class _Run:
             if r is not None:
                 p = self.f.params[r.position]
                 low, high = self.number(r.low), self.number(r.high)
-                place = _outside(self.values[p], low, high, r.every, r.column) if low < high else ""
+                place = _outside(self.values[p], low, high, r.every, r.column)
                 if place:
                     raise DeduceError(
                         f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "

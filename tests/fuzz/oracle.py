@@ -201,6 +201,8 @@ class _Run:
         by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
         plain = entry.rounding == "summed" and not entry.ulps
         wide = [self.moved(a, by, plain) if moved and by else _wide(a) for a in args]
+        if op.name == "power":  # of negative numbers only whole powers have a value
+            wide[1] = np.where(args[1] == np.rint(_wide(args[1])), _wide(args[1]), wide[1])
         result = op.evaluate(wide)
         if isinstance(result, tuple):
             kinds = info.fields if isinstance(info, TupleInfo) else ()
