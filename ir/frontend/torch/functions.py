@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from relax_tune.ir.core.dtype import DType, bool_, f32, i32, i64
@@ -12,7 +13,7 @@ from relax_tune.ir.frontend.torch.math import pair
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.bits import BitCast
-from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Maximum, Minimum, Mul, MulScalar, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Maximum, Minimum, Mul, MulScalar, Sqrt, Sub
 from relax_tune.ir.op.math.logic import Equal, Less, LogicalOr, NotEqual, Where
 from relax_tune.ir.op.math.numeric import Abs, Power, Rint
 
@@ -95,6 +96,26 @@ def _sign_bit(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(_negative(w, w.tensor(item), item.dtype))
 
 
+def _angle(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the angle of real numbers: pi below 0, NaN of NaN."""
+    x, zero = as_value(w, n.item(0), n.dtype), w.literal(0.0, n.dtype)
+    found = w.emit(Where(), w.emit(Less(), x, zero), w.literal(math.pi, n.dtype), zero)
+    return w.of(w.emit(Where(), w.emit(NotEqual(), x, x), x, found))
+
+
+def _hypot(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import `sqrt(x^2 + y^2)` without overflow between; infinite beside an infinity, also with NaN (C, 7.12.7.3)."""
+    element = f32 if n.dtype.is_half else n.dtype
+    x, y = (w.emit(Abs(), as_value(w, n.args[p], element)) for p in (0, 1))
+    zero, far = w.literal(0.0, element), w.literal(math.inf, element)
+    big, small = w.emit(Maximum(), x, y), w.emit(Minimum(), x, y)
+    ratio = w.emit(Div(), small, big)
+    root = w.emit(Sqrt(), w.emit(AddScalar(1.0), w.emit(Mul(), ratio, ratio)))
+    found = w.emit(Where(), w.emit(Equal(), big, zero), zero, w.emit(Mul(), big, root))
+    infinite = w.emit(LogicalOr(), w.emit(Equal(), x, far), w.emit(Equal(), y, far))
+    return w.of(cast_to(w, w.emit(Where(), infinite, far, found), element, n.dtype))
+
+
 def _square(w: Writer, n: TorchNode) -> ImportedValue:
     x = as_value(w, n.item(0), n.dtype)
     return w.of(w.emit(Mul(), x, x))
@@ -102,7 +123,8 @@ def _square(w: Writer, n: TorchNode) -> ImportedValue:
 
 HANDLERS: Mapping[str, Handler] = {
     "aten.exp2.default": _exp2, "aten.nextafter.default": _next_after, "aten.round.decimals": _rounded,
-    "aten.ldexp.Tensor": _scaled_by_power, "aten.signbit.default": _sign_bit,
+    "aten.ldexp.Tensor": _scaled_by_power, "aten.signbit.default": _sign_bit, "aten.angle.default": _angle,
+    "aten.hypot.default": _hypot,
     "aten.copysign.Tensor": _copysign, "aten.square.default": _square,
     "aten.fmax.default": extreme_number(Maximum()), "aten.fmin.default": extreme_number(Minimum()),
 }  # fmt: skip

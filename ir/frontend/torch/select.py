@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from relax_tune.ir.core.dtype import bool_, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
@@ -17,7 +18,7 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Slice
 from relax_tune.ir.op.indexing.scatter import Mode, Scatter, ScatterElements, ScatterND
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, MulScalar
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, MaximumScalar, MulScalar
 from relax_tune.ir.op.math.logic import LogicalOr, Where
 from relax_tune.ir.op.reduction.scan import CumProd, TopK
 
@@ -61,11 +62,7 @@ def scatter(mode: Mode | None) -> Handler:
     """Make a handler of a scatter along an axis; None: the reduction that argument 4 names."""
 
     def handler(w: Writer, n: TorchNode) -> ImportedValue:
-        x, indices, how = n.item(0), n.item(2), mode
-        if how is None:
-            how = REDUCTIONS.get(str(n.args[4]))
-            if how is None or not n.given(5, "include_self", True):
-                raise n.refuse(f"wanted a reduction of {', '.join(REDUCTIONS)} that includes the tensor itself")
+        x, indices = n.item(0), n.item(2)
         if not x.ndim:
             raise n.refuse("wanted a tensor with dims; unsqueeze it first")
         axis = n.axis(1, "dim", x.ndim)
@@ -80,10 +77,68 @@ def scatter(mode: Mode | None) -> Handler:
         part = w.tensor(x)
         for p in fewer:
             part = slice_axis(w, part, p, const(0), indices.shape[p])
-        found = w.tensor(scattered(w, ScatterElements(how, axis), w.of(part), w.tensor(indices), updates))
+        into, where = w.of(part), w.tensor(indices)
+        if mode is None:
+            given = str(n.args[4]), bool(n.given(5, "include_self", True))
+            found = _reduced(w, n, *given, into, where, updates, lambda m: ScatterElements(m, axis))
+        else:
+            found = w.tensor(scattered(w, ScatterElements(mode, axis), into, where, updates))
         return w.of(_beyond(w, x, found, fewer, indices.shape))
 
     return handler
+
+
+def _reduced(
+    w: Writer,
+    n: TorchNode,
+    name: str,
+    own: bool,
+    x: ImportedValue,
+    where: Value,
+    updates: Value,
+    make: Callable[[Mode], Scatter],
+) -> Value:
+    """Emit a scatter by the reduction that torch calls `name`. own: elements of `x` that are hit take part."""
+    mode: Mode | None = "add" if name == "mean" else REDUCTIONS.get(name)
+    if mode is None or (name == "mean" and not x.dtype.is_float) or (x.dtype is bool_ and not own):
+        raise n.refuse(f"wanted a reduction of {', '.join(REDUCTIONS)}, or mean of floats, found {name} of {x.dtype}")
+    dims = tensor_dims(updates)
+    if not own:
+        low, high = (-math.inf, math.inf) if x.dtype.is_float else x.dtype.limits
+        neutral = w.full(dims, {"add": 0, "mul": 1, "max": low, "min": high}[mode], x.dtype)
+        x = scattered(w, make("replace"), x, where, neutral)
+    found = w.tensor(scattered(w, make(mode), x, where, updates))
+    if name != "mean":
+        return found
+    ones = w.full(dims, 1.0, x.dtype)
+    count = w.tensor(scattered(w, make("add"), w.of(w.full(x.shape, float(own), x.dtype)), where, ones))
+    return w.emit(Div(), found, w.emit(MaximumScalar(1.0), count))
+
+
+def _index_reduce(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import a reduction of rows of a source into rows of `x` along an axis."""
+    x, indices = n.item(0), n.item(2)
+    axis = n.axis(1, "dim", x.ndim)
+    if not x.ndim:
+        raise n.refuse("wanted a tensor with dims; unsqueeze it first")
+    order = [axis, *(p for p in range(x.ndim) if p != axis)]
+    where = w.reshape(w.tensor(indices), [w.simplify(product(indices.shape)), const(1)])
+    updates = permute(w, as_value(w, n.item(3), n.dtype), order)
+    front = w.of(permute(w, w.tensor(x), order))
+    own = bool(n.given(5, "include_self", True))
+    found = _reduced(w, n, str(n.args[4]), own, front, where, updates, ScatterND)
+    return w.of(permute(w, found, [order.index(p) for p in range(x.ndim)]))
+
+
+def _put(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import elements of `x`, counted row by row, replaced or added to."""
+    x, indices = n.item(0), n.item(1)
+    size, count = (w.simplify(product(i.shape)) for i in (x, indices))
+    where = w.reshape(natural_indices(w, as_item(w, indices, i64), size), [count, const(1)])
+    updates = w.reshape(as_value(w, n.item(2), n.dtype), [count])
+    mode: Mode = "add" if n.given(3, "accumulate", False) else "replace"
+    found = scattered(w, ScatterND(mode), w.of(w.reshape(w.tensor(x), [size])), where, updates)
+    return w.of(w.reshape(w.tensor(found), n.dims))
 
 
 def _beyond(w: Writer, x: ImportedValue, value: Value, axes: Sequence[int], sizes: Sequence[Expr]) -> Value:
@@ -101,10 +156,14 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     x, given = n.item(0), list(n.args[1])
     items, at = n.items(1), [p for p, i in enumerate(given) if i is not None]
     adds = bool(n.given(3, "accumulate", False))
-    if [i.dtype for i in items] == [bool_] and at == [0] and all(as_int(d) == 1 for d in n.item(2).shape):
-        return _masked(w, n, x, items[0], adds)
+    if [i.dtype for i in items] == [bool_] and at == [0]:
+        same = n.item(2).ndim <= x.ndim - items[0].ndim
+        if same or all(as_int(d) == 1 for d in n.item(2).shape):
+            return _masked(w, n, x, items[0], adds, [*n.item(2).shape] if same else [])
     if any(i.dtype is bool_ for i in items) or not x.ndim:
-        raise n.refuse("wanted integer indices of dims, or one mask and one value; use torch.where for others")
+        raise n.refuse(
+            "wanted integer indices of dims, or one mask and the same values for all it picks; use torch.where for others"
+        )
     lead = _broadcast(w, n, items)
     rows, depth = w.simplify(product(lead)), len(items)
     parts = [
@@ -128,9 +187,11 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(permute(w, w.tensor(found), [order.index(p) for p in range(x.ndim)]))
 
 
-def _masked(w: Writer, n: TorchNode, x: ImportedValue, mask: ImportedValue, adds: bool) -> ImportedValue:
-    """Import one value written where a mask of the first dims is true."""
-    value = w.reshape(as_value(w, n.item(2), n.dtype), [])
+def _masked(
+    w: Writer, n: TorchNode, x: ImportedValue, mask: ImportedValue, adds: bool, dims: Sequence[Expr]
+) -> ImportedValue:
+    """Import the same values of `dims` written wherever a mask of the first dims is true."""
+    value = w.reshape(as_value(w, n.item(2), n.dtype), dims)
     if adds:
         value = w.emit(LogicalOr() if n.dtype is bool_ else Add(), w.tensor(x), value)
     spread = w.reshape(w.tensor(mask), [*mask.shape, *[const(1)] * (x.ndim - mask.ndim)])
@@ -206,6 +267,7 @@ def _unfold(w: Writer, n: TorchNode) -> ImportedValue:
 HANDLERS: Mapping[str, Handler] = {
     "aten.sort.default": _sort, "aten.sort.stable": _sort, "aten.cumprod.default": _cumprod,
     "aten.scatter.src": scatter("replace"), "aten.scatter.value": scatter("replace"), "aten.scatter_add.default": scatter("add"),
-    "aten.scatter_reduce.two": scatter(None), "aten.index_put.default": _index_put, "aten.slice_scatter.default": _slice_scatter,
+    "aten.scatter_reduce.two": scatter(None), "aten.index_put.default": _index_put,
+    "aten.index_reduce.default": _index_reduce, "aten.put.default": _put, "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter, "aten.diagonal.default": _diagonal, "aten.unfold.default": _unfold,
 }  # fmt: skip

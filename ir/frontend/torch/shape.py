@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import bool_, i64
+from relax_tune.ir.core.dtype import bool_, i32, i64
 from relax_tune.ir.core.expr import Expr, as_int, const, eq, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
@@ -117,6 +117,18 @@ def _split(w: Writer, n: TorchNode) -> list[ImportedValue]:
     return found
 
 
+def _unbind(w: Writer, n: TorchNode) -> list[ImportedValue]:
+    """Import the parts of an axis, one element each."""
+    x = n.item(0)
+    axis = n.axis(1, "dim", x.ndim, 0)
+    found = []
+    for p, info in enumerate(n.results):
+        assert info is not None and info.shape is not None
+        part = slice_axis(w, w.tensor(x), axis, const(p), const(p + 1))
+        found.append(w.of(w.reshape(part, info.shape), x.natural))
+    return found
+
+
 def _cat(w: Writer, n: TorchNode) -> ImportedValue:
     """Import a concatenation; empty tensors of one dim, such as an empty cache, are skipped as in torch."""
     given = n.items(0)
@@ -150,8 +162,9 @@ def _index_select(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _gather(w: Writer, n: TorchNode) -> ImportedValue:
-    x = n.item(0)
-    return gather_elements(w, x, n.axis(1, "dim", x.ndim), replace(n.item(2), natural=True))
+    x, indices = n.item(0), n.item(2)
+    indices = indices if indices.dtype in (i32, i64) else as_item(w, indices, i64)
+    return gather_elements(w, x, n.axis(1, "dim", x.ndim), replace(indices, natural=True))
 
 
 def _index(w: Writer, n: TorchNode) -> ImportedValue:
@@ -286,6 +299,7 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.slice.Tensor": _slice, "aten.flip.default": _flip, "aten.select.int": _select,
     "aten.view_copy.default": _view, "aten.permute_copy.default": _permute, "aten.narrow_copy.default": _narrow,
     "aten.copy.default": _copy, "aten.empty.memory_format": lambda w, n: _full(w, n, 0),
+    "aten.unbind_copy.int": _unbind,
     "aten.split_with_sizes.default": _split, "aten.split.Tensor": _split, "aten.cat.default": _cat, "aten.repeat.default": _repeat,
     "aten.embedding.default": _embedding, "aten.index_select.default": _index_select, "aten.gather.default": _gather,
     "aten.index.Tensor": _index, "aten.arange.start_step": _arange, "aten.arange.default": _arange, "aten.full.default": _full,
