@@ -151,7 +151,9 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
     from relax_tune.tuner.settings import Settings
     from relax_tune.tuner.task.domain import Range
 
-    spots = {b.var.name: Range(max(2, b.lower), max(2, b.lower)) for b in module.bounds}
+    # nothing is tuned: one shape per symbol keeps them few; a symbol of a multiple is none of the lowered model
+    alone = {d for p in module.graphs["main"].params for d in p.info.shape}
+    spots = {b.var.name: Range(max(2, b.lower), max(2, b.lower)) for b in module.bounds if b.var in alone}
     job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
     built = job.build("generic")
     names = {s.name for s in built.program.buffers if s.role == "const"}
