@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relax_tune.ir.arith.bounds import wraps
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, bool_, i64
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, reinterpreted, wrapped
 
@@ -117,7 +117,9 @@ class Tape:
 
 
 def _constant(node: Const) -> Any:
-    return node.value if node.dtype is i64 or node.dtype is bool_ else node.dtype.numpy.type(node.value)
+    if node.dtype is i64 or node.dtype is bool_:
+        return node.value
+    return (f32 if node.dtype.is_half else node.dtype).numpy.type(node.value)
 
 
 def _step(node: Expr, storages: Mapping[Buffer, Storage]) -> Callable[..., Any]:

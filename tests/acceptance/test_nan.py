@@ -174,7 +174,7 @@ def positions(machine: HardwareInfo) -> list[tuple[OperatorSpec, Array, Sketch]]
     ops = list(zip((*PLACES, *RANKS, Max((1,)), Min((1,)), Max((0,))), found[:7] + found[8:], strict=True))
     funcs = [(op, y, op.legalize("f", [TensorInfo((const(7), const(9)), f32)])) for op, y in ops]
     symbolic = [(op, y, op.legalize("f", [TensorInfo((Var("n"), Var("m")), f32)])) for op, y in ops]
-    return some(((op, y, s) for op, y, f in (*funcs, *symbolic) for s in generate_sketches(f, machine)), 5)
+    return some(((op, y, s) for op, y, f in (*funcs, *symbolic) for s in generate_sketches(f, machine)), 9)
 
 
 def is_built(made: PrimFunc, language: str) -> bool:

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import BuildError
+from relax_tune.ir.codegen.print.c import SCALARS
+from relax_tune.ir.core.dtype import dtype
 from relax_tune.runtime.device.base import Launch
 from relax_tune.runtime.device.cuda import CUDADevice
 from relax_tune.runtime.device.cuda_compiler import CompiledModule, KernelReport
@@ -92,7 +94,7 @@ class EmulatedCompiler:
 
 
 def _shared_bytes(source: str) -> int:
-    sizes = {"float": 4, "int": 4, "double": 8, "i64": 8, "unsigned short": 2, "unsigned char": 1, "signed char": 1}
+    sizes = {text: dtype(short).bytes for short, text in SCALARS.items()}
     found = re.findall(r"__shared__ (?:__align__\(\d+\) )?([a-z0-9 ]+) \w+\[(\d+)\]", source)
     return sum(sizes[kind] * int(count) for kind, count in found)
 

@@ -47,7 +47,7 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
     if op.name in ROWS:
         odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
         return np.broadcast_to(odd.any(-1, keepdims=True) | any(o.any() for o in others), found.shape)
-    if op.name in OTHERS and any(_odd(a, False).any() for a in _floats(args)):
+    if op.name in OTHERS and any(_odd(a, op.name == "mean_pool").any() for a in _floats(args)):
         return np.ones(found.shape, bool)
     return None
 
@@ -57,6 +57,15 @@ def periodic(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -
     if op.name not in ("sin", "cos", "tan"):
         return None
     return np.abs(_wide(args[0])) * float(ml_dtypes.finfo(args[0].dtype).eps) > 0.25
+
+
+def nearly_whole(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:
+    """Powers of negative numbers whose exponent may be a whole number or not."""
+    if op.name != "power":
+        return None
+    base, exponent = (_wide(a) for a in args)
+    beside = np.abs(exponent - np.rint(exponent)) / np.maximum(np.abs(exponent), 1)
+    return (base < 0) & (beside > 0) & (beside < 16 * float(ml_dtypes.finfo(args[1].dtype).eps))
 
 
 def _odd(a: Array, divided: bool) -> Array:
@@ -79,6 +88,7 @@ def _wide(a: Array) -> Array:
 
 KNOWN: tuple[Known, ...] = (
     Known("the order of a sum decides whether it overflows", overflowing, defect=False),
+    Known("an exponent off by one has a value or none", nearly_whole, defect=False),
     Known("an argument off by one is elsewhere in the period", periodic, defect=False),
 )
 

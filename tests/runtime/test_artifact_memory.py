@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.runtime.device.watched import serial_loops
 from tests.runtime.whole_models import MODELS
-from tests.support.effort import thinned
+from tests.support.effort import some, thinned
 from tests.support.tuner_models import minilm_folder
 
 CHILD = Path(__file__).with_name("artifacts_checked.py")
@@ -70,7 +70,7 @@ def needed(names: list[str]) -> None:
     "names",
     thinned(
         [
-            pytest.param(SMALL, id="small"),
+            pytest.param(some(SMALL, 2), id="small"),
             pytest.param(BERTS, id="berts"),
             pytest.param(MINILM, id="minilm", marks=pytest.mark.minilm),
         ]

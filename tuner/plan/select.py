@@ -198,7 +198,8 @@ def _flattened(tree: Tree, keys: Sequence[str], log_time: FloatArray, points: Se
 def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) -> int:
     """Return the value between two points at which the variants on both sides are equally fast.
 
-    Both times are taken for straight lines on log-log paper. Where the times do not cross, it is the geometric mean of the points.
+    Both times are taken for straight lines on log-log paper. Where the times do not cross, it is the geometric mean of the points,
+    or their mean if one is negative.
     """
     q, low, high = split.quantity, split.low, split.high
     below = [(m, n.variant) for n in leaves(split.yes) for m in n.members if q.at(points[m]) == low]
@@ -210,7 +211,8 @@ def _crossing(split: GuardSplit, log_time: FloatArray, points: Sequence[Point]) 
         float(np.mean(at_high)),
     )  # lead of the lower side at its end, and of the upper side at its end
     if low < 1 or not (math.isfinite(lead) and math.isfinite(lag) and lead >= 0 and lag >= 0 and lead + lag > 0):
-        return max(low, min(high - 1, math.isqrt(low * high)))
+        between = (low + high) // 2 if low < 0 else math.isqrt(low * high)
+        return max(low, min(high - 1, between))
     share = lead / (lead + lag)
     return max(low, min(high - 1, math.floor(math.exp((1 - share) * math.log(low) + share * math.log(high)) + 1e-9)))
 

@@ -415,13 +415,13 @@ class CPrinter(CFamilyPrinter):
 
 
 def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
-    """Return a floating literal that reads back as the same number of `dtype`."""
+    """Return a floating literal that reads back as the same number of `dtype`, of 16-bit floats as the same float32."""
     if isnan(value):
         return f"({nan})"
     if isinf(value):
         return infinity if value > 0 else f"(-{infinity})"
     if dtype is f32 or dtype.is_packed:
-        rounded = np.float32(np.asarray(value, dtype.numpy))
+        rounded = np.float32(value)
         if np.isinf(rounded):
             return infinity if value > 0 else f"(-{infinity})"
         text = f"{float(str(rounded))!r}f"

@@ -13,7 +13,7 @@ import numpy as np
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.dtype import DType, bool_, f8e8m0
+from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, f32
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
@@ -188,7 +188,7 @@ class Relu(Unary):
 
 @dataclass(frozen=True, slots=True)
 class ScalarUnary(Unary):
-    """Elementwise operation with a number, rounded to the dtype of the tensor.
+    """Elementwise operation with a number, rounded to the dtype of the tensor; beside 16-bit floats to float32, as in torch.
 
     For tensors of integers and bools the number is one itself."""
 
@@ -205,7 +205,8 @@ class ScalarUnary(Unary):
         return x
 
     def rounded(self, dtype: DType) -> Expr:
-        return const(float(np.asarray(self.value, dtype.numpy)) if dtype.is_float else int(self.value), dtype)
+        kept = f32 if dtype.is_half else dtype
+        return const(float(np.asarray(self.value, kept.numpy)) if dtype.is_float else int(self.value), dtype)
 
     def number(self, x: Array) -> Any:
         """Return the number for NumPy: beside integers one of their type, since floats do not hold all of them."""

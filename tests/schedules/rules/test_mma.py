@@ -22,7 +22,7 @@ from tests.schedules.cost.test_gpu_features import number
 from tests.schedules.cost.test_occupancy import shared_bytes, value
 from tests.support import schedule_functions as make
 from tests.support.candidates import MACHINES, arguments, drawn, problems
-from tests.support.effort import thinned
+from tests.support.effort import some, thinned
 from tests.support.meaning import make_inputs, outputs_of
 
 from relax_tune.errors import BuildError
@@ -142,7 +142,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     ]
     assert not any(generate_sketches(func, machine, RULES) for func, machine in others)
     assert all(s.guesses for case in CASES for s in sketches(case))
-    for case, what, func in instances():
+    for case, what, func in some(instances()):
         found = "".join(text(func))
         assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what
         # operands whose rows begin at multiples of what one copy has are copied ahead of their use

@@ -12,7 +12,7 @@ import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
 from tests.support.candidates import MACHINES
-from tests.support.effort import some
+from tests.support.effort import some, thinned
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.errors import ScheduleError
@@ -181,12 +181,14 @@ SMALL = (
 @pytest.mark.parametrize(
     ("name", "machine"),
     # devices run what is made for GPUs much faster than the interpreter does, which has no barriers to get wrong
-    [
-        (n, m)
-        for n in SMALL
-        for m in MACHINES
-        if m != "gpu" or n in ("layer_norm", "row_sum", "pointwise4", "two_outputs")
-    ],
+    thinned(
+        [
+            (n, m)
+            for n in SMALL
+            for m in MACHINES
+            if m != "gpu" or n in ("layer_norm", "row_sum", "pointwise4", "two_outputs")
+        ]
+    ),
 )
 def test_instantiate_any_sketch_keeps_the_meaning(name: str, machine: str) -> None:
     func = functions()[name]

@@ -11,6 +11,7 @@ import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
 from tests.support.candidates import MACHINES, WIDE, cases_of, sketches_of
+from tests.support.effort import thinned
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.check.structural import structural_equal
@@ -115,7 +116,7 @@ def test_sketches_replay_on_a_copy(machine: HardwareInfo) -> None:
 # OpenCL's sketches are those of C but for fewer lanes
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "language"), [(c, m) for m in MACHINES for c in cases_of(m)[:: 4 if m == "opencl" else 1]]
+    ("case", "language"), thinned([(c, m) for m in MACHINES for c in cases_of(m)[:: 4 if m == "opencl" else 1]])
 )
 def test_the_python_form_of_every_sketch_runs(case: str, language: str) -> None:
     func, sketches = sketches_of(case, language)

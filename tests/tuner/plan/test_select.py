@@ -295,6 +295,11 @@ def test_threshold_lies_at_the_crossing_of_times() -> None:
     assert unknown.choose((63,)) == "a" and unknown.choose((65,)) == "b"
 
 
+def test_select_negative_scalars_threshold_lies_between() -> None:
+    plan = select({"a": [1.0, 4.0], "b": [2.0, 2.0]}, domain_of([(-9,), (1,)]))
+    assert [plan.choose((x,)) for x in (-9, -4, -3, 1)] == ["a", "a", "b", "b"]
+
+
 def test_multiples_of_a_tile_and_even_rounds_of_workers_are_told_by_remainders() -> None:
     domain = domain_of([(x,) for x in (8, 9, 16, 21, 32, 43, 64, 90, 128, 171, 256, 300)])
     fits: Times = {"tile": [1.0 if x % 8 == 0 else 2.0 for (x,) in domain.points], "other": [1.5] * 12}
