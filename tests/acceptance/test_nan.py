@@ -232,6 +232,7 @@ def test_literals_fold_nan_to_nan() -> None:
             assert math.isnan(float(fold(a, b).value or 0))
 
 
+@pytest.mark.ccompiler
 @pytest.mark.parametrize("dtype", [f32, bf16])
 def test_unique_keeps_each_nan(dtype: DType) -> None:
     g = GraphBuilder()

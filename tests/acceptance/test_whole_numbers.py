@@ -68,6 +68,7 @@ NO_ROWS: tuple[tuple[IRModule, tuple[int, ...], tuple[int, ...] | None], ...] = 
 )
 
 
+@pytest.mark.ccompiler
 @pytest.mark.parametrize("case", NO_ROWS, ids=["conv", "grouped conv", "pool", "softmax"])
 def test_batch_of_none_has_a_result_of_none(case: tuple[IRModule, tuple[int, ...], tuple[int, ...] | None]) -> None:
     module, shape, weight = case
