@@ -1,6 +1,6 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
-# make test-op-db: torch's own operator samples. TORCH_PYTHON has torch, scipy and expecttest (three hours).
+# make test-op-db: torch's own operator samples. TORCH_PYTHON has torch, scipy and expecttest.
 # make docs: the site, into build/site.
 # make test-models: tiny random models of many families against torch. TORCH_PYTHON has torch, transformers and onnxscript.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of

@@ -109,6 +109,5 @@ class Unique(ShapeOperator):
         return TensorInfo((const(0),) if empty else None, x.dtype, 1)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return np.unique(wide(arrays[0]), equal_nan=False).astype(
-            arrays[0].dtype
-        )  # NumPy orders NaN of wide types alone
+        (x,) = arrays
+        return np.unique(wide(x), equal_nan=False).astype(x.dtype)  # NumPy orders NaN of its own types alone

@@ -92,9 +92,6 @@ KNOWN: tuple[Known, ...] = (
     Known("an argument off by one is elsewhere in the period", periodic, defect=False),
 )
 
-KNOWN_REFUSALS: tuple[str, ...] = ()
-"""Messages of the interpreter for calls that built programs may answer."""
-
 SHAPES_ALONE = "shape_of"
 """The operator that reads no elements. What it alone reads is not computed, nor are the checks on the way."""
 

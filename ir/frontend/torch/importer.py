@@ -144,8 +144,12 @@ class _Importer:
         near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
+        kwargs = {k: self._value(v) for k, v in call.kwargs.items()}
+        if call.op == "aten.as_strided.default":  # the reader states the layout of the tensor by dims
+            kwargs["strides"] = [dim_of(s, self.symbols) for s in call.kwargs["strides"]]
+            kwargs["first"] = dim_of(call.kwargs["first"], self.symbols)
         node = TorchNode(
-            call.name, call.op, args, {k: self._value(v) for k, v in call.kwargs.items()},
+            call.name, call.op, args, kwargs,
             (), call.source, self._beside(call), near, self.plain,
         )  # fmt: skip
         if handler is None:

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, f32
-from relax_tune.ir.core.expr import (  # fmt: skip
-    Expr,
-)
+from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, remainder, sign, tanh_gelu
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
@@ -22,9 +20,7 @@ from relax_tune.ir.frontend.torch.node import (
     number_of,
 )
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.math.bits import (
-    IntegerPower,
-)
+from relax_tune.ir.op.math.bits import IntegerPower
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,

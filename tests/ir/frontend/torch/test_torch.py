@@ -302,6 +302,21 @@ def test_load_torch_index_of_any_dims_puts_index_dims_where_torch_does(axes: tup
     np.testing.assert_array_equal(evaluate_function(module, [x, *places]), wanted)
 
 
+def test_load_torch_as_strided_with_symbolic_strides_is_reshape() -> None:
+    x = TorchTensor(("n", "m"), f32)
+    layout = {"strides": ["m", 1], "first": 0}
+    flat = TorchCall(
+        "y", "aten.as_strided.default", (Ref("x"), [Ref("k")], [1]), layout, TorchTensor((["mul", "n", "m"],), f32)
+    )
+    nodes = [TorchCall(v, "aten.sym_size.int", (Ref("x"), p), {}) for p, v in enumerate("nm")]
+    nodes += [TorchCall("k", "sym.mul", (Ref("n"), Ref("m")), {}), flat]
+    symbols = tuple(TorchSymbol(v, 1, None) for v in "nm")
+    made = TorchProgram(symbols, (("x", x),), {}, {}, tuple(nodes), (("y", Ref("y")),))
+    assert from_json(to_json(made), {}) == made
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(evaluate_function(import_program(made), [given]), given.ravel())
+
+
 def test_load_torch_data_dependent_dims_raise() -> None:
     x = TorchTensor(("n",), f32)
     node = TorchCall("y", "aten.relu.default", (Ref("x"),), {}, TorchTensor(("u0",), f32))
