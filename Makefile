@@ -43,10 +43,16 @@ test-fast: $(VENV)/test.done
 test-heavy: $(VENV)/test.done
 	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
 
+# $(call needs,MODULES): stop in words where TORCH_PYTHON lacks one of these modules.
+needs = @$(TORCH_PYTHON) -c 'import sys; from importlib.util import find_spec; lacks = [m for m in "$(1)".split() if not find_spec(m)]; \
+  sys.exit(lacks and "$(TORCH_PYTHON) lacks " + ", ".join(lacks) + ": call make $@ TORCH_PYTHON=PYTHON, of an environment that has $(1)")'
+
 test-op-db: $(VENV)/test.done
+	$(call needs,torch scipy expecttest)
 	PYTHONPATH=src:. $(TORCH_PYTHON) experiments/torch_op_db.py --jobs $(JOBS)
 
 test-models: $(VENV)/test.done
+	$(call needs,torch transformers onnxscript)
 	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py --jobs $(JOBS)
 
 fuzz: $(VENV)/test.done

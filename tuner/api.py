@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
-from relax_tune.database.engine import parse_url
 from relax_tune.database.records import Target
-from relax_tune.database.sqlite_file import is_missing
-from relax_tune.database.store import MEMORY_URL, Store, open_store
+from relax_tune.database.store import Store, open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
@@ -141,7 +139,7 @@ def build(
     Every kernel runs against the reference first, in a process of its own, unless `self_test=False`.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
-    db: as of `tune`; it is only read. A file that does not exist is an empty database, which a note says.
+    db: as of `tune`; it is only read, so a file that is named must exist. `memory://` holds no records.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
     library has one, `generic` untuned kernels only.
     pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
@@ -152,11 +150,9 @@ def build(
     """
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
-    found, note = _readable(chosen.db if db is None else db)
-    with _store(found, read_only=True) as store:
+    with _store(chosen.db if db is None else db, read_only=True) as store:
         job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
-        built = build_here(job, check_policy(policy))
-        return job.artifact(replace(built, notes=(*note, *built.notes)), pack)
+        return job.artifact(build_here(job, check_policy(policy)), pack)
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
@@ -183,14 +179,6 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
     verify(model)  # its tensor functions may be anybody's
     examine(model)
     return model
-
-
-def _readable(db: Database) -> tuple[Database, tuple[str, ...]]:
-    """Return a database to read. A file that does not exist yet is an empty store, and a note says so."""
-    file = parse_url(str(db)) if isinstance(db, (str, Path)) and str(db) != MEMORY_URL else None
-    if file is None or not file.drivername.startswith("sqlite") or not is_missing(Path(file.database or ".")):
-        return db, ()
-    return MEMORY_URL, (f"{file.database}: no database yet, so nothing is on record and every kernel is untuned",)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from relax_tune.ir.core.expr import (  # fmt: skip
     maximum,
     minimum,
     mul,
+    ne,
     not_,
     or_,
     select,
@@ -107,7 +108,7 @@ def _truth(fn: Callable[..., Expr]) -> Known:
 
 
 def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """Divide towards zero; symbolic operands must be proved non-negative, but for factors of both."""
+    """Divide towards zero; divisors must be proved positive, but for factors of both, of which a check remains."""
 
     def one(a: Expr, b: Expr) -> Expr | None:
         x, y = as_int(a), as_int(b)
@@ -116,10 +117,10 @@ def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Sca
         if x is not None and y is not None:
             return const(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
         above, below = (a, b) if w.natural(sub(b, 1)) else cancelled(w, [a], [b])
+        if not w.natural(sub(below, 1)) or not w.require(ne(b, 0)):
+            return None
         if as_int(below) == 1:
             return above
-        if not w.natural(sub(below, 1)):
-            return None
         down = floordiv(above, below)
         if w.natural(above):
             return down

@@ -192,7 +192,7 @@ def _div(w: Writer, n: TorchNode) -> ImportedValue:
     c = number(b)
     if c is not None and mode is None and 1e-30 < abs(c) < 1e30 and n.dtype.bytes >= 4:
         return w.of(w.emit(MulScalar(1.0 / c), as_value(w, a, n.dtype)))
-    element = n.dtype if mode is None or not n.dtype.is_half else f32
+    element = f32 if n.dtype.is_half and (mode is not None or c is not None) else n.dtype
     x, y = as_value(w, a, element), as_value(w, b, element)
     found = w.emit(Div(), x, y)
     if mode == "floor":

@@ -10,12 +10,13 @@ import pytest
 from tests.ir.frontend.onnx.onnx_models import check, model, onnx
 from tests.support.effort import some
 
-from relax_tune.errors import ParseError
+from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.shape_values import KNOWN
+from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.indexing.movement import Split
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.pipeline import lower
@@ -407,10 +408,12 @@ def test_weight_returned_as_result_takes_another_name() -> None:
 
 @pytest.mark.parametrize("n", [1, 4, 6, 9])
 def test_quotients_of_dims_round_towards_zero(n: int) -> None:
-    """Common factors cancel, so that the quotient is a dim also where the divisor may be 0."""
+    """Common factors cancel, so that the quotient is a dim also where the divisor may be 0, which a call refuses."""
     text = """(float[n, m] x) => (int64[a] q, float[h, k] y, int64[n] s) <int64[1] five = {5}, int64[1] three = {3},
       int64[1] one = {1}, int64[1] more = {-1}> {
       a = Shape<end = 1>(x) b = Shape<start = 1>(x) d = Sub(a, five) q = Div(d, three)
       u = Mul(a, b) v = Mul(u, three) e = Mul(a, three) t = Div(v, e) z = Concat<axis = 0>(t, more) y = Reshape(x, z)
       g = Add(b, one) s = Sign(g) }"""
-    check(model(text), [f(n, 3)])
+    module = check(model(text), [f(n, 3)], {"n": (0, 64)})
+    with pytest.raises(UserError, match=r"n \* 3 != 0"):
+        run_function(module, "main", [f(0, 3)])
