@@ -135,6 +135,7 @@ def cases() -> list[Case]:
         ("adaptive", [(F, (7, 5))], lambda a: (fn.adaptive_avg_pool1d(a.permute(1, 2, 0), 3), fn.adaptive_avg_pool2d(a.permute(1, 0, 2)[None], (3, 2)), fn.adaptive_avg_pool3d(a[None, None], (2, 3, 2)))),
         ("strided", [(F, (4, 6))], lambda a: (torch.empty_like(a[:, 0, 0]).index_put((torch.arange(a.shape[0]),), a[:, 1, 1]), torch.as_strided(a, (a.shape[0], 24), (24, 1)), torch.as_strided(a.mT, a.mT.shape, a.mT.stride()), torch.as_strided(a, (2, 2, a.shape[0], 6), (12 * a.shape[0], 6 * a.shape[0], 6, 1)))),
         ("half_numbers", x, lambda a: (lambda h: tuple(y.float() for y in (h * 0.7071, h / 0.7071, h**1.7, 0.3 - h, h.fmod(0.7071), torch.div(h, 0.37, rounding_mode="floor"), fn.leaky_relu(h, 0.7071), torch.lerp(h, h * 3, 0.7071))))(a.half())),
+        ("integer_pools", [(SIGNED, (3, 4, 6))], lambda i: (fn.avg_pool2d(i, 2), fn.avg_pool2d(i, 3, 2, 1, count_include_pad=False), fn.avg_pool2d(i, 2, 3, 1, ceil_mode=True), fn.avg_pool2d(i, 2, divisor_override=3))),
         ("quotients", x, lambda a: (a * (a.shape[0] / 3), a + 1 / (a.shape[0] + 1), torch.ones(torch.sym_int(a.shape[0] / 2) + 1), torch.ones(math.ceil(a.shape[0] / 4) + 2))),
     ]  # fmt: skip
     return found

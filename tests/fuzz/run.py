@@ -38,11 +38,13 @@ CALLS = 2
 STYLES = ("plain", "small", "edges")
 STEPS = (1, 2, 2, 3, 3, 4, 6)
 WAYS = (
-    "c generic 0", "c generic 1", "c tuned 0", "c generic 0", "c traces 0", "c generic 1", "c library 0", "c generic 3",
-    "opencl generic 1", "c traces 1", "c tuned 1", "opencl tuned 1", "cuda generic 1", "cuda tuned 1",
+    "c generic 0", "c generic 1", "c tuned 0", "c generic 0", "c traces 0", "c generic 0", "c library 0", "c generic 3",
+    "opencl generic 1", "c generic 0", "c traces 1", "c generic 1", "c tuned 1", "opencl tuned 1", "c generic 0", "cuda generic 1",
+    "c library 1", "cuda tuned 1",
 )  # fmt: skip
 """Target, policy and level of optimisation of batches, in turns."""
-BATCH = {"c": 48, "opencl": 16, "cuda": 8}
+BATCH = {"c": 48, "opencl": 12, "cuda": 8}
+"""Programs of a batch by target; a quarter of them where tuned, which takes ten times as long."""
 SLICE = 300
 """Seconds after which findings are shortened and totals kept."""
 LIFE = 40
@@ -112,7 +114,8 @@ def way_of(seed: int, number: int, ways: Sequence[str]) -> Way:
 
 
 def batch_of(seed: int, number: int, way: Way, tally: Tally) -> list[tuple[Draft, Trial]]:
-    return programs(random.Random(f"batch {seed} {number}"), BATCH[way.target], tally)
+    count = BATCH[way.target] // (4 if way.policy == "tuned" else 1)
+    return programs(random.Random(f"batch {seed} {number}"), count, tally)
 
 
 def examine(way: Way, at: tuple[int, int], draft: Draft, trial: Trial, outcome: Outcome, tally: Tally) -> None:

@@ -13,6 +13,7 @@ from relax_tune.ir.frontend.shared.compositions import cast_to, pad, permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.math.elementwise import Div, MulScalar
+from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.neural.fold import Fold
 from relax_tune.ir.op.neural.window import Pool, PoolPositions
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -81,7 +82,7 @@ def average_pool(
     counted: bool,
     divisor: int | None = None,
 ) -> Value:
-    """Emit the means of the windows of x (n, c, dims...).
+    """Emit the means of the windows of x (n, c, dims...), of integers rounded towards zero.
 
     windows: kernel, strides and dilations
     extra: elements beyond the padding, which count as nothing
@@ -95,12 +96,14 @@ def average_pool(
     none = all(as_int(w.simplify(e)) == 0 for e in extra)
     bare = all(as_int(w.simplify(e)) == 0 for pair in pads for e in pair)
     if divisor is not None or (none and (counted or bare)):
-        mean = w.emit(MulScalar(1 / (divisor or float(np.prod(windows[0])))), total)
-        return cast_to(w, mean, work, x.dtype)
+        size = divisor or int(np.prod(windows[0]))
+        if work.is_int:
+            return w.emit(Quotient(), total, w.literal(size, work))
+        return cast_to(w, w.emit(MulScalar(1 / size), total), work, x.dtype)
     spatial = x.shape[x.ndim - len(pads) :]
-    ones = w.full([*[const(1)] * (x.ndim - len(pads)), *spatial], 1.0, work)
-    count = padded(w, padded(w, ones, pads, float(counted)), [(const(0), e) for e in extra], 0.0)
-    return cast_to(w, w.emit(Div(), total, w.emit(summed, count)), work, x.dtype)
+    ones = w.full([*[const(1)] * (x.ndim - len(pads)), *spatial], 1, work)
+    count = padded(w, padded(w, ones, pads, int(counted)), [(const(0), e) for e in extra], 0)
+    return cast_to(w, w.emit(Quotient() if work.is_int else Div(), total, w.emit(summed, count)), work, x.dtype)
 
 
 def transposed(
