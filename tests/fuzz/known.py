@@ -43,7 +43,8 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
     """Sums that may overflow on the way: the order of the sum decides."""
     if op.name in LINEAR and _floats(args):
         wide = [np.nan_to_num(np.abs(_wide(a)), nan=0, posinf=0) if is_floating(a.dtype) else a for a in args]
-        return op.evaluate(wide) > min(_summed(a)[0] for a in _floats(args)) / 8
+        total = op.evaluate(wide) * (args[0].size / max(1, found.size) if op.name == "mean" else 1)
+        return total > min(_summed(a)[0] for a in _floats(args)) / 8
     if op.name in ROWS:
         odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
         return np.broadcast_to(odd.any(-1, keepdims=True) | any(o.any() for o in others), found.shape)

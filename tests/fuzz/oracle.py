@@ -213,7 +213,11 @@ class _Run:
             found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
             if entry.beside:
                 by = entry.beside * float(ml_dtypes.finfo(target).eps) * np.where(np.isfinite(wide[0]), wide[0], 0)
-                found = np.asarray(_wide(found) + by * self.rng.choice([-1.0, 1.0], found.shape)).astype(target)
+                wide_found = _wide(found)
+                step = by * self.rng.choice([-1.0, 1.0], found.shape)
+                if self.number == 4:  # what may be of either sign may be 0
+                    step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
+                found = np.asarray(wide_found + step).astype(target)
         return self.poisoned(op, args, found) if moved else found
 
     def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:
@@ -253,6 +257,8 @@ class _Run:
         wide = _wide(found)
         # a run with all of them above and one with all below, so that no end of a range is missed
         other = self.jittered(wide, ulps * eps) if way is None else wide * (1 + way * ulps * eps)
+        if self.number == 3 and rounding != "rounded":  # what is below the normal numbers may be 0
+            other = np.where(np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal), 0 * wide, other)
         return np.asarray(np.where(hit, other.astype(found.dtype), found))
 
     def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
