@@ -164,6 +164,8 @@ def converted(value: Any, dtype: DType) -> Any:
             a = np.where((whole >= 2 * edge) & (dtype is u64), wide.type(0), a)
     elif dtype.short == "bool":
         return (a != 0)[()]
+    elif dtype.is_small and dtype.is_int:
+        a = a.astype(np.int32)  # ml_dtypes has no casts between integers of few bits
     elif dtype.is_small and dtype.is_float:
         a = _odd(a) if a.dtype == np.float64 else a.astype(np.float32)
     with np.errstate(all="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Tanh
+from relax_tune.ir.op.math.numeric import Acosh, Asin, Atanh, Log
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.registry import OPERATORS
 
@@ -79,6 +81,14 @@ def test_judge_comparison_of_inexact_values_is_skipped() -> None:
     draft = w.finish()
     args = [np.float32([1.0, 2.0])]
     assert Expected(draft.module(), args, "c").judge((np.array([True, False]),)).skipped >= 1
+
+
+@pytest.mark.parametrize("function", [Asin(), Acosh(), Atanh(), Log(), Tanh()], ids=lambda op: op.name)
+def test_judge_function_of_an_overflowing_sum_is_skipped(function: Any) -> None:
+    draft, _ = chain(Sum((1,)), function)
+    wanted = Expected(draft.module(), [np.full((7, 5), np.float32([3e38, -3e38, 3e38, -3e38, 3e38]))], "c")
+    for found in (math.nan, 0.0, 1.0, math.inf):
+        assert not wanted.judge((np.full(7, found, np.float32),)).problems
 
 
 def test_tally_written_and_read_goes_on(tmp_path: Path) -> None:

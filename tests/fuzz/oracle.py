@@ -26,10 +26,13 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem, TupleValue, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.math.elementwise import ScalarUnary
 
 Array = np.ndarray[Any, Any]
 RUNS = 6
 NOMINAL, UNROUNDED = 0, RUNS
+POISONS = (0.0, math.nan, 0.0, -math.inf, 2.0, math.inf, 0.0)
+"""What stands for a value that nobody can ask for, by run. Every function and comparison tells two of them apart."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ class _Run:
 
     def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
         entry, op = ENTRIES[op.name], op.substituted(self.symbols)
+        op = op.beside(args[0].dtype) if isinstance(op, ScalarUnary) else op
         moved = NOMINAL < self.number < UNROUNDED
         by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
         plain = entry.rounding == "summed" and not entry.ulps
@@ -270,7 +274,7 @@ class _Run:
             if found.dtype == bool:
                 other = np.full(found.shape, self.number % 2 == 0)
             elif is_floating(found.dtype):
-                other = np.full(found.shape, math.nan if self.number % 2 else 1.0).astype(found.dtype)
+                other = np.full(found.shape, POISONS[self.number]).astype(found.dtype)
             else:
                 other = np.asarray(found * 0 + self.number % 2).astype(found.dtype)
             found = np.where(mask, other, found)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, f32
+from relax_tune.ir.core.dtype import DType, bool_, f8e8m0, is_floating
 from relax_tune.ir.core.expr import (
     Expr,
     Var,
@@ -205,8 +205,17 @@ class ScalarUnary(Unary):
         return x
 
     def rounded(self, dtype: DType) -> Expr:
-        kept = f32 if dtype.is_half else dtype
-        return const(float(np.asarray(self.value, kept.numpy)) if dtype.is_float else int(self.value), dtype)
+        return const(self.beside(dtype.numpy).value if dtype.is_float else int(self.value), dtype)
+
+    def beside(self, dtype: np.dtype[Any]) -> Self:
+        """Return the operator with the number that elements of a type meet: for floats of up to 32 bits a float32."""
+        if not is_floating(dtype) or dtype == np.float64:
+            return self
+        with np.errstate(over="ignore"):  # too large is infinite
+            return replace(self, value=float(np.float32(self.value)))
+
+    def evaluate(self, arrays: Sequence[Array]) -> Array:
+        return Unary.evaluate(self.beside(arrays[0].dtype), arrays)
 
     def number(self, x: Array) -> Any:
         """Return the number for NumPy: beside integers one of their type, since floats do not hold all of them."""

@@ -310,7 +310,8 @@ class Attention(OperatorSpec):
         e = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = e.sum(axis=-1, keepdims=True)
         weights = e / np.where(total == 0, 1, total)
-        return float_result(np.matmul(weights, v), arrays, arrays[0].dtype)
+        found = np.where(total == 0, 0, np.matmul(weights, v))  # also where what is not seen is infinite
+        return float_result(found, arrays, arrays[0].dtype)
 
 
 def _lead(q: Sequence[Expr], k: Sequence[Expr], v: Sequence[Expr], ctx: Deduction) -> Dims | None:

@@ -132,6 +132,9 @@ def test_integer_types_of_few_bits_wrap() -> None:
         wanted = (x - low) % size + low
         assert converted(x, d).astype(np.int64).tolist() == wanted.tolist()
         assert [const(int(v), d).value for v in x] == wanted.tolist()
+        for source in (s for s in SMALL if s.is_int):
+            every = codes(source).astype(np.int64)
+            assert converted(codes(source), d).astype(np.int64).tolist() == ((every - low) % size + low).tolist()
 
 
 def test_literal_of_small_float_is_rounded() -> None:

@@ -77,6 +77,16 @@ def test_with_a_growing_cache_at_any_length(size: tuple[int, int, int]) -> None:
     assert [f.name for f in whole.functions.values()] == ["main", "concat", "attention"]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_row_without_columns_beside_infinite_values_is_zero() -> None:
+    g = GraphBuilder()
+    q, k, v = g.input("q", (3, 4)), g.input("k", (5, 4)), g.input("v", (5, 4))
+    module = g.finish(g.call(Attention(0.5), q, k, v, g.input("mask", (3, 5), bool_)))
+    args = [np.ones((rows, 4), np.float32) for rows in (3, 5)] + [np.full((5, 4), np.inf, np.float32)]
+    for form in (module, Legalize(strict=True)(module)):
+        assert not evaluate_function(form, [*args, np.zeros((3, 5), bool)]).any()
+
+
 def test_one_query_after_all_keys_needs_no_mask() -> None:
     g = GraphBuilder()
     past = g.symbol("m", 0)
