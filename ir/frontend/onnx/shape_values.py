@@ -108,7 +108,7 @@ def _truth(fn: Callable[..., Expr]) -> Known:
 
 
 def _quotient(w: Writer, node: OnnxNode, arrays: Sequence[Scalars]) -> tuple[Scalars, DType] | None:
-    """Divide towards zero; divisors must be proved positive, but for factors of both, of which a check remains."""
+    """Divide towards zero; divisors must be proved positive. For factors of both a check remains."""
 
     def one(a: Expr, b: Expr) -> Expr | None:
         x, y = as_int(a), as_int(b)

@@ -146,7 +146,7 @@ def test_an_open_store_stays_open_and_memory_is_enough() -> None:
 
 
 @pytest.mark.ccompiler
-def test_build_with_a_database_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_build_with_a_missing_database_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "new.db"
     with pytest.raises(DatabaseError, match="wanted an existing database, found no file"):
         rt.build(row_scale(), target="c", db=missing)

@@ -49,7 +49,7 @@ def test_operators_give_torch_s_results(name: str, arrays: dict[str, Array]) -> 
                 np.testing.assert_allclose(f, w, rtol=1e-4, atol=2e-3 if name == "half_numbers" else 1e-5)
 
 
-def test_numbers_beside_half_floats_are_rounded_as_torch_rounds_them(arrays: dict[str, Array]) -> None:
+def test_numbers_beside_half_floats_round_as_in_torch(arrays: dict[str, Array]) -> None:
     """Products and quotients keep a number in float32, other functions round it to the type of the tensor."""
     module = import_program(program("half_numbers", arrays))
     found = run_function(module, "main", [arrays["half_numbers/in_0_0"]])
