@@ -20,10 +20,11 @@ from relax_tune.ir.core.expr import (
     Tunable,
     Var,
     const,
-    construct,
     free_vars,
     mul,
+    op,
     postorder,
+    rebuild,
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
@@ -141,7 +142,8 @@ def read_scalars(
                 f"wanted one of {described}, a number, or {shown} of them (numbers below {LIMIT}), "
                 f"found {ast.unparse(node)!r}"
             )
-        return construct(name, *map(read, args))
+        parts = tuple(map(read, args))
+        return rebuild(op(name, parts, parts[0].dtype), parts)
 
     return tuple(read(node) for node in tree.elts)
 

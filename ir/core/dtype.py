@@ -11,9 +11,9 @@ import numpy as np
 from relax_tune.errors import ParseError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A scalar element type. name: NumPy's or ml_dtypes' (`float32`, `bfloat16`). short: the printed form (`f32`)."""
+    """A scalar element type, equal to itself alone. name: NumPy's or ml_dtypes' (`bfloat16`). short: the printed form (`f32`)."""
 
     name: str
     short: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
@@ -118,11 +119,14 @@ class Tunable(Var):
 
 
 class Op(Expr):
-    """An operation on scalars. op: a name in `scalar_ops`; reach: kept for `arith.bounds.reach`, -1 before it is asked."""
+    """An operation on scalars. op: a name in `scalar_ops`.
 
-    __slots__ = ("args", "op", "reach")
+    Kept once asked: inner (of `leaves`, else None), reach (of `arith.bounds.reach`, else -1)."""
+
+    __slots__ = ("args", "inner", "op", "reach")
     op: str
     args: tuple[Expr, ...]
+    inner: tuple[Var | Load, ...] | None
     reach: int
 
     @property
@@ -131,11 +135,12 @@ class Op(Expr):
 
 
 class Load(Expr):
-    """The element of `buffer` at `indices`."""
+    """The element of `buffer` at `indices`. inner: the leaves of the indices, None before they are asked."""
 
-    __slots__ = ("buffer", "indices")
+    __slots__ = ("buffer", "indices", "inner")
     buffer: Buffer
     indices: tuple[Expr, ...]
+    inner: tuple[Var | Load, ...] | None
 
     @property
     def children(self) -> tuple[Expr, ...]:
@@ -156,7 +161,7 @@ def const(value: Number, dtype: DType | None = None) -> Const:
         value = (
             wrapped(int(value), dtype) if dtype.is_int else float(converted(value, dtype)) if dtype.is_small else value
         )
-    key = (dtype, repr(value))
+    key = (dtype, repr(value) if dtype.is_float else value)  # -0.0 is not 0.0
     node = _consts.get(key)
     if node is None:
         node = Const.__new__(Const)
@@ -173,7 +178,7 @@ def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
         if name not in OPS:
             raise ValueError(f"wanted a scalar operation, one of {sorted(OPS)}; found {name!r}")
         node = Op.__new__(Op)
-        node.op, node.args, node.dtype, node.reach = name, args, dtype, -1
+        node.op, node.args, node.dtype, node.inner, node.reach = name, args, dtype, None, -1
         _ops[key] = node
     return node
 
@@ -187,7 +192,7 @@ def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
     node = _loads.get(key)
     if node is None:
         node = Load.__new__(Load)
-        node.buffer, node.indices, node.dtype = buffer, where, buffer.dtype
+        node.buffer, node.indices, node.dtype, node.inner = buffer, where, buffer.dtype, None
         _loads[key] = node
     return node
 
@@ -294,12 +299,7 @@ def _extreme(name: str, a: ExprLike, b: ExprLike) -> Expr:
     return literal if literal is not None else x if x is y else op(name, (x, y), x.dtype)
 
 
-def minimum(a: ExprLike, b: ExprLike) -> Expr:
-    return _extreme("min", a, b)
-
-
-def maximum(a: ExprLike, b: ExprLike) -> Expr:
-    return _extreme("max", a, b)
+minimum, maximum = (partial(_extreme, name) for name in ("min", "max"))
 
 
 _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "comparison" and o.evaluate}
@@ -315,12 +315,7 @@ def compare(name: str, a: ExprLike, b: ExprLike) -> Expr:
     return op(name, (x, y), bool_)
 
 
-def lt(a: ExprLike, b: ExprLike) -> Expr:
-    return compare("lt", a, b)
-
-
-def le(a: ExprLike, b: ExprLike) -> Expr:
-    return compare("le", a, b)
+lt, le, eq, ne = (partial(compare, name) for name in ("lt", "le", "eq", "ne"))
 
 
 def gt(a: ExprLike, b: ExprLike) -> Expr:
@@ -329,14 +324,6 @@ def gt(a: ExprLike, b: ExprLike) -> Expr:
 
 def ge(a: ExprLike, b: ExprLike) -> Expr:
     return compare("le", b, a)
-
-
-def eq(a: ExprLike, b: ExprLike) -> Expr:
-    return compare("eq", a, b)
-
-
-def ne(a: ExprLike, b: ExprLike) -> Expr:
-    return compare("ne", a, b)
 
 
 TRUE = const(True)
@@ -406,11 +393,6 @@ def conjuncts(e: Expr) -> tuple[Expr, ...]:
         elif x is not TRUE:
             parts.append(x)
     return tuple(parts)
-
-
-def construct(name: str, *args: Expr) -> Expr:
-    """Apply an operation through its folding constructor, in the type of the first operand."""
-    return _CONSTRUCTORS[name](*args) if name in _CONSTRUCTORS else op(name, args, args[0].dtype)
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -485,16 +467,34 @@ def replaced(e: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
 
 def substitute(e: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """Replace variables simultaneously."""
-    if not mapping:
+    if mapping.keys().isdisjoint(leaves(e)):
         return e
     return transform(e, lambda n: mapping.get(n) if isinstance(n, Var) else None)
 
 
+def leaves(*roots: Expr) -> tuple[Var | Load, ...]:
+    """Return the distinct variables and buffer reads under `roots`, in the order of `postorder`."""
+    found: dict[Var | Load, None] = {}
+    for e in roots:
+        if isinstance(e, (Op, Load)):
+            found.update(dict.fromkeys(_inner(e) if e.inner is None else e.inner))
+        if isinstance(e, (Var, Load)):
+            found[e] = None
+    return tuple(found)
+
+
+def _inner(e: Op | Load) -> tuple[Var | Load, ...]:
+    for n in postorder((e,)):
+        if isinstance(n, (Op, Load)) and n.inner is None:
+            n.inner = leaves(*n.children)
+    return e.inner or ()
+
+
 def free_vars(*roots: Expr) -> tuple[Var, ...]:
     """Return the distinct variables under `roots` in order of first appearance (tunables included)."""
-    return tuple(n for n in postorder(roots) if isinstance(n, Var))
+    return tuple(n for n in leaves(*roots) if isinstance(n, Var))
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
     """Return the distinct buffer reads under `roots`, inner ones first."""
-    return tuple(n for n in postorder(roots) if isinstance(n, Load))
+    return tuple(n for n in leaves(*roots) if isinstance(n, Load))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, cast
 
 from relax_tune.ir.core.buffer import Buffer, Scope
-from relax_tune.ir.core.expr import FALSE, TRUE, Expr, Load, Var, and_, eq, load, postorder, substitute, transform
+from relax_tune.ir.core.expr import FALSE, TRUE, Expr, Load, Var, and_, eq, load, loads, substitute, transform
 
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "group", "item"]
 IterKind = Literal["spatial", "reduce"]
@@ -427,9 +427,8 @@ def replace_buffers(s: S, mapping: Mapping[Buffer, Buffer]) -> S:
 
 def own_accesses(s: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...], bool]]:
     """Yield (buffer, indices, written) of the accesses that a node makes itself, loads first."""
-    for e in postorder(s.own_exprs):
-        if isinstance(e, Load):
-            yield e.buffer, e.indices, False
+    for e in loads(*s.own_exprs):
+        yield e.buffer, e.indices, False
     for n in s.own_stores:
         yield n.buffer, n.indices, True
 
