@@ -25,9 +25,10 @@ from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Tanh
-from relax_tune.ir.op.math.numeric import Acosh, Asin, Atanh, Log
+from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Relu, Tanh
+from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Log
 from relax_tune.ir.op.reduction.reduce import Sum
+from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.ir.op.registry import OPERATORS
 
 SEED = 20230325
@@ -89,6 +90,25 @@ def test_judge_function_of_an_overflowing_sum_is_skipped(function: Any) -> None:
     wanted = Expected(draft.module(), [np.full((7, 5), np.float32([3e38, -3e38, 3e38, -3e38, 3e38]))], "c")
     for found in (math.nan, 0.0, 1.0, math.inf):
         assert not wanted.judge((np.full(7, found, np.float32),)).problems
+
+
+def test_judge_either_zero_of_relu_is_accepted() -> None:
+    w = Grower(random.Random(0))
+    x = w.fresh((3,), f32)
+    w.step(Step(Atan2(), (w.step(Step(Relu(), (x,))), w.fresh((3,), f32))))
+    draft = w.finish()
+    args = [np.float32([-0.0, 0.0, -1.0]), np.float32([-1.0, -1.0, -1.0])]
+    wanted = Expected(draft.module(), args, "c")
+    pi = np.float32(np.pi)
+    assert not wanted.judge((np.float32([-pi, pi, pi]),)).problems
+    assert "at [1]" in wanted.judge((np.float32([pi, -pi, pi]),)).problems[0]
+
+
+def test_judge_places_of_nearly_equal_elements_are_skipped() -> None:
+    draft, _ = chain(Tanh(), ArgMax(1))
+    args = [np.full((7, 5), np.float32([2.0, np.nextafter(np.float32(2), 1), 1.9, 1.9, 1.9]))]
+    for seed in range(4):
+        assert not Expected(draft.module(), args, "c", seed).judge((np.full(7, 1),)).problems
 
 
 def test_tally_written_and_read_goes_on(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ A run evaluates each operator in float64 and rounds its result to its type. The 
 (`RUNS`) arguments of sums and results of inexact operators move by some units in the last place, as the operator's entry in
 `operators.ENTRIES` says, where they are not exact anyway. An element may differ from the nominal one by three times the range of
 its values over all runs, and two units in the last place. An element that is NaN, infinite or of another truth value in some
-runs only has no value that could be asked for, and is skipped: so are results of what `KNOWN` lists.
+runs only has no value that could be asked for, and is skipped: so are results of what `KNOWN` lists. What seems wrong is judged
+again with more runs (`MORE`), since two values that are nearly equal need not change places in any of the first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,10 +30,14 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import ScalarUnary
 
 Array = np.ndarray[Any, Any]
-RUNS = 6
+RUNS, MORE = 6, 24
 NOMINAL, UNROUNDED = 0, RUNS
-POISONS = (0.0, math.nan, 0.0, -math.inf, 2.0, math.inf, 0.0)
-"""What stands for a value that nobody can ask for, by run. Every function and comparison tells two of them apart."""
+POISONS = (math.nan, 0.0, -math.inf, 2.0, math.inf)
+"""What stands for a value that nobody can ask for, run by run. Every function and comparison tells two of them apart."""
+EXTREMES = frozenset([
+    "maximum", "minimum", "relu", "maximum_scalar", "max", "min", "max_or_lowest", "min_or_highest", "pool",
+])  # fmt: skip
+"""Operators whose result may be either zero where an argument is -0."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +68,34 @@ class Expected:
     @cached_property
     def runs(self) -> tuple[tuple[Any, ...] | None, ...]:
         """The outputs of every run; None for a run that refused what the nominal one did not."""
-        found: list[tuple[Any, ...] | None] = [self.nominal]
-        for number in range(1, RUNS + 1):
+        return (self.nominal, *self.tried(range(1, RUNS + 1)))
+
+    @cached_property
+    def more(self) -> tuple[tuple[Any, ...] | None, ...]:
+        found = self.tried(range(RUNS + 1, RUNS + 1 + MORE))
+        return (*self.runs, *(r for r in found if r is not None))
+
+    def tried(self, numbers: Iterable[int]) -> Iterator[tuple[Any, ...] | None]:
+        for number in numbers:
             try:
-                found.append(self.run(number))
+                yield self.run(number)
             except Exception:  # a poisoned or moved value can be an index or a size
-                found.append(None)
-        return tuple(found)
+                yield None
 
     def judge(self, found: Sequence[Any]) -> Judgement:
         if len(found) != len(self.nominal):
             return Judgement((f"wanted {len(self.nominal)} results, found {len(found)}",), 0, 0)
         if all(_near(got, wanted) for got, wanted in zip(found, self.nominal)):
             return Judgement((), sum(np.size(got) for got in found), 0)
-        if any(r is None for r in self.runs):
+        first = self.compared(found, self.runs)
+        return self.compared(found, self.more) if first.problems else first
+
+    def compared(self, found: Sequence[Any], runs: Sequence[tuple[Any, ...] | None]) -> Judgement:
+        if any(r is None for r in runs):
             return Judgement((), 0, 1)
         problems, judged, skipped = [], 0, 0
         for p, got in enumerate(found):
-            text, n, s = _compare(got, [r[p] for r in self.runs if r is not None])
+            text, n, s = _compare(got, [r[p] for r in runs if r is not None])
             problems += [f"result {p}: {text}"] * bool(text)
             judged, skipped = judged + n, skipped + s
         return Judgement(tuple(problems), judged, skipped)
@@ -201,7 +216,7 @@ class _Run:
     def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
         entry, op = ENTRIES[op.name], op.substituted(self.symbols)
         op = op.beside(args[0].dtype) if isinstance(op, ScalarUnary) else op
-        moved = NOMINAL < self.number < UNROUNDED
+        moved = self.number not in (NOMINAL, UNROUNDED)
         by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
         plain = entry.rounding == "summed" and not entry.ulps
         wide = [self.moved(a, by, plain) if moved and by else _wide(a) for a in args]
@@ -222,6 +237,8 @@ class _Run:
                 if self.number == 4:  # what may be of either sign may be 0
                     step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
                 found = np.asarray(wide_found + step).astype(target)
+            if op.name in EXTREMES:
+                found = self.signed(args, found)
         return self.poisoned(op, args, found) if moved else found
 
     def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:
@@ -265,6 +282,13 @@ class _Run:
             other = np.where(np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal), 0 * wide, other)
         return np.asarray(np.where(hit, other.astype(found.dtype), found))
 
+    def signed(self, args: Sequence[Any], found: Array) -> Array:
+        """Move the sign of zeros that are the extreme of zeros."""
+        below = [(a == 0) & np.signbit(_wide(a)) for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
+        pointwise = np.broadcast_shapes(*(b.shape for b in below)) == found.shape
+        either = np.logical_or.reduce([b if pointwise else b.any() for b in below])
+        return np.where(either & (found == 0) & (self.rng.random(found.shape) < 0.5), -found, found)
+
     def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Give another value in each run to elements that nobody can ask for."""
         for known in self.known:
@@ -274,7 +298,7 @@ class _Run:
             if found.dtype == bool:
                 other = np.full(found.shape, self.number % 2 == 0)
             elif is_floating(found.dtype):
-                other = np.full(found.shape, POISONS[self.number]).astype(found.dtype)
+                other = np.full(found.shape, POISONS[(self.number - 1) % len(POISONS)]).astype(found.dtype)
             else:
                 other = np.asarray(found * 0 + self.number % 2).astype(found.dtype)
             found = np.where(mask, other, found)

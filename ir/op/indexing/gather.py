@@ -26,7 +26,7 @@ from relax_tune.ir.op.base import (
     is_const,
     shape_of,
 )
-from relax_tune.ir.op.indexing.indices import columns, inside, nearest, require_elements
+from relax_tune.ir.op.indexing.indices import columns, inside, nearest, readable, require_elements
 
 
 def _check_indices(name: str, indices: TensorInfo) -> None:
@@ -82,7 +82,8 @@ class GatherND(OperatorSpec):
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, indices = arrays
-        return np.asarray(x[tuple(nearest(indices[..., k], x.shape[k]) for k in range(indices.shape[-1]))])
+        depth = range(indices.shape[-1])
+        return np.asarray(readable(x, depth)[tuple(nearest(indices[..., k], x.shape[k]) for k in depth)])
 
 
 @dataclass(frozen=True, slots=True)

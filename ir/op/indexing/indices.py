@@ -40,6 +40,13 @@ def nearest(indices: Array, size: int) -> Array:
     return np.clip(indices.astype(np.int64, copy=False), 0, max(size - 1, 0))
 
 
+def readable(x: Array, axes: Sequence[int]) -> Array:
+    """Return `x` with an element along `axes` where it has none.
+
+    NumPy refuses indices into an empty dim, also where the result is empty."""
+    return x if x.size else np.zeros([max(n, 1) if p in axes else n for p, n in enumerate(x.shape)], x.dtype)
+
+
 def columns(position: int, infos: Sequence[TensorInfo]) -> tuple[IndexUse, ...]:
     """Return the use of the last dim of an argument as indices into the leading dims of argument 0."""
     depth = as_int(shape_of(infos[position])[-1]) or 0

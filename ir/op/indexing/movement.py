@@ -80,7 +80,7 @@ class Take(OperatorSpec):
         return (IndexUse(1, shape_of(infos[0])[0]),)
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
-        return np.asarray(np.take(arrays[0], nearest(arrays[1], arrays[0].shape[0]), axis=0))
+        return np.asarray(np.take(arrays[0], nearest(arrays[1], arrays[0].shape[0]), axis=0, mode="clip"))
 
 
 @dataclass(frozen=True, slots=True)

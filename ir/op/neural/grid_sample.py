@@ -33,7 +33,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
 from relax_tune.ir.op.base import Array, Deduction, OperatorSpec, dtype_of, float_result, is_const, shape_of
-from relax_tune.ir.op.indexing.indices import inside, require_elements
+from relax_tune.ir.op.indexing.indices import inside, readable, require_elements
 from relax_tune.ir.op.neural.interpolation import cubic_weights, linear_weights
 
 Kernel = Literal["nearest", "linear", "cubic"]
@@ -177,7 +177,7 @@ class GridSample(OperatorSpec):
         sizes, depth = x.shape[2:], x.ndim - 2
         with np.errstate(all="ignore"):
             taps = [self._weights(grid[..., depth - 1 - a].astype(work), n) for a, n in enumerate(sizes)]
-            source = np.moveaxis(x, 1, -1)
+            source = np.moveaxis(readable(x, range(2, x.ndim)), 1, -1)
             batch = np.arange(x.shape[0]).reshape(-1, *(1,) * (grid.ndim - 2))
             found: Any = 0
             for chosen in tuples(*taps):

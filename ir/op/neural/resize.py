@@ -237,7 +237,7 @@ class Resize(OperatorSpec):
             n, size, step, start, part = x.shape[axis], *self._numbers(k)
             top = np.arange(size) * step + start
             places, weights = self._row(k, top, part, n)
-            rows = np.take(found, np.clip(places, 0, max(n - 1, 0)), axis=axis)
+            rows = np.take(found, places, axis=axis, mode="clip")
             column = (1,) * axis + places.shape + (1,) * (x.ndim - axis - 1)
             if weights is None:
                 found = rows.squeeze(axis + 1)

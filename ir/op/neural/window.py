@@ -43,7 +43,7 @@ from relax_tune.ir.op.base import (
     shape_of,
     wide,
 )
-from relax_tune.ir.op.indexing.indices import inside, nearest, require_elements
+from relax_tune.ir.op.indexing.indices import inside, nearest, readable, require_elements
 from relax_tune.ir.op.reduction.reduce import lowest
 
 
@@ -282,7 +282,7 @@ class PoolPositions(OperatorSpec):
                 flat = flat * n + where[-1].reshape(column)
                 good = good & ((at >= 0) & (at < n)).reshape(column)
             places: tuple[Any, ...] = (slice(None), slice(None), *np.ix_(*where))
-            value = x[places]
+            value = readable(x, range(2, x.ndim))[places]
             y = np.where(good & (value == top), np.minimum(y, flat), y)
             y = np.where(good & (value != value), np.minimum(y, -1 - flat), y)
         return np.where(y < 0, -1 - y, y)

@@ -221,6 +221,12 @@ CASES: list[tuple[OperatorSpec, list[np.ndarray[Any, Any]]]] = [
     (Attention(0.5, True, hides_rows=False), [rand(2, 3, 4), rand(2, 3, 4), rand(2, 3, 4), rand(2, 1, 3)]),
     (Attention(0.5), [rand(2, 3, 4), rand(2, 0, 4), rand(2, 0, 4)]),
     (Attention(0.5, True), [rand(2, 0, 4), rand(2, 3, 4), rand(2, 3, 4)]),
+    # indices into an empty dim, the result empty too
+    (Take(), [rand(0, 0), np.zeros(2, np.int64)]),
+    (GatherND(), [rand(0, 0), np.zeros((2, 1), np.int64)]),
+    (Resize((0,), (const(3),), (const(0),), (const(-3),), (const(6),), "cubic"), [rand(0, 0)]),
+    (GridSample("nearest"), [rand(2, 0, 0, 3), rand(2, 4, 5, 2)]),
+    (PoolPositions((2,), (1,), (1,), (const(1),)), [rand(2, 0, 0), rand(2, 0, 1)]),
     (Quantize(), [rand(3, 5) * 90, np.array(0.7, np.float32), np.array(3, np.int8)]),
     (Quantize(dtype=u8), [rand(3, 5) * 90, np.array(0.7, np.float32), np.array(130, np.uint8)]),
     (
