@@ -104,6 +104,16 @@ def test_judge_either_zero_of_relu_is_accepted() -> None:
     assert "at [1]" in wanted.judge((np.float32([pi, -pi, pi]),)).problems[0]
 
 
+def test_judge_comparison_of_a_cancelling_sum_is_skipped() -> None:
+    w = Grower(random.Random(0))
+    w.step(Step(OPERATORS["equal"](), (w.step(Step(Sum((1,)), (w.fresh((2, 3), f32),))), w.fresh((2,), f32))))
+    draft = w.finish()
+    args = [np.float32([[0.1, 0.2, -0.3], [0.1, 0.2, 0.3]]), np.float32([0.0, 0.0])]
+    wanted = Expected(draft.module(), args, "c")
+    assert not wanted.judge((np.array([True, False]),)).problems
+    assert wanted.judge((np.array([True, True]),)).problems
+
+
 def test_judge_places_of_nearly_equal_elements_are_skipped() -> None:
     draft, _ = chain(Tanh(), ArgMax(1))
     args = [np.full((7, 5), np.float32([2.0, np.nextafter(np.float32(2), 1), 1.9, 1.9, 1.9]))]
