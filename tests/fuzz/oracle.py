@@ -238,7 +238,7 @@ class _Run:
                     step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
                 found = np.asarray(wide_found + step).astype(target)
             if self.number == 3:
-                found = self.cancelled(op, wide, found)
+                found = self.cancelled(op, [_wide(a) for a in args], found)
             if op.name in EXTREMES:
                 found = self.signed(args, found)
         return self.poisoned(op, args, found) if moved else found
@@ -292,7 +292,7 @@ class _Run:
             total = op.evaluate([*args[:2], np.abs(args[2]), *args[3:]])
         else:
             return found
-        return np.where(np.abs(_wide(found)) <= total * 2.0**-22, found * 0, found)
+        return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, found * 0, found)
 
     def signed(self, args: Sequence[Any], found: Array) -> Array:
         """Move the sign of zeros that are the extreme of zeros."""
