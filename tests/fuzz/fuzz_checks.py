@@ -27,7 +27,6 @@ from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Relu, Tanh
 from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Log
-from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.ir.op.registry import OPERATORS
@@ -105,15 +104,12 @@ def test_judge_either_zero_of_relu_is_accepted() -> None:
     assert "at [1]" in wanted.judge((np.float32([pi, -pi, pi]),)).problems[0]
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("dtype", [bf16, f32])
 def test_judge_comparison_of_a_cancelling_sum_is_skipped(dtype: Any) -> None:
     w = Grower(random.Random(0))
-    v = w.fresh((3, 2), dtype)
-    found = w.step(Step(Attention(0.5), (w.fresh((2, 1), dtype), w.fresh((3, 1), dtype), v)))
-    w.step(Step(OPERATORS["equal"](), (w.step(Step(Sum((0,)), (found,))), w.fresh((2,), dtype))))
+    w.step(Step(OPERATORS["equal"](), (w.step(Step(Sum((1,)), (w.fresh((2, 3), dtype),))), w.fresh((2,), dtype))))
     draft = w.finish()
-    values, queries, keys = [[2.5, 0.25], [-2.5, 0.25], [0, 0.25]], [[1.5], [1.5]], [[0.25], [0.25], [0]]
-    args = [np.asarray(a).astype(dtype.numpy) for a in (values, queries, keys, np.zeros(2))]
+    args = [np.array(a).astype(dtype.numpy) for a in ([[1, 2**-26, -1], [0.1, 0.2, 0.3]], [0, 0])]
     wanted = Expected(draft.module(), args, "c")
     assert not wanted.judge((np.array([True, False]),)).problems
     assert wanted.judge((np.array([True, True]),)).problems
