@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from relax_tune.database.engine import default_file, default_url
+from relax_tune.database.engine import default_file, default_url, parse_url
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import (
     Environment,
@@ -238,8 +239,8 @@ class Store(Protocol):
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
     """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
-    create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
-    read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
+    create: make an SQLite file or the tables of an empty database when missing; read_only, a file that is missing is an empty
+        store. Never upgrades an older schema.
     read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
         the same.
 
@@ -249,8 +250,25 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     """
     if url == MEMORY_URL:
         return MemoryStore()
-    if url is None and read_only and create and is_missing(default_file()):
+    if read_only and create and missing_file(url) is not None:
         return MemoryStore()
     if url is None:
         return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
     return SqlStore(url, create=create, read_only=read_only)
+
+
+def missing_file(url: str | None) -> Path | None:
+    """Return the SQLite file that a URL, or this user's database (None), names and that does not exist, else None."""
+    if url is None:
+        path = default_file()
+    elif url == MEMORY_URL or not (parsed := parse_url(url)).drivername.startswith("sqlite"):
+        return None
+    else:
+        path = Path(parsed.database or ".")
+    return path if is_missing(path) else None
+
+
+def missing_note(url: str | None) -> tuple[str, ...]:
+    """Return a note that a named database does not exist yet, for builds from records; none if it does."""
+    path = None if url is None else missing_file(url)
+    return () if path is None else (f"{path}: no database yet, so nothing is on record and every kernel is untuned",)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
 from relax_tune.database.records import Target
-from relax_tune.database.store import Store, open_store
+from relax_tune.database.store import Store, missing_note, open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
@@ -139,7 +139,7 @@ def build(
     Every kernel runs against the reference first, in a process of its own, unless `self_test=False`.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
-    db: as of `tune`; it is only read, so a file that is named must exist. `memory://` holds no records.
+    db: as of `tune`; it is only read. A file that does not exist is an empty database, which a note says.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
     library has one, `generic` untuned kernels only.
     pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
@@ -150,9 +150,12 @@ def build(
     """
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
-    with _store(chosen.db if db is None else db, read_only=True) as store:
+    found = chosen.db if db is None else db
+    note = missing_note(str(found)) if isinstance(found, (str, Path)) else ()
+    with _store(found, read_only=True) as store:
         job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
-        return job.artifact(build_here(job, check_policy(policy)), pack)
+        built = build_here(job, check_policy(policy))
+        return job.artifact(replace(built, notes=(*note, *built.notes)), pack)
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:

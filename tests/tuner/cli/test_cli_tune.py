@@ -113,6 +113,9 @@ def test_build_from_records_repeats_bytes_and_obeys_policies(tuned: tuple[Path, 
         else:
             program = load_artifact(folder / "b.rta").program
             assert {v.label for c in program.calls for v in c.variants} == kinds
+    done = inside(folder, "build", "bert", "--target", "c", "--db", "none.db", *BOUNDS, "--out", "b.rta", "--overwrite")
+    assert done.exit_code == 0 and "none.db: no database yet" in done.output
+    assert not (folder / "none.db").exists()
 
 
 @pytest.mark.process
