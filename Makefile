@@ -35,7 +35,7 @@ demo: $(VENV)/demo.done
 	  --text "The bakery on the corner sells fresh bread."
 
 test: $(VENV)/test.done lint docs
-	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin -n $(JOBS) --dist loadfile --durations=10
+	RELAX_TUNE_NEEDS=$(NEEDS) PYTHONPATH=. $(BIN)/pytest -p tests.needs_plugin -n $(JOBS) --dist worksteal --durations=10
 
 test-fast: $(VENV)/test.done
 	PYTHONPATH=. $(BIN)/pytest --fast -q -n $(JOBS) --dist loadfile --durations=10
