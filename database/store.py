@@ -239,8 +239,8 @@ class Store(Protocol):
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
     """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
-    create: make an SQLite file or the tables of an empty database when missing; read_only, a file that is missing is an empty
-        store. Never upgrades an older schema.
+    create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
+        read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
     read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
         the same.
 
@@ -250,25 +250,18 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     """
     if url == MEMORY_URL:
         return MemoryStore()
-    if read_only and create and missing_file(url) is not None:
+    if url is None and read_only and create and is_missing(default_file()):
         return MemoryStore()
     if url is None:
         return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
     return SqlStore(url, create=create, read_only=read_only)
 
 
-def missing_file(url: str | None) -> Path | None:
-    """Return the SQLite file that a URL, or this user's database (None), names and that does not exist, else None."""
-    if url is None:
-        path = default_file()
-    elif url == MEMORY_URL or not (parsed := parse_url(url)).drivername.startswith("sqlite"):
-        return None
-    else:
+def open_records(url: str | None) -> tuple[SqlStore | MemoryStore, tuple[str, ...]]:
+    """Open a store to build from, read-only. A file that is not yet in its folder is an empty store, and a note says so."""
+    parsed = None if url is None or url == MEMORY_URL else parse_url(url)
+    if parsed is not None and parsed.drivername.startswith("sqlite"):
         path = Path(parsed.database or ".")
-    return path if is_missing(path) else None
-
-
-def missing_note(url: str | None) -> tuple[str, ...]:
-    """Return a note that a named database does not exist yet, for builds from records; none if it does."""
-    path = None if url is None else missing_file(url)
-    return () if path is None else (f"{path}: no database yet, so nothing is on record and every kernel is untuned",)
+        if is_missing(path) and path.parent.is_dir():
+            return MemoryStore(), (f"{path}: no database yet, so nothing is on record and every kernel is untuned",)
+    return open_store(url, read_only=True), ()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
 from relax_tune.database.records import Target
-from relax_tune.database.store import Store, missing_note, open_store
+from relax_tune.database.store import Store, open_records, open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.check.examine import examine
 from relax_tune.ir.check.verify import verify
@@ -115,7 +115,7 @@ def tune(
     module = _module(model, bounds, chosen)
     with contextlib.closing(open_runner(chosen)) as runner:
         device = runner.device_info()  # no database is made for a missing device
-        with _store(chosen.db if db is None else db) as store:
+        with _store(chosen.db if db is None else db) as (store, _):
             job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
             work, built = job.tune(runner), job.build()
             job.store_plans(built)
@@ -139,7 +139,7 @@ def build(
     Every kernel runs against the reference first, in a process of its own, unless `self_test=False`.
 
     Arguments as of `tune`. Effort, precision and profile are to be as they were when the model was tuned.
-    db: as of `tune`; it is only read. A file that does not exist is an empty database, which a note says.
+    db: as of `tune`; it is only read. A file that is not yet in its folder is an empty database, which a note says.
     policy: `measured` dispatches the fastest on record, `stored` what `tune` chose last, `library` a library call where a
     library has one, `generic` untuned kernels only.
     pack: store weights in the layouts of the chosen kernels, in place of weights that nothing else reads. Otherwise
@@ -150,12 +150,9 @@ def build(
     """
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
-    found = chosen.db if db is None else db
-    note = missing_note(str(found)) if isinstance(found, (str, Path)) else ()
-    with _store(found, read_only=True) as store:
+    with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
         job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
-        built = build_here(job, check_policy(policy))
-        return job.artifact(replace(built, notes=(*note, *built.notes)), pack)
+        return job.artifact(build_here(job, check_policy(policy), notes), pack)
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
@@ -185,12 +182,14 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
 
 
 @contextlib.contextmanager
-def _store(db: Database, read_only: bool = False) -> Iterator[Store]:
-    """Open the store of a database; a store that the caller opened stays open."""
+def _store(db: Database, read_only: bool = False) -> Iterator[tuple[Store, tuple[str, ...]]]:
+    """Open the store of a database, with notes about it; a store that the caller opened stays open."""
     if db is None or isinstance(db, (str, Path)):
-        with open_store(None if db is None else str(db), read_only=read_only) as store:
-            yield store
+        url = None if db is None else str(db)
+        store, notes = open_records(url) if read_only else (open_store(url), ())
+        with store:
+            yield store, notes
     elif hasattr(db, "query"):
-        yield db
+        yield db, ()
     else:
         raise UserError(f"db: wanted an open store, a URL or the path of a file, found a {type(db).__name__}")

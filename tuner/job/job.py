@@ -278,9 +278,13 @@ def device_info(spec: str) -> DeviceInfo:
         device.close()
 
 
-def build_here(job: Job, policy: Policy) -> BuildResult:
-    """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`."""
-    if not job.settings.self_test:
-        return job.build(policy)
-    with contextlib.closing(LocalRunner(job.settings.target)) as runner:
-        return job.tested_build(runner, policy)
+def build_here(job: Job, policy: Policy, notes: tuple[str, ...] = ()) -> BuildResult:
+    """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`.
+
+    notes: come before those of the build"""
+    if job.settings.self_test:
+        with contextlib.closing(LocalRunner(job.settings.target)) as runner:
+            built = job.tested_build(runner, policy)
+    else:
+        built = job.build(policy)
+    return replace(built, notes=(*notes, *built.notes))

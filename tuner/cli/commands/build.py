@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, get_args
 
 import typer
 
-from relax_tune.database.store import missing_note, open_store
+from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.commands.options import (
@@ -60,19 +59,17 @@ def build(
     Every kernel runs once against the reference before it is written (`--no-self-test` leaves this out).
 
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
-    A task without a usable record gets its generic kernel; so do all while the database does not exist, which a note says.
+    A task without a usable record gets its generic kernel.
     """
     chosen = settings.load()
-    wanted = check_policy(policy)
-    console = make_console(stderr=json)
+    wanted, console = check_policy(policy), make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
-    missing = missing_note(chosen.db)
-    with open_store(chosen.db, read_only=True) as store:
+    store, notes = open_records(chosen.db)
+    with store:
         job = Job(module, device_info(chosen.target), store, chosen, verify=verify)
-        built = build_here(job, wanted)
-        built = replace(built, notes=(*missing, *built.notes))
+        built = build_here(job, wanted, notes)
         saved = job.artifact(built, pack).save(path)
         records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)

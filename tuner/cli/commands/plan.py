@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from relax_tune.database.store import missing_note, open_store
+from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
@@ -91,9 +91,7 @@ def plan(
         )
     chosen = settings.load()
     module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype)
-    for note in missing_note(chosen.db):
-        say(console, f"note: {note}")
-    with open_store(chosen.db, read_only=restore is None, create=restore is None) as store:
+    with open_store(chosen.db, read_only=restore is None) as store:
         job = Job(module, device_info(chosen.target), store, chosen)
         if restore is not None:
             _restore(job, restore)
