@@ -36,7 +36,13 @@ def snippets(page: Path) -> Iterator[tuple[str, str]]:
     return ((m.group(1), m.group(2)) for m in FENCE.finditer(page.read_text()))
 
 
+# Pages whose snippets are those of another.
+REPEATED = ("docs/index.md",)
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
+
+
+def marked(page: Path) -> Any:
+    return pytest.param(page, id=named(page), marks=[pytest.mark.heavy] if named(page) in REPEATED else [])
 
 
 def commands(text: str) -> Iterator[str]:
@@ -88,7 +94,7 @@ def run_commands(folder: Path, lines: list[str]) -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN, ids=named)
+@pytest.mark.parametrize("page", [*map(marked, RUN)])
 def test_page_snippets_run(page: Path, folder: Path) -> None:
     namespace: dict[str, Any] = {}
     for language, text in snippets(page):

@@ -45,7 +45,7 @@ def check(sample: Sample, runs: Sequence[Compiled], say: Callable[[], str]) -> N
 def together(devices: Sequence[Device], language: str, say: Callable[[], str], machines: Sequence[str]) -> None:
     """Every sample on both devices. `say`: what was found since the last call."""
     found = [x for m in machines for x in samples(m, SEED, LARGEST[language])] + by_hand(language)
-    found = some(found, 9 if language == "opencl" else 7)
+    found = some(found)
     Compiled.guard = 0
     funcs = [replace(s.instance, name=f"f{at}") for at, s in enumerate(found)]
     with ThreadPoolExecutor(2) as pool:

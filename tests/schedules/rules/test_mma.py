@@ -129,11 +129,12 @@ def covering(sketch: Sketch) -> Iterator[dict[str, int]]:
 
 @pytest.mark.slow
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
-    named = {case: [s.name for s in sketches(case)] for case in CASES}
+    named = {case: [s.name for s in sketches(case)] for case in some(CASES, 2)}
     forms = {"mma.data_parallel": (*PRODUCTS, *DECODED), "mma.split_k": ("NT", "int8")}
     forms["mma.stream_k"] = tuple(c for c in forms["mma.data_parallel"] if not c.startswith("batched"))
     products = {c: [name for name, own in forms.items() if c in own] for c in forms["mma.data_parallel"]}
-    assert named == {**products, **{c: ["flash_attention.mma"] for c in ATTENTION}}
+    wanted = {**products, **{c: ["flash_attention.mma"] for c in ATTENTION}}
+    assert wanted.keys() == set(CASES) and named == {c: wanted[c] for c in named}
     older = replace(MACHINE, capability=75)
     others = [
         (make.dense(64, 256), MACHINE),
@@ -141,7 +142,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
         *((CASES[c][0](), older) for c in ("NT", "of a cache")),
     ]
     assert not any(generate_sketches(func, machine, RULES) for func, machine in others)
-    assert all(s.guesses for case in CASES for s in sketches(case))
+    assert all(s.guesses for case in named for s in sketches(case))
     for case, what, func in some(instances(), 6):
         found = "".join(text(func))
         assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what

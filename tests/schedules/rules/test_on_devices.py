@@ -18,7 +18,7 @@ from tests.support.candidates import (
     sampled,
     sketches_of,
 )
-from tests.support.effort import thinned
+from tests.support.effort import EFFORT, thinned
 
 from relax_tune.runtime.device.base import Device
 from relax_tune.schedules.sketch import Sketch
@@ -41,6 +41,11 @@ def opencl() -> Iterator[Device]:
     device.close()
 
 
+def mine(machine: str, name: str) -> Sequence[Sketch]:
+    """Return sketches of a function; under --heavy, those of all functions are together every sketch."""
+    return covering(machine, LEAST[machine])[name] if EFFORT == "heavy" else few(name, machine, LEAST[machine])
+
+
 def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> None:
     func, shapes = function(name), CASES[name][1]
     candidates = sampled(sketches, f"{name} {func.name} {machine}")
@@ -55,6 +60,7 @@ def run(name: str, machine: str, device: Device, sketches: Sequence[Sketch]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("machine", LEAST)
 def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
     made = {s.name for name in cases_of(machine) for s in sketches_of(name, machine)[1]}
@@ -64,13 +70,13 @@ def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
 @pytest.mark.ccompiler
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_instances_c_match_reference(name: str, c: Device) -> None:
-    run(name, "c", c, covering("c", LEAST["c"])[name])
+    run(name, "c", c, mine("c", name))
 
 
 @pytest.mark.opencl
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
-    run(name, "opencl", opencl, covering("opencl", LEAST["opencl"])[name])
+    run(name, "opencl", opencl, mine("opencl", name))
 
 
 @pytest.mark.opencl
