@@ -12,6 +12,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend import text
 from relax_tune.ir.frontend.hf.folder import CacheType, load_hf
+from relax_tune.ir.frontend.hf.heads import Pooling
 from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 from relax_tune.ir.frontend.torch.export import is_exported_program
@@ -25,7 +26,11 @@ PACKAGE = "package:"
 
 
 def load_model(
-    model: ModelSource, bounds: Mapping[str, tuple[int, int]] | None = None, cache_dtype: CacheType = "f32"
+    model: ModelSource,
+    bounds: Mapping[str, tuple[int, int]] | None = None,
+    cache_dtype: CacheType = "f32",
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
 ) -> IRModule:
     """Import a model as one cross-level program, with dynamic dims as symbols.
 
@@ -38,12 +43,14 @@ def load_model(
 
     bounds: inclusive ranges by symbol name, within those of the model
     cache_dtype: type of the keys and values that a Hugging Face decoder stores (`load_hf`); `f32` for other models
+    pooling, normalize: of a Hugging Face encoder, in place of what its folder says (`load_hf`)
 
-    Raises: ParseError or UserError for a file that is no model, impossible bounds, and a cache_dtype without a cache.
+    Raises: ParseError or UserError for a file that is no model, impossible bounds, and options of folders for other models.
     """
     bounds = checked_bounds(bounds)
+    options = {"cache_dtype": None if cache_dtype == "f32" else cache_dtype, "pooling": pooling, "normalize": normalize}
     if is_exported_program(model):
-        _refuse(cache_dtype, "an exported program")
+        _refuse(options, "an exported program")
         return load_torch_export(model, bounds)
     path = find_model(model)
     if not _exists(path):
@@ -51,7 +58,7 @@ def load_model(
             f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx, .pt2 or .relax file"
         )
     if path.is_file():
-        _refuse(cache_dtype, str(path))
+        _refuse(options, str(path))
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if path.is_file() and path.suffix == ".pt2":
@@ -63,14 +70,15 @@ def load_model(
             f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx, .pt2 or "
             ".relax file, found another file; of a Hugging Face model give the folder that holds its files"
         )
-    return load_hf(path, bounds=bounds, cache_dtype=cache_dtype)
+    return load_hf(path, pooling, normalize, bounds, cache_dtype=cache_dtype)
 
 
-def _refuse(cache_dtype: CacheType, found: str) -> None:
-    if cache_dtype != "f32":
-        raise UserError(
-            f"cache_dtype {cache_dtype!r:.80}: wanted a decoder's folder, found {found}, which says itself what it stores; leave it out"
-        )
+def _refuse(options: Mapping[str, object], found: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(
+                f"{name} {value!r:.80}: wanted a Hugging Face folder, found {found}, which says itself what it computes; leave it out"
+            )
 
 
 def find_model(model: ModelSource) -> Path:

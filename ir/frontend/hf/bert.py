@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Gelu, Mul, M
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, MeanPool
+from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.op.reduction.scan import CumSum
 
-Pooling = Literal["mean", "cls", "none"]
 ACTIVATIONS: Mapping[str, type[OperatorSpec]] = {"gelu": Gelu, "relu": Relu}
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 ENCODERS = ("bert", *ROBERTAS, "distilbert")
+Stage = Callable[["Bert", GVar], "GVar | tuple[GVar, ...]"]
+"""What follows an encoder: from its builder and the value so far to the next value, or to the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class BertConfig:
 def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
     """Read and check a configuration of one of ENCODERS. Raises ParseError naming the field."""
     c, kind = ConfigFields(data, where), data["model_type"]
-    c.only("position_embedding_type", "absolute")
+    c.only("position_embedding_type", "absolute", None)
+    c.only("is_decoder", False, None)
+    c.only("add_cross_attention", False, None)
     short = kind == "distilbert"
     layers, hidden, heads, inner, activation = (
         ("n_layers", "dim", "n_heads", "hidden_dim", "activation") if short
@@ -108,49 +111,59 @@ def bert_config(data: Mapping[str, Any], where: str) -> BertConfig:
 
 
 class Bert:
-    """Builder of the graph of one encoder."""
+    """Builder of the graph of one encoder.
 
-    def __init__(self, config: BertConfig, weights: HfWeights) -> None:
+    types: token types are an input, else all are 0"""
+
+    mask: GVar
+    dims: tuple[Var, Var]
+    words: Constant
+
+    def __init__(self, config: BertConfig, weights: HfWeights, types: bool = False) -> None:
         self.config = config
         self.weights = weights
+        self.types = types and config.token_types > 1
         self.g = GraphBuilder()
 
     def weight(self, name: str, *shape: int) -> Constant:
         return self.g.constant(name, self.weights.get(name, shape))
 
-    def build(self, b: tuple[int, int | None], n: tuple[int, int], pooling: Pooling, normalize: bool) -> IRModule:
+    def build(self, b: tuple[int, int | None], n: tuple[int, int], stages: Sequence[Stage]) -> IRModule:
+        """Build the encoder, followed by `stages`: from this builder and the value so far to the next value."""
+        x: Any = self.encode(b, n)
+        for stage in stages:
+            x = stage(self, x)
+        return self.g.finish(x)
+
+    def encode(self, b: tuple[int, int | None], n: tuple[int, int]) -> GVar:
+        """Emit the inputs and the last hidden state (b, n, hidden)."""
         g, c = self.g, self.config
-        batch, length = g.symbol("b", *b), g.symbol("n", *n)
+        batch, length = self.dims = g.symbol("b", *b), g.symbol("n", *n)
         ids = g.input("input_ids", (batch, length), i64)
-        mask = g.input("attention_mask", (batch, length), i64)
+        mask = self.mask = g.input("attention_mask", (batch, length), i64)
+        types = g.input("token_type_ids", (batch, length), i64) if self.types else None
         # masked positions get the most negative finite number, as in the original
         lowest = float(np.finfo(np.float32).min)
         visible = g.call(Cast(f32), mask, hint="visible")
         bias = g.call(AddScalar(lowest), g.call(MulScalar(-lowest), visible), hint="mask_bias")
         bias = g.call(ExpandDims((1, 2)), bias)
-        x = self.embed(ids, length)
+        x = self.embed(ids, types, length)
         for layer in range(c.layers):
             x = self.layer(x, bias, (batch, length), f"{c.names.layer}.{layer}")
-        if pooling == "none":
-            return g.finish(x)
-        if pooling == "mean":
-            y = g.call(MeanPool(1e-9), x, g.call(Cast(f32), mask), hint="pooled")
-        else:
-            first = g.call(Slice(1, const(0), const(1)), x)
-            y = g.call(Reshape((batch, const(c.hidden))), first, hint="pooled")
-        if normalize:
-            y = g.call(L2Normalize(1e-12), y, hint="sentence_embedding")
-        return g.finish(y)
+        return x
 
-    def embed(self, ids: GVar, length: Var) -> GVar:
+    def embed(self, ids: GVar, types: GVar | None, length: Var) -> GVar:
         g, c = self.g, self.config
-        words = self.weight("embeddings.word_embeddings.weight", c.vocabulary, c.hidden)
+        self.words = self.weight("embeddings.word_embeddings.weight", c.vocabulary, c.hidden)
         table, name = self.weights.get("embeddings.position_embeddings.weight", (c.rows, c.hidden)), "position"
-        if c.token_types:
-            types = self.weights.get("embeddings.token_type_embeddings.weight", (c.token_types, c.hidden))
-            table, name = table + types[0], "position_and_type_0"
+        kinds = "embeddings.token_type_embeddings.weight"
+        if c.token_types and types is None:
+            table, name = table + self.weights.get(kinds, (c.token_types, c.hidden))[0], "position_and_type_0"
         positions = g.constant(f"embeddings.{name}", table)
-        x = g.call(Add(), g.call(Take(), words, ids), self.placed(positions, ids, length))
+        x = g.call(Take(), self.words, ids)
+        if types is not None:
+            x = g.call(Add(), x, g.call(Take(), self.weight(kinds, c.token_types, c.hidden), types))
+        x = g.call(Add(), x, self.placed(positions, ids, length))
         return self.norm(x, "embeddings.LayerNorm")
 
     def placed(self, table: Constant, ids: GVar, length: Var) -> Value:
@@ -171,10 +184,31 @@ class Bert:
         return self.g.call(LayerNorm(self.config.eps), x, gamma, beta)
 
     def linear(self, x: GVar, name: str, width: int, out: int) -> GVar:
-        """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out)."""
-        stored = self.weights.get(f"{name}.weight", (out, width))
-        w = self.g.constant(f"{name}.weight", np.ascontiguousarray(stored.T))
-        return self.g.call(Add(), self.g.call(Matmul(), x, w), self.weight(f"{name}.bias", out))
+        """Emit `x @ W.T + bias` with weights of the encoder."""
+        return self.dense(x, self.weights, name, width, out, inner=True)
+
+    def dense(
+        self,
+        x: GVar,
+        weights: HfWeights,
+        name: str,
+        width: int,
+        out: int,
+        biased: bool = True,
+        folder: str = "",
+        inner: bool = False,
+        hint: str | None = None,
+    ) -> GVar:
+        """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out).
+
+        folder: of the weights, for their names in the graph. inner: they are the encoder's, under its prefix"""
+        kept = f"{folder}.{name}" if folder else name
+        stored = weights.get(f"{name}.weight", (out, width), inner)
+        w = self.g.constant(f"{kept}.weight", np.ascontiguousarray(stored.T))
+        if not biased:
+            return self.g.call(Matmul(), x, w, hint=hint)
+        bias = self.g.constant(f"{kept}.bias", weights.get(f"{name}.bias", (out,), inner))
+        return self.g.call(Add(), self.g.call(Matmul(), x, w), bias, hint=hint)
 
     def layer(self, x: GVar, bias: GVar, dims: tuple[Var, Var], name: str) -> GVar:
         g, c = self.g, self.config

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Pooling, bert_config
+from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Stage, bert_config
 from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.heads import (
+    MODULES,
+    Pooling,
+    head_stage,
+    normalized,
+    pooled,
+    sentence_stages,
+    transformer_folder,
+)
 from relax_tune.ir.frontend.hf.llama import Llama
 from relax_tune.ir.frontend.hf.llama_config import FAMILIES, LlamaConfig, llama_config
 from relax_tune.ir.frontend.hf.weights import HfWeights
@@ -22,17 +31,20 @@ SUPPORTED = (*ENCODERS, *FAMILIES)
 
 def load_hf(
     folder: str | Path,
-    pooling: Pooling = "mean",
-    normalize: bool = True,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
     bounds: Mapping[str, tuple[int, int]] | None = None,
     every_position: bool = False,
     cache_dtype: CacheType = "f32",
 ) -> IRModule:
     """Import a Hugging Face model by the `model_type` of its config.json.
 
-    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`. Token types are all
-    0; their row is folded into the position table. Positions count from 0; RoBERTa models leave out padding tokens, whatever the
-    mask says.
+    An encoder is `main(input_ids (b, n) i64, attention_mask (b, n) i64) -> sentence_embedding (b, hidden) f32`. What follows its last
+    hidden state is what the folder says: the modules of sentence-transformers (modules.json), or the head that `architectures`
+    names; of a bare encoder the normalised mean. Token types are all 0; their row is folded into the position table. Beside a head
+    they are a third input, `token_type_ids (b, n) i64`, where the model has several. Heads give `logits` of masked words
+    (b, n, vocabulary), of a sequence (b, labels) or of each position (b, n, labels), or the logits of the first and last position
+    of an answer, (b, n) each. Positions count from 0; RoBERTa models leave out padding tokens, whatever the mask says.
 
     A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
@@ -40,8 +52,9 @@ def load_hf(
     with `n` positions after a prompt; `decode` takes `m` past positions and gives `m + 1`.
 
     folder: contains config.json and model.safetensors
-    pooling: encoders: `mean` over the positions of the mask, `cls` (first position), `none` (last hidden state (b, n, hidden))
-    normalize: encoders: scale the pooled vector to unit length
+    pooling: encoders: `mean`, `max` or `mean_sqrt_len` over the positions of the mask, `cls` (first position), `none` (last hidden
+        state (b, n, hidden)), whatever modules or head the folder has
+    normalize: encoders: scale the pooled vector to unit length; by default, given a pooling, True
     bounds: inclusive (lower, upper) of the symbols `b`, `n` and, for decoders, `m`; default: at least 1, and at most the positions
         of the model in total
     every_position: decoders: logits of `prefill` are (b, n, vocabulary)
@@ -49,34 +62,64 @@ def load_hf(
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
+    for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
+        if value not in get_args(known):
+            raise UserError(
+                f"{name}: wanted one of {', '.join(get_args(known))}, found {value!r:.80}; give one of them"
+            )
     root = Path(folder)
-    data = read_config(root)
-    kind = data.get("model_type")
-    if kind not in SUPPORTED:
-        raise ParseError(
-            f"{root / 'config.json'}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r:.80}; "
-            "this architecture cannot be imported yet, but an .onnx file of the model may"
-        )
-    if pooling not in get_args(Pooling):
-        raise UserError(f"pooling: wanted 'mean', 'cls' or 'none', found {pooling!r:.80}; give one of them")
-    where = str(root / "config.json")
-    if cache_dtype not in get_args(CacheType):
-        raise UserError(
-            f"cache_dtype: wanted one of {', '.join(get_args(CacheType))}, found {cache_dtype!r:.80}; give one of them"
-        )
+    sentence = (root / MODULES).is_file()
+    inner = transformer_folder(root) if sentence else root
+    data, where = read_config(inner), str(inner / "config.json")
+    kind = _model_type(data, where)
     if kind in FAMILIES:
-        if (pooling, normalize) != ("mean", True):
+        if pooling is not None or normalize is not None:
             raise UserError(
                 f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
             )
+        if sentence:
+            raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
         return _load_decoder(root, llama_config(data, where), bounds, every_position, cache_dtype)
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
         raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
+    return _load_encoder(root, inner, data, pooling, normalize, bounds)
+
+
+def _model_type(data: Mapping[str, Any], where: str) -> str:
+    kind = data.get("model_type")
+    if kind not in SUPPORTED:
+        raise ParseError(
+            f"{where}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r:.80}; "
+            "this architecture cannot be imported yet, but an .onnx file of the model may"
+        )
+    return str(kind)
+
+
+def _load_encoder(
+    root: Path,
+    inner: Path,
+    data: Mapping[str, Any],
+    pooling: Pooling | None,
+    normalize: bool | None,
+    bounds: Mapping[str, tuple[int, int]] | None,
+) -> IRModule:
+    """Import an encoder and what follows it. inner: the folder of the transformer; root: of sentence-transformers' modules."""
+    where = str(inner / "config.json")
     config = bert_config(data, where)
+    stages: list[Stage]
+    head = None
+    if pooling is not None or normalize is not None:
+        stages = [] if pooling == "none" else [pooled(pooling or "mean")]
+        stages += [normalized] if stages and normalize is not False else []
+    elif (root / MODULES).is_file():
+        stages = sentence_stages(root, config.hidden)
+    else:
+        head = head_stage(data, where)
+        stages = [pooled("mean"), normalized] if head is None else [head]
     b, n = symbol_bounds(config.positions, bounds)
-    return Bert(config, HfWeights(root)).build(b, n, pooling, normalize)
+    return Bert(config, HfWeights(inner), types=head is not None).build(b, n, stages)
 
 
 def _load_decoder(

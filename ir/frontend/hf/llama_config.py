@@ -82,6 +82,9 @@ def llama_config(data: Mapping[str, Any], where: str) -> LlamaConfig:
     """Read and check a configuration of one of FAMILIES. Raises ParseError naming the field."""
     c = ConfigFields(data, where)
     kind = data["model_type"]
+    named = data.get("architectures") or ["ForCausalLM"]
+    if not isinstance(named, list) or not str(named[0]).endswith("ForCausalLM"):
+        raise c.wrong("architectures", "a model with the head ForCausalLM")
     c.only("pretraining_tp", 1, None)
     c.only("quantization_config", None)
     c.only("partial_rotary_factor", 1.0, None)

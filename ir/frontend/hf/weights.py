@@ -21,17 +21,29 @@ _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gg
 
 def read_json(path: Path, wanted: str) -> Mapping[str, Any]:
     """Read the JSON object in a file; `wanted` describes it in errors. Raises ParseError."""
+    data = _json(path, wanted)
+    if not isinstance(data, dict):
+        raise ParseError(f"{path}: wanted a JSON object, found {type(data).__name__}; download it again")
+    return data
+
+
+def read_json_list(path: Path, wanted: str) -> Sequence[Any]:
+    """Read the JSON list in a file, as `read_json` does an object."""
+    data = _json(path, wanted)
+    if not isinstance(data, list):
+        raise ParseError(f"{path}: wanted a JSON list, found {type(data).__name__}; download it again")
+    return data
+
+
+def _json(path: Path, wanted: str) -> Any:
     if path.exists() and not path.is_file():  # reading a device or a pipe may never end
         raise ParseError(f"{path}: wanted a file with JSON, found something else; give {wanted}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParseError(f"wanted {wanted}, found: {error}; give the folder that holds it") from None
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{path}: wanted JSON, found something else: {error}; download it again") from None
-    if not isinstance(data, dict):
-        raise ParseError(f"{path}: wanted a JSON object, found {type(data).__name__}; download it again")
-    return data
 
 
 class HfWeights:
@@ -84,9 +96,11 @@ class HfWeights:
         for name in names if listed is None else listed:
             self._files[name] = (path, file)
 
-    def get(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
-        """Read the tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape."""
-        full, wanted = self._prefix + name, tuple(shape)
+    def get(self, name: str, shape: Sequence[int], inner: bool = True) -> NDArray[Any]:
+        """Read the tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape.
+
+        inner: it is the encoder's, whose names begin with `bert.` and the like where a head stands beside it"""
+        full, wanted = (self._prefix if inner else "") + name, tuple(shape)
         if full not in self.names:
             near = sorted(n for n in self.names if n.rpartition(".")[0] == full.rpartition(".")[0])[:6]
             beside = f"; beside it there is {', '.join(near)}" if near else f"; there are {len(self.names)} others"

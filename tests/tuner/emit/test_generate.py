@@ -157,4 +157,4 @@ def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = tmp_path / "model.relax"
     rt.save_model(rt.load_model(folder, BOUNDS), text)
     done = CliRunner().invoke(app, [*build, str(text), "--overwrite", "--cache-dtype", "bf16"])
-    assert done.exit_code == 2 and "wanted a decoder's folder" in " ".join(done.output.split())
+    assert done.exit_code == 2 and "wanted a Hugging Face folder" in " ".join(done.output.split())

@@ -1,0 +1,269 @@
+"""Heads of encoders by `architectures`, and the modules of sentence-transformers folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.frontend.hf.bert import ACTIVATIONS, Bert, Stage
+from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Gelu, MaximumScalar, Mul, Relu, Sigmoid, Sqrt, Tanh
+from relax_tune.ir.op.math.logic import NotEqual, Where
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, MeanPool, Sum
+
+Pooling = Literal["mean", "cls", "max", "mean_sqrt_len", "none"]
+
+MODULES = "modules.json"
+# Activations of sentence-transformers' dense modules; None: identity.
+ACTIVATED: Mapping[str, type[OperatorSpec] | None] = {
+    "Identity": None, "Tanh": Tanh, "ReLU": Relu, "GELU": Gelu, "Sigmoid": Sigmoid,
+}  # fmt: skip
+POOLED = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+}  # fmt: skip
+
+
+def pooled(kind: str) -> Callable[[Bert, GVar], GVar]:
+    """Pool the positions of the mask, as sentence-transformers does: (b, n, hidden) to (b, hidden)."""
+
+    def stage(bert: Bert, x: GVar) -> GVar:
+        g, mask = bert.g, bert.mask
+        if kind == "cls":
+            return first_position(bert, x)
+        weights = g.call(Cast(f32), mask)
+        if kind == "mean":
+            return g.call(MeanPool(1e-9), x, weights, hint="pooled")
+        if kind == "max":
+            seen = g.call(
+                ExpandDims((2,)), g.call(NotEqual(), mask, g.constant("hidden_position", np.asarray(0, np.int64)))
+            )
+            lowest = g.constant("hidden_value", np.asarray(-1e9, np.float32))
+            return g.call(Max((1,)), g.call(Where(), seen, x, lowest), hint="pooled")
+        total = g.call(Sum((1,)), g.call(Mul(), x, g.call(ExpandDims((2,)), weights)))
+        root = g.call(Sqrt(), g.call(MaximumScalar(1e-9), g.call(Sum((1,)), weights)))
+        return g.call(Div(), total, g.call(ExpandDims((1,)), root), hint="pooled")
+
+    return stage
+
+
+def first_position(bert: Bert, x: GVar) -> GVar:
+    """Take the first position: (b, n, hidden) to (b, hidden)."""
+    batch, _ = bert.dims
+    first = bert.g.call(Slice(1, const(0), const(1)), x)
+    return bert.g.call(Reshape((batch, const(bert.config.hidden))), first, hint="pooled")
+
+
+def normalized(bert: Bert, x: GVar) -> GVar:
+    """Scale every vector to unit length."""
+    return bert.g.call(L2Normalize(1e-12), x, hint="sentence_embedding")
+
+
+def concatenated(parts: tuple[str, ...]) -> Stage:
+    """Pool in several ways, and join the vectors."""
+
+    def stage(bert: Bert, x: GVar) -> GVar:
+        found = [pooled(kind)(bert, x) for kind in parts]
+        return found[0] if len(found) == 1 else bert.g.call(Concat(1), *found, hint="pooled")
+
+    return stage
+
+
+# modules of sentence-transformers
+
+
+def sentence_stages(root: Path, hidden: int) -> list[Stage]:
+    """Read the modules behind the transformer of a sentence-transformers folder.
+
+    hidden: size of the transformer's vectors. Raises ParseError for a module or option that is not imported."""
+    stages, width = list[Stage](), hidden
+    for module in _listed(root)[1:]:
+        kind, folder = module["type"].rpartition(".")[2], root / module["path"]
+        if kind == "Normalize":
+            stages.append(normalized)
+        elif kind == "Pooling":
+            parts = _pooling_parts(folder)
+            stages.append(concatenated(parts))
+            width *= len(parts)
+        elif kind == "Dense":
+            stage, width = _dense(folder, width)
+            stages.append(stage)
+        elif kind != "Dropout":
+            raise ParseError(
+                f"{root / MODULES}: wanted modules Transformer, Pooling, Dense, Normalize and Dropout, found {module['type']!r:.80}; "
+                "this model cannot be imported from its folder, but an .onnx file of it may"
+            )
+    return stages
+
+
+def transformer_folder(root: Path) -> Path:
+    """Return the folder of the transformer of a sentence-transformers folder."""
+    first = _listed(root)[0]
+    if first["type"].rpartition(".")[2] != "Transformer":
+        raise ParseError(f"{root / MODULES}: wanted a Transformer as the first module, found {first['type']!r:.80}")
+    return root / first["path"]
+
+
+def _listed(root: Path) -> list[dict[str, str]]:
+    path = root / MODULES
+    listed = read_json_list(path, "the list of modules of a sentence-transformers folder")
+    parts = [m for m in listed if isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("path", "type"))]
+    inside = all(not Path(m["path"]).is_absolute() and ".." not in Path(m["path"]).parts for m in parts)
+    if not listed or len(parts) != len(listed) or not inside:
+        raise ParseError(f"{path}: wanted objects with a type and a path inside the folder, found {listed!r:.120}")
+    return parts
+
+
+def _pooling_parts(folder: Path) -> tuple[str, ...]:
+    path = folder / "config.json"
+    data = read_json(path, "the configuration of a pooling module")
+    chosen = [k for k, v in data.items() if k.startswith("pooling_mode_") and v is True]
+    if isinstance(data.get("pooling_mode"), str):  # of newer files
+        chosen = [k for k, v in POOLED.items() if v == data["pooling_mode"]] or [data["pooling_mode"]]
+    wrong = [k for k in chosen if k not in POOLED]
+    if wrong or not chosen:
+        raise ParseError(
+            f"{path}: wanted pooling modes among {', '.join(POOLED)}, found {', '.join(wrong)[:80] or 'none'}; "
+            "this model cannot be imported"
+        )
+    return tuple(kind for key, kind in POOLED.items() if key in chosen)
+
+
+def _dense(folder: Path, width: int) -> tuple[Stage, int]:
+    c = ConfigFields(
+        read_json(folder / "config.json", "the configuration of a dense module"), str(folder / "config.json")
+    )
+    if c.whole("in_features") != width:
+        raise c.wrong("in_features", f"{width}, the size of the vectors before it")
+    out, biased = c.whole("out_features"), c.truth("bias", True)
+    name = c.data.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = name.rpartition(".")[2] if isinstance(name, str) and name.startswith("torch.nn.") else ""
+    if kind not in ACTIVATED:
+        raise c.wrong("activation_function", f"torch's {', '.join(ACTIVATED)}")
+    weights = HfWeights(folder)
+
+    def stage(bert: Bert, x: GVar) -> GVar:
+        y = bert.dense(x, weights, "linear", width, out, biased, folder.name)
+        activation = ACTIVATED[kind]
+        return y if activation is None else bert.g.call(activation(), y)
+
+    return stage, out
+
+
+# heads of transformers
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """Names of the weights of the heads of a family. Of a sequence: dense, its activation, and out; of words: all others."""
+
+    dense: str
+    activation: type[OperatorSpec]
+    out: str
+    word_dense: str
+    word_norm: str
+    words: str
+    word_bias: str
+    plain: bool = False
+    """The activation of words is GELU, whatever the configuration says."""
+
+
+BERT_HEADS = HeadNames(
+    "pooler.dense", Tanh, "classifier", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder", "cls.predictions.bias",
+)  # fmt: skip
+ROBERTA_HEADS = HeadNames(
+    "classifier.dense", Tanh, "classifier.out_proj", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias",
+    plain=True,
+)  # fmt: skip
+DISTILBERT_HEADS = HeadNames(
+    "pre_classifier",
+    Relu,
+    "classifier",
+    "vocab_transform",
+    "vocab_layer_norm",
+    "vocab_projector",
+    "vocab_projector.bias",
+)
+FAMILY_HEADS = {"bert": BERT_HEADS, "distilbert": DISTILBERT_HEADS}
+
+
+def head_stage(data: Mapping[str, Any], where: str) -> Stage | None:
+    """Return the head that `architectures` names, None for a bare encoder.
+
+    Heads: masked words, a class of the sequence or of each position, the answer to a question. Raises ParseError for others."""
+    c = ConfigFields(data, where)
+    named = data.get("architectures")
+    if named is None or named == []:
+        return None
+    found = re.fullmatch(r"\w+?(Model|For\w+)", str(named[0])) if isinstance(named, list) else None
+    task = found[1] if found and not str(named[0]).endswith("HeadModel") else ""
+    if task != "Model" and task not in HEADS:
+        raise c.wrong(
+            "architectures",
+            f"an encoder or one with a head among {', '.join(HEADS)} (with pooling=, its encoder alone is read)",
+        )
+    if task == "Model":
+        return None
+    names = FAMILY_HEADS.get(data["model_type"], ROBERTA_HEADS)
+    return lambda bert, x: HEADS[task](bert, x, names, c)
+
+
+def _labels(c: ConfigFields) -> int:
+    named = c.data.get("id2label")
+    return len(named) if isinstance(named, dict) and named else c.whole("num_labels", 2)
+
+
+def _sequence(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
+    width = bert.config.hidden
+    first = first_position(bert, x)
+    inner = names.dense.startswith("pooler")
+    y = bert.g.call(names.activation(), bert.dense(first, bert.weights, names.dense, width, width, inner=inner))
+    return bert.dense(y, bert.weights, names.out, width, _labels(c), hint="logits")
+
+
+def _positions(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
+    return bert.dense(x, bert.weights, "classifier", bert.config.hidden, _labels(c), hint="logits")
+
+
+def _answer(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> tuple[GVar, ...]:
+    g, (batch, length) = bert.g, bert.dims
+    both = bert.dense(x, bert.weights, "qa_outputs", bert.config.hidden, 2)
+    ends = [
+        g.call(Reshape((batch, length)), g.call(Slice(2, const(k), const(k + 1)), both), hint=hint)
+        for k, hint in enumerate(("start_logits", "end_logits"))
+    ]
+    return tuple(ends)
+
+
+def _words(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
+    g, b, weights = bert.g, bert.config, bert.weights
+    activation = Gelu if names.plain else ACTIVATIONS[b.activation]
+    y = g.call(activation(), bert.dense(x, weights, names.word_dense, b.hidden, b.hidden))
+    scale, shift = (weights.get(f"{names.word_norm}.{part}", (b.hidden,), inner=False) for part in ("weight", "bias"))
+    y = g.call(LayerNorm(b.eps), y, g.constant("word_norm.weight", scale), g.constant("word_norm.bias", shift))
+    table = bert.words
+    if not c.truth("tie_word_embeddings", True):
+        own = weights.get(f"{names.words}.weight", (b.vocabulary, b.hidden), inner=False)
+        table = g.constant(f"{names.words}.weight", own)
+    bias = g.constant(names.word_bias, weights.get(names.word_bias, (b.vocabulary,), inner=False))
+    return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
+
+
+HEADS: Mapping[str, Callable[[Bert, GVar, HeadNames, ConfigFields], GVar | tuple[GVar, ...]]] = {
+    "ForMaskedLM": _words, "ForSequenceClassification": _sequence, "ForTokenClassification": _positions,
+    "ForQuestionAnswering": _answer,
+}  # fmt: skip
