@@ -142,6 +142,13 @@ QUIRKS: tuple[Quirk, ...] = (
         "`__builtin_convertvector` of 8-bit integers takes 8 to 13 times as long with gcc 12",
     ),
     Quirk(
+        "masks of vectors",
+        "c",
+        (("compiler", r"gcc"),),
+        "reads behind a condition stay branches (`no-tree-loop-if-convert`); what is written as vectors has masks of its own",
+        "gcc 12.2 gave the vectors of a short loop of conditional reads the mask of the first",
+    ),
+    Quirk(
         "fast math",
         "c",
         (),

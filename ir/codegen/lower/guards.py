@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, Var, and_, conjuncts, const
+from relax_tune.ir.core.expr import Expr, Load, Var, and_, conjuncts, const, loads
 from relax_tune.ir.core.stmt import For, IfThenElse, Stmt, rewrite, when
 
 
@@ -51,3 +52,38 @@ def split_conditions(s: Stmt) -> tuple[tuple[Expr, ...], Stmt]:
         conditions.append(s.cond)
         s = s.then
     return tuple(conditions), s
+
+
+def maybe_read(roots: Sequence[Expr]) -> frozenset[Load]:
+    """Return the reads that are only in an arm of a select or on the right of `and` or `or`."""
+    stack, sure, maybe = list(roots), set[Expr](), set[Load]()
+    while stack:
+        e = stack.pop()
+        if e in sure:
+            continue
+        sure.add(e)
+        if e.op in ("select", "and", "or"):
+            maybe.update(loads(*e.args[1:]))
+            stack.append(e.args[0])
+        else:
+            stack.extend(e.children)
+    return frozenset(maybe - sure)
+
+
+def conditional_groups(s: Stmt, is_short: Callable[[For], bool]) -> bool:
+    """Return whether a loop body reads a buffer behind several conditions, once its short inner loops are unrolled.
+
+    A read counts for the innermost loop around it.
+    """
+    seen: set[tuple[For | None, Buffer]] = set()
+    stack: list[tuple[Stmt, For | None, bool]] = [(s, None, False)]
+    while stack:
+        m, near, guarded = stack.pop()
+        for r in loads(*m.own_exprs) if guarded else maybe_read(m.own_exprs):
+            if (near, r.buffer) in seen or (near is not None and is_short(near)):
+                return True
+            seen.add((near, r.buffer))
+        near = m if isinstance(m, For) else near
+        guarded = guarded or isinstance(m, IfThenElse)
+        stack += [(child, near, guarded) for child in m.children]
+    return False

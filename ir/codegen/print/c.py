@@ -11,6 +11,7 @@ from math import isinf, isnan
 import numpy as np
 
 from relax_tune.ir.codegen.lower.affine import Poly
+from relax_tune.ir.codegen.lower.guards import conditional_groups
 from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
@@ -33,6 +34,15 @@ AVX = {8: "256", 4: ""}
 
 # The machine's min(l, x) of f32 vectors, which is x where x is NaN, by lanes: what declares it, the end of its name.
 LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
+
+# gcc 12 may give all vectors of a group of conditional reads the condition of the first (GCC PR 114375 is another defect of such
+# groups), so these stay branches. What is written as vectors does not depend on it.
+UNROLLED_TRIPS = 32
+BRANCHES = """#if defined(__GNUC__) && !defined(__clang__)
+#define RT_KEEP_BRANCHES __attribute__((optimize("no-tree-loop-if-convert")))
+#else
+#define RT_KEEP_BRANCHES
+#endif"""
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i16": "short", "i32": "int", "i64": "i64",
@@ -318,6 +328,11 @@ class CPrinter(CFamilyPrinter):
     def space(self, buffer: Buffer) -> str:
         return ""
 
+    def is_short(self, f: For) -> bool:
+        """Return whether the compiler, or we, may unroll the loop completely."""
+        high = self.algebra.interval(self.algebra.poly(f.extent))[1]
+        return f.kind == "unrolled" or (high is not None and 1 < high <= UNROLLED_TRIPS)
+
     def float_text(self, value: float, dtype: DType) -> str:
         return float_literal(value, dtype, "__builtin_inff()", '__builtin_nanf("")')
 
@@ -411,7 +426,11 @@ class CPrinter(CFamilyPrinter):
         self.statement(body)
         self.fence()
         parameters += [f"i64 {self.names[v]}" for v in self.symbols]
-        return self.finish(f"void {name}({', '.join(parameters) or 'void'})"), Grid()
+        attribute = ""
+        if conditional_groups(body, self.is_short):
+            self.prelude.add("branches", BRANCHES)
+            attribute = "RT_KEEP_BRANCHES "
+        return self.finish(f"{attribute}void {name}({', '.join(parameters) or 'void'})"), Grid()
 
 
 def float_literal(value: float, dtype: DType, infinity: str, nan: str) -> str:
