@@ -84,7 +84,8 @@ def test_strategy_exhausts_a_small_space(name: str, problem: str) -> None:
     listed = made.space.listed()
     assert listed is not None
     strategy = fresh(name, made)
-    asked = list(itertools.chain(*play(strategy, made, [16] * (len(listed) // 16 + 2))))
+    batch = max(16, len(listed) // 6)
+    asked = list(itertools.chain(*play(strategy, made, [batch] * (len(listed) // batch + 2))))
     assert sorted(asked) == made.space.candidates(listed)
     assert strategy.ask(4) == [] and strategy.ask(1) == []
 
