@@ -316,7 +316,7 @@ def test_config_sizes_contradicting_weights_are_refused(bert: Path, key: str) ->
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("hidden_act", "swish"), ("hidden_act", ["gelu"]), ("hidden_act", {"gelu": 1}), ("hidden_act", None),
+        ("hidden_act", "mish"), ("hidden_act", ["gelu"]), ("hidden_act", {"gelu": 1}), ("hidden_act", None),
         ("layer_norm_eps", "1e-12"), ("layer_norm_eps", float("nan")), ("layer_norm_eps", float("inf")),
         ("layer_norm_eps", -1), ("layer_norm_eps", True), ("layer_norm_eps", None), ("layer_norm_eps", 10**400),
         ("position_embedding_type", "relative_key"), ("position_embedding_type", []),

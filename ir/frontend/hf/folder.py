@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.hf.bert import ENCODERS, Bert, Stage, bert_config
 from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
+from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
 from relax_tune.ir.frontend.hf.heads import (
     MODULES,
     Pooling,
@@ -107,19 +108,19 @@ def _load_encoder(
 ) -> IRModule:
     """Import an encoder and what follows it. inner: the folder of the transformer; root: of sentence-transformers' modules."""
     where = str(inner / "config.json")
-    config = bert_config(data, where)
+    spec = encoder_spec(data, where)
     stages: list[Stage]
     head = None
     if pooling is not None or normalize is not None:
         stages = [] if pooling == "none" else [pooled(pooling or "mean")]
         stages += [normalized] if stages and normalize is not False else []
     elif (root / MODULES).is_file():
-        stages = sentence_stages(root, config.hidden)
+        stages = sentence_stages(root, spec.hidden)
     else:
         head = head_stage(data, where)
         stages = [pooled("mean"), normalized] if head is None else [head]
-    b, n = symbol_bounds(config.positions, bounds)
-    return Bert(config, HfWeights(inner), types=head is not None).build(b, n, stages)
+    b, n = symbol_bounds(spec.words.positions, bounds)
+    return Encoder(spec, HfWeights(inner, spec.prefixes), types=head is not None).build(b, n, stages)
 
 
 def _load_decoder(

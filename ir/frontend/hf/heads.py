@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,9 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.frontend.hf.bert import ACTIVATIONS, Bert, Stage
 from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
@@ -37,13 +37,13 @@ POOLED = {
 }  # fmt: skip
 
 
-def pooled(kind: str) -> Callable[[Bert, GVar], GVar]:
+def pooled(kind: str) -> Callable[[Encoder, GVar], GVar]:
     """Pool the positions of the mask, as sentence-transformers does: (b, n, hidden) to (b, hidden)."""
 
-    def stage(bert: Bert, x: GVar) -> GVar:
-        g, mask = bert.g, bert.mask
+    def stage(encoder: Encoder, x: GVar) -> GVar:
+        g, mask = encoder.g, encoder.mask
         if kind == "cls":
-            return first_position(bert, x)
+            return first_position(encoder, x)
         weights = g.call(Cast(f32), mask)
         if kind == "mean":
             return g.call(MeanPool(1e-9), x, weights, hint="pooled")
@@ -60,24 +60,24 @@ def pooled(kind: str) -> Callable[[Bert, GVar], GVar]:
     return stage
 
 
-def first_position(bert: Bert, x: GVar) -> GVar:
+def first_position(encoder: Encoder, x: GVar) -> GVar:
     """Take the first position: (b, n, hidden) to (b, hidden)."""
-    batch, _ = bert.dims
-    first = bert.g.call(Slice(1, const(0), const(1)), x)
-    return bert.g.call(Reshape((batch, const(bert.config.hidden))), first, hint="pooled")
+    batch, _ = encoder.dims
+    first = encoder.g.call(Slice(1, const(0), const(1)), x)
+    return encoder.g.call(Reshape((batch, const(encoder.spec.hidden))), first, hint="pooled")
 
 
-def normalized(bert: Bert, x: GVar) -> GVar:
+def normalized(encoder: Encoder, x: GVar) -> GVar:
     """Scale every vector to unit length."""
-    return bert.g.call(L2Normalize(1e-12), x, hint="sentence_embedding")
+    return encoder.g.call(L2Normalize(1e-12), x, hint="sentence_embedding")
 
 
 def concatenated(parts: tuple[str, ...]) -> Stage:
     """Pool in several ways, and join the vectors."""
 
-    def stage(bert: Bert, x: GVar) -> GVar:
-        found = [pooled(kind)(bert, x) for kind in parts]
-        return found[0] if len(found) == 1 else bert.g.call(Concat(1), *found, hint="pooled")
+    def stage(encoder: Encoder, x: GVar) -> GVar:
+        found = [pooled(kind)(encoder, x) for kind in parts]
+        return found[0] if len(found) == 1 else encoder.g.call(Concat(1), *found, hint="pooled")
 
     return stage
 
@@ -155,50 +155,15 @@ def _dense(folder: Path, width: int) -> tuple[Stage, int]:
         raise c.wrong("activation_function", f"torch's {', '.join(ACTIVATED)}")
     weights = HfWeights(folder)
 
-    def stage(bert: Bert, x: GVar) -> GVar:
-        y = bert.dense(x, weights, "linear", width, out, biased, folder.name)
+    def stage(encoder: Encoder, x: GVar) -> GVar:
+        y = encoder.dense(x, weights, "linear", width, out, biased, folder.name)
         activation = ACTIVATED[kind]
-        return y if activation is None else bert.g.call(activation(), y)
+        return y if activation is None else encoder.g.call(activation(), y)
 
     return stage, out
 
 
 # heads of transformers
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNames:
-    """Names of the weights of the heads of a family. Of a sequence: dense, its activation, and out; of words: all others."""
-
-    dense: str
-    activation: type[OperatorSpec]
-    out: str
-    word_dense: str
-    word_norm: str
-    words: str
-    word_bias: str
-    plain: bool = False
-    """The activation of words is GELU, whatever the configuration says."""
-
-
-BERT_HEADS = HeadNames(
-    "pooler.dense", Tanh, "classifier", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
-    "cls.predictions.decoder", "cls.predictions.bias",
-)  # fmt: skip
-ROBERTA_HEADS = HeadNames(
-    "classifier.dense", Tanh, "classifier.out_proj", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias",
-    plain=True,
-)  # fmt: skip
-DISTILBERT_HEADS = HeadNames(
-    "pre_classifier",
-    Relu,
-    "classifier",
-    "vocab_transform",
-    "vocab_layer_norm",
-    "vocab_projector",
-    "vocab_projector.bias",
-)
-FAMILY_HEADS = {"bert": BERT_HEADS, "distilbert": DISTILBERT_HEADS}
 
 
 def head_stage(data: Mapping[str, Any], where: str) -> Stage | None:
@@ -218,8 +183,7 @@ def head_stage(data: Mapping[str, Any], where: str) -> Stage | None:
         )
     if task == "Model":
         return None
-    names = FAMILY_HEADS.get(data["model_type"], ROBERTA_HEADS)
-    return lambda bert, x: HEADS[task](bert, x, names, c)
+    return lambda encoder, x: HEADS[task](encoder, x, c)
 
 
 def _labels(c: ConfigFields) -> int:
@@ -227,21 +191,24 @@ def _labels(c: ConfigFields) -> int:
     return len(named) if isinstance(named, dict) and named else c.whole("num_labels", 2)
 
 
-def _sequence(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
-    width = bert.config.hidden
-    first = first_position(bert, x)
-    inner = names.dense.startswith("pooler")
-    y = bert.g.call(names.activation(), bert.dense(first, bert.weights, names.dense, width, width, inner=inner))
-    return bert.dense(y, bert.weights, names.out, width, _labels(c), hint="logits")
+def _classes(encoder: Encoder, x: GVar, name: str, out: int, hint: str | None = None) -> GVar:
+    return encoder.dense(x, encoder.weights, name, encoder.spec.hidden, out, hint=hint)
 
 
-def _positions(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
-    return bert.dense(x, bert.weights, "classifier", bert.config.hidden, _labels(c), hint="logits")
+def _sequence(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    names, width = encoder.spec.head, encoder.spec.hidden
+    first = first_position(encoder, x)
+    y = encoder.dense(first, encoder.weights, names.dense, width, width, inner=names.inner)
+    return _classes(encoder, ACTIVATIONS[names.activation](encoder.g, y), names.out, _labels(c), "logits")
 
 
-def _answer(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> tuple[GVar, ...]:
-    g, (batch, length) = bert.g, bert.dims
-    both = bert.dense(x, bert.weights, "qa_outputs", bert.config.hidden, 2)
+def _positions(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    return _classes(encoder, x, encoder.spec.head.position_out, _labels(c), "logits")
+
+
+def _answer(encoder: Encoder, x: GVar, c: ConfigFields) -> tuple[GVar, ...]:
+    g, (batch, length) = encoder.g, encoder.dims
+    both = _classes(encoder, x, encoder.spec.head.answer_out, 2)
     ends = [
         g.call(Reshape((batch, length)), g.call(Slice(2, const(k), const(k + 1)), both), hint=hint)
         for k, hint in enumerate(("start_logits", "end_logits"))
@@ -249,21 +216,22 @@ def _answer(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> tuple[GVa
     return tuple(ends)
 
 
-def _words(bert: Bert, x: GVar, names: HeadNames, c: ConfigFields) -> GVar:
-    g, b, weights = bert.g, bert.config, bert.weights
-    activation = Gelu if names.plain else ACTIVATIONS[b.activation]
-    y = g.call(activation(), bert.dense(x, weights, names.word_dense, b.hidden, b.hidden))
-    scale, shift = (weights.get(f"{names.word_norm}.{part}", (b.hidden,), inner=False) for part in ("weight", "bias"))
-    y = g.call(LayerNorm(b.eps), y, g.constant("word_norm.weight", scale), g.constant("word_norm.bias", shift))
-    table = bert.words
+def _words(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    g, s, names, weights = encoder.g, encoder.spec, encoder.spec.head, encoder.weights
+    width, vocabulary = s.words.width, s.words.vocabulary
+    y = encoder.dense(x, weights, names.word_dense, s.hidden, width)
+    y = ACTIVATIONS[names.word_activation or s.activation](g, y)
+    scale, shift = (weights.get(f"{names.word_norm}.{part}", (width,), inner=False) for part in ("weight", "bias"))
+    y = g.call(LayerNorm(s.eps), y, g.constant("word_norm.weight", scale), g.constant("word_norm.bias", shift))
+    table = encoder.words
     if not c.truth("tie_word_embeddings", True):
-        own = weights.get(f"{names.words}.weight", (b.vocabulary, b.hidden), inner=False)
+        own = weights.get(f"{names.words}.weight", (vocabulary, width), inner=False)
         table = g.constant(f"{names.words}.weight", own)
-    bias = g.constant(names.word_bias, weights.get(names.word_bias, (b.vocabulary,), inner=False))
+    bias = g.constant(names.word_bias, weights.get(names.word_bias, (vocabulary,), inner=False))
     return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
 
 
-HEADS: Mapping[str, Callable[[Bert, GVar, HeadNames, ConfigFields], GVar | tuple[GVar, ...]]] = {
+HEADS: Mapping[str, Callable[[Encoder, GVar, ConfigFields], GVar | tuple[GVar, ...]]] = {
     "ForMaskedLM": _words, "ForSequenceClassification": _sequence, "ForTokenClassification": _positions,
     "ForQuestionAnswering": _answer,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from relax_tune.errors import ParseError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F16", "BF16", "F32", "F64")
+_OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "*.onnx")
 
 
@@ -47,9 +48,11 @@ def _json(path: Path, wanted: str) -> Any:
 
 
 class HfWeights:
-    """Tensors of a model folder, read one at a time from mapped files. Raises ParseError for unreadable files."""
+    """Tensors of a model folder, read one at a time from mapped files. Raises ParseError for unreadable files.
 
-    def __init__(self, folder: Path) -> None:
+    prefixes: what may stand before the names of an encoder's weights where a head stands beside it"""
+
+    def __init__(self, folder: Path, prefixes: Sequence[str] = ()) -> None:
         self.path = folder / WEIGHTS
         self._files: dict[str, tuple[Path, Any]] = {}
         if not self.path.is_file() and (folder / INDEX).is_file():
@@ -58,7 +61,7 @@ class HfWeights:
         else:
             self._open(self.path, None)
         self.names = frozenset(self._files)
-        wrapped = (p for p in ("bert.", "roberta.", "distilbert.") if any(n.startswith(p) for n in self.names))
+        wrapped = (p for p in prefixes if any(n.startswith(p) for n in self.names))
         self._prefix = next(wrapped, "")
 
     def _open_shards(self, folder: Path) -> None:
@@ -101,6 +104,10 @@ class HfWeights:
 
         inner: it is the encoder's, whose names begin with `bert.` and the like where a head stands beside it"""
         full, wanted = (self._prefix if inner else "") + name, tuple(shape)
+        if full not in self.names:
+            full = next(
+                (n for n in (full[: -len(a)] + b for a, b in _OLDER if full.endswith(a)) if n in self.names), full
+            )
         if full not in self.names:
             near = sorted(n for n in self.names if n.rpartition(".")[0] == full.rpartition(".")[0])[:6]
             beside = f"; beside it there is {', '.join(near)}" if near else f"; there are {len(self.names)} others"

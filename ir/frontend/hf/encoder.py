@@ -1,0 +1,271 @@
+"""A builder of encoders from their specifications: embeddings, layers of attention and feed-forward blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import Constant, GVar, Value
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Part
+from relax_tune.ir.frontend.hf.weights import HfWeights
+from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub
+from relax_tune.ir.op.math.logic import NotEqual
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm
+from relax_tune.ir.op.reduction.scan import CumSum
+
+Stage = Callable[["Encoder", GVar], "GVar | tuple[GVar, ...]"]
+"""What follows an encoder: from its builder and the value so far to the next value, or to the results."""
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class Encoder:
+    """Builder of the graph of one encoder.
+
+    types: token types are an input, else all are 0"""
+
+    ids: GVar
+    mask: GVar
+    dims: tuple[Var, Var]
+    words: Constant
+
+    def __init__(self, spec: EncoderSpec, weights: HfWeights, types: bool = False) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.types = types and spec.words.token_types > 1
+        self.g = GraphBuilder()
+        self.hidden_bias: GVar | None = None
+        self._constants: dict[str, Constant] = {}
+        self._biases: dict[object, GVar | None] = {}
+
+    def constant(self, name: str, make: Callable[[], NDArray[Any]]) -> Constant:
+        """Return a constant by name, made on first use."""
+        if name not in self._constants:
+            self._constants[name] = self.g.constant(name, make())
+        return self._constants[name]
+
+    def weight(self, name: str, *shape: int) -> Constant:
+        return self.constant(name, lambda: self.weights.get(name, shape))
+
+    def build(self, b: tuple[int, int | None], n: tuple[int, int], stages: Sequence[Stage]) -> IRModule:
+        """Build the encoder, followed by `stages`: from this builder and the value so far to the next value."""
+        x: Any = self.encode(b, n)
+        for stage in stages:
+            x = stage(self, x)
+        return self.g.finish(x)
+
+    def encode(self, b: tuple[int, int | None], n: tuple[int, int]) -> GVar:
+        """Emit the inputs and the last hidden state (b, n, hidden)."""
+        g, s = self.g, self.spec
+        batch, length = self.dims = g.symbol("b", *b), g.symbol("n", *n)
+        self.longest = n[1]
+        self.ids = g.input("input_ids", (batch, length), i64)
+        mask = self.mask = g.input("attention_mask", (batch, length), i64)
+        types = g.input("token_type_ids", (batch, length), i64) if self.types else None
+        # masked positions get the most negative finite number, as in the original
+        visible = g.call(Cast(f32), mask, hint="visible")
+        bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
+        self.hidden_bias = g.call(ExpandDims((1, 2)), bias)
+        x = self.embed(self.ids, types, length)
+        for number in range(len(s.layers)):
+            x = self.layer(x, number)
+        return self.norm(x, s.last_norm) if s.last_norm else x
+
+    # embeddings
+
+    def embed(self, ids: GVar, types: GVar | None, length: Var) -> GVar:
+        g, w = self.g, self.spec.words
+        self.words = self.weight(f"{w.words}.weight", w.vocabulary, w.width)
+        kinds = f"{w.types}.weight"
+        row: NDArray[Any] | None = None
+        if w.token_types and types is None:
+            row = self.weights.get(kinds, (w.token_types, w.width))[0]
+        x = g.call(Take(), self.words, ids)
+        if types is not None:
+            x = g.call(Add(), x, g.call(Take(), self.weight(kinds, w.token_types, w.width), types))
+        if w.table:
+            table, name = self.weights.get(f"{w.table}.weight", (w.rows, w.width)), "position"
+            if row is not None:
+                table, name = table + row, "position_and_type_0"
+            positions = g.constant(f"{w.table.rpartition('.')[0]}.{name}", table)
+            x = g.call(Add(), x, self.placed(positions, ids, length))
+        elif row is not None:
+            x = g.call(Add(), x, g.constant("embeddings.type_0", row))
+        if w.norm:
+            x = self.norm(x, w.norm, w.width)
+        return self.linear(x, w.project, w.width, self.spec.hidden) if w.project else x
+
+    def placed(self, table: Constant, ids: GVar, length: Var) -> Value:
+        """Return the position embeddings.
+
+        With a padding token, positions count the other tokens, starting behind the padding row of the table (RoBERTa)."""
+        g, padding = self.g, self.spec.words.padding
+        if padding is None:
+            return g.call(Slice(0, const(0), length), table)
+        other = g.call(Cast(i64), g.call(NotEqual(), ids, g.constant("padding", np.asarray(padding, np.int64))))
+        return g.call(
+            Take(), table, g.call(AddScalar(padding), g.call(Mul(), g.call(CumSum(1), other), other), hint="positions")
+        )
+
+    # products and norms
+
+    def norm(self, x: GVar, name: str, width: int | None = None) -> GVar:
+        s, width = self.spec, width or self.spec.hidden
+        gamma = self.weight(f"{name}.weight", width)
+        if s.norm == "rms_norm":
+            return self.g.call(RmsNorm(s.eps), x, gamma)
+        if "norm" in s.unbiased:
+            beta = self.constant(f"{name}.bias", lambda: np.zeros(width, np.float32))
+        else:
+            beta = self.weight(f"{name}.bias", width)
+        return self.g.call(LayerNorm(s.eps), x, gamma, beta)
+
+    def linear(self, x: GVar, name: str, width: int, out: int, biased: bool = True) -> GVar:
+        """Emit `x @ W.T + bias` with weights of the encoder."""
+        return self.dense(x, self.weights, name, width, out, biased, inner=True)
+
+    def dense(
+        self,
+        x: GVar,
+        weights: HfWeights,
+        name: str,
+        width: int,
+        out: int,
+        biased: bool = True,
+        folder: str = "",
+        inner: bool = False,
+        hint: str | None = None,
+    ) -> GVar:
+        """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out).
+
+        name: `name#1/3` is the second of three equal parts of the rows
+        folder: of the weights, for their names in the graph. inner: they are the encoder's, under its prefix"""
+        kept = f"{folder}.{name}" if folder else name
+        stored, _, part = name.partition("#")
+        number, _, parts = part.partition("/")
+        rows, first = out * int(parts or 1), out * int(number or 0)
+
+        def read(what: str, *shape: int) -> NDArray[Any]:
+            return weights.get(f"{stored}.{what}", (rows, *shape), inner)[first : first + out]
+
+        w = self.constant(f"{kept}.weight", lambda: np.ascontiguousarray(read("weight", width).T))
+        if not biased:
+            return self.g.call(Matmul(), x, w, hint=hint)
+        bias = self.constant(f"{kept}.bias", lambda: read("bias"))
+        return self.g.call(Add(), self.g.call(Matmul(), x, w), bias, hint=hint)
+
+    # layers
+
+    def layer(self, x: GVar, number: int) -> GVar:
+        g, s = self.g, self.spec
+        path, names = s.layers[number], s.names
+        middle, last = f"{path}.{names.middle_norm}", f"{path}.{names.last_norm}"
+        if s.norm_first:
+            x = g.call(Add(), self.attention(self.norm(x, middle) if names.middle_norm else x, number), x)
+            return g.call(Add(), self.feed_forward(self.norm(x, last), path), x)
+        x = self.norm(g.call(Add(), self.attention(x, number), x), middle)
+        return self.norm(g.call(Add(), self.feed_forward(x, path), x), last)
+
+    def part(self, x: GVar, path: str, part: Part, width: int, out: int) -> GVar:
+        """Emit one of the products of a layer."""
+        return self.linear(x, f"{path}.{getattr(self.spec.names, part)}", width, out, part not in self.spec.unbiased)
+
+    def attention(self, x: GVar, number: int) -> GVar:
+        g, s, path = self.g, self.spec, self.spec.layers[number]
+        wide = s.heads * s.size
+        split = Reshape((*self.dims, const(s.heads), const(s.size)))
+
+        def heads(part: Part) -> GVar:
+            y = self.part(x, path, part, s.hidden, wide)
+            y = g.call(Permute((0, 2, 1, 3)), g.call(split, y), hint=part)
+            return self.rotated(y, s.thetas[number]) if s.thetas and part != "value" else y
+
+        q, k, v = heads("query"), heads("key"), heads("value")
+        bias = self.bias(number)
+        operator = Attention(float(1 / np.sqrt(s.size)) if s.scale is None else s.scale, hides_rows=False)
+        seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
+        context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
+        context = g.call(Reshape((*self.dims, const(wide))), context)
+        return self.part(context, path, "out", wide, s.hidden)
+
+    def feed_forward(self, x: GVar, path: str) -> GVar:
+        g, s = self.g, self.spec
+        inner = ACTIVATIONS[s.activation](g, self.part(x, path, "inner", s.hidden, s.inner))
+        if s.names.gate:
+            inner = g.call(Mul(), inner, self.part(x, path, "gate", s.hidden, s.inner))
+        return self.part(inner, path, "outer", s.inner, s.hidden)
+
+    # positions in attention
+
+    def rotated(self, x: GVar, theta: float) -> GVar:
+        """Rotate queries or keys (b, heads, n, size) by their positions."""
+        size, longest = self.spec.size, self.longest
+
+        def table(function: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+            speed = 1 / np.float32(theta) ** (np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
+            return function(np.arange(longest, dtype=np.float32)[:, None] * speed).astype(np.float32)
+
+        cos = self.constant(f"rotary_cos_{theta:g}", lambda: table(np.cos))
+        sin = self.constant(f"rotary_sin_{theta:g}", lambda: table(np.sin))
+        return self.g.call(Rotary(const(0), 2), x, cos, sin)
+
+    def bias(self, number: int) -> GVar | None:
+        """Return what is added to the scores of a layer: (b or 1, heads or 1, n or 1, n)."""
+        s = self.spec
+        window = s.windows[number] if s.windows else None
+        key = (window, s.layers[number] if s.buckets is not None and s.buckets.each_layer else "")
+        if key not in self._biases:
+            self._biases[key] = self._bias(window, s.layers[number])
+        return self._biases[key]
+
+    def _bias(self, window: int | None, path: str) -> GVar | None:
+        g, buckets, found = self.g, self.spec.buckets, self.hidden_bias
+        if window is not None:
+            near = np.zeros((2 * window + 3, 1), np.float32)
+            near[[0, -1]] = LOWEST
+            seen = self.by_distance(f"window_{window}", near)
+            found = seen if found is None else g.call(Minimum(), found, seen)
+        if buckets is not None:
+            name = f"{path}.{buckets.table}" if buckets.each_layer else buckets.table
+            stored = self.weights.get(f"{name}.weight", (buckets.count, self.spec.heads))
+            reach = np.arange(-buckets.furthest, buckets.furthest + 1)
+            table = stored[distance_bucket(reach, buckets.count, buckets.furthest)]
+            biases = self.by_distance(f"{name}.by_distance", table)
+            found = biases if found is None else g.call(Add(), found, biases)
+        return found
+
+    def by_distance(self, name: str, table: NDArray[Any]) -> GVar:
+        """Read rows of a table (2 r + 1, k) by the distances -r .. r of columns from rows: (k, n, n).
+
+        Further away counts the outermost row."""
+        g, length, rows = self.g, self.dims[1], len(table)
+        columns = g.call(Iota(length), hint="columns")
+        distance = g.call(Sub(), g.call(ExpandDims((0,)), columns), g.call(ExpandDims((1,)), columns), hint="distance")
+        place = g.call(MaximumScalar(0), g.call(AddScalar((rows - 1) // 2), distance))
+        last = self.constant(f"last_of_{rows}", lambda: np.asarray(rows - 1, np.int64))
+        chosen = g.call(Take(), self.constant(name, lambda: table), g.call(Minimum(), place, last))
+        return g.call(Permute((2, 0, 1)), chosen, hint="by_distance")
+
+
+def distance_bucket(distance: NDArray[Any], count: int, furthest: int) -> NDArray[Any]:
+    """Return the buckets of distances of columns from rows (Raffel et al. 2020): half of them for columns behind.
+
+    Half of each half holds one distance each, the other half logarithmically more up to `furthest`."""
+    half = count // 2
+    exact = half // 2
+    far = np.abs(distance)
+    with np.errstate(divide="ignore"):
+        ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(furthest / exact))
+        large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
+    return np.asarray(np.where(far < exact, far, np.minimum(large, half - 1)) + half * (distance > 0))

@@ -1,0 +1,163 @@
+"""Specifications of encoders: sizes, embeddings, layers and heads of one family, with the names of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
+
+Emitted = Callable[[GraphBuilder, GVar], GVar]
+Norm = Literal["layer_norm", "rms_norm"]
+Part = Literal["query", "key", "value", "out", "inner", "gate", "outer", "norm"]
+
+
+def _cubic(g: GraphBuilder, x: GVar) -> GVar:
+    factor = g.call(AddScalar(1.0), g.call(MulScalar(0.044715), g.call(Mul(), x, x)))
+    return g.call(MulScalar(1.5957691216057308), g.call(Mul(), x, factor))  # 2 * sqrt(2 / pi)
+
+
+def _gated(inner: Emitted) -> Emitted:
+    """Return the activation `x * sigmoid(inner(x))`."""
+    return lambda g, x: g.call(Mul(), x, g.call(Sigmoid(), inner(g, x)))
+
+
+_silu, _tanh_gelu = _gated(lambda g, x: x), _gated(_cubic)
+ACTIVATIONS: Mapping[str, Emitted] = {
+    "gelu": lambda g, x: g.call(Gelu(), x),
+    "relu": lambda g, x: g.call(Relu(), x),
+    "tanh": lambda g, x: g.call(Tanh(), x),
+    "silu": _silu,
+    "swish": _silu,
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "quick_gelu": _gated(lambda g, x: g.call(MulScalar(1.702), x)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """Names of the weights of a layer. `name#1/3` is the second of three equal parts of the rows of one matrix.
+
+    middle_norm, last_norm: norms of attention and of the feed-forward block, behind or before them
+    gate: second matrix of a gated feed-forward block (Shazeer 2020), whose values are not activated; empty: there is none
+    """
+
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    out: str = "attention.output.dense"
+    middle_norm: str = "attention.output.LayerNorm"
+    inner: str = "intermediate.dense"
+    outer: str = "output.dense"
+    last_norm: str = "output.LayerNorm"
+    gate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Embeddings of text. An empty name stands for a part that the family lacks.
+
+    width: size of the vectors; where it is not the encoder's, `project` makes them so
+    rows: rows of the table of positions
+    token_types: number of token types, possibly 0
+    padding: token without a position, behind whose row the positions of others start; None: positions are those in the text
+    """
+
+    width: int
+    vocabulary: int
+    rows: int
+    token_types: int
+    padding: int | None = None
+    words: str = "embeddings.word_embeddings"
+    table: str = "embeddings.position_embeddings"
+    types: str = "embeddings.token_type_embeddings"
+    norm: str = "embeddings.LayerNorm"
+    project: str = ""
+
+    @property
+    def positions(self) -> int:
+        return self.rows if self.padding is None else self.rows - self.padding - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Attention bias by bucket of the distance between two positions (Raffel et al. 2020, section 2.1).
+
+    table: name of the biases (count, heads), beneath each layer's path if `each_layer`
+    furthest: distance from which on all share a bucket"""
+
+    table: str
+    count: int
+    furthest: int
+    each_layer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNames:
+    """Names of the weights of the heads of a family. Of a sequence: dense, its activation, and out; of words: all others.
+
+    inner: `dense` is one of the encoder's weights
+    word_activation: None: that of the configuration
+    """
+
+    dense: str
+    activation: str
+    out: str
+    word_dense: str
+    word_norm: str
+    words: str
+    word_bias: str
+    word_activation: str | None = None
+    inner: bool = False
+    position_out: str = "classifier"
+    answer_out: str = "qa_outputs"
+
+
+BERT_HEADS = HeadNames(
+    "pooler.dense", "tanh", "classifier", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder", "cls.predictions.bias", inner=True,
+)  # fmt: skip
+ROBERTA_HEADS = HeadNames(
+    "classifier.dense", "tanh", "classifier.out_proj", "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias",
+    "gelu",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """An encoder, as an entry of `encoder_families.ENCODERS` reads it from a configuration.
+
+    layers: path of each layer's weights, several alike where layers share weights
+    size: elements of an attention head
+    prefixes: what may stand before the names of the encoder's weights, where a head stands beside it
+    norm_first: norms stand before attention and the feed-forward block, `last_norm` behind the last layer
+    unbiased: parts of a layer without a bias
+    scale: factor of attention scores; None: the root of 1 / size
+    thetas: base of the rotary embeddings (Su et al. 2021) of each layer
+    windows: distance up to which each layer attends; None: all
+    """
+
+    layers: tuple[str, ...]
+    hidden: int
+    heads: int
+    size: int
+    inner: int
+    eps: float
+    activation: str
+    words: Words
+    prefixes: tuple[str, ...]
+    names: LayerNames = field(default_factory=LayerNames)
+    head: HeadNames = BERT_HEADS
+    norm: Norm = "layer_norm"
+    norm_first: bool = False
+    last_norm: str = ""
+    unbiased: frozenset[Part] = frozenset()
+    scale: float | None = None
+    buckets: Buckets | None = None
+    thetas: tuple[float, ...] = ()
+    windows: tuple[int | None, ...] = ()
