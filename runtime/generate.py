@@ -1,75 +1,184 @@
-"""Greedy generation with a model that has the functions `prefill` and `decode` (see `Artifact.functions`)."""
+"""Generation with a model that has the functions `prefill` and `decode` (see `Artifact.functions`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.generation.beams import Hypothesis, search_group
+from relax_tune.runtime.generation.config import GenerationConfig
+from relax_tune.runtime.generation.decoder import Decoder
+from relax_tune.runtime.generation.detokenizer import Tokenizer
+from relax_tune.runtime.generation.logits import LogitsProcessor
+from relax_tune.runtime.generation.rows import Request, as_result, group_steps, read_prompts
+from relax_tune.runtime.generation.stopping import StopRules
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.program.program import Program
-from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
-PREFILL, DECODE = "prefill", "decode"
+Ids = NDArray[np.int64]
 
 
-def greedy(model: Model, prompt: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the likeliest next token of every row, (b,) i64, until the model's positions end.
+@dataclass(frozen=True)
+class GenerationStep:
+    """The next token of every row.
 
-    model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *cache)` and `decode(input_ids (b, 1), *cache)` with results
-    of the same kind. prompt: (b, n) token ids; the rows are of one length, as nothing tells padding from text.
-
-    Raises: UserError for a model without these functions, or a prompt that `prefill` does not take.
+    tokens: (rows,) i64; `pad_token_id` in rows that had ended before
+    live: (rows,) bool, whether the token belongs to the row
     """
-    missing = [name for name in (PREFILL, DECODE) if name not in model.functions]
-    if missing:
+
+    tokens: Ids
+    live: NDArray[np.bool_]
+
+
+@overload
+def generate(
+    model: Model,
+    prompts: NDArray[Any],
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> Ids: ...
+
+
+@overload
+def generate(
+    model: Model,
+    prompts: Sequence[ArrayLike],
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> list[Ids]: ...
+
+
+def generate(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> Any:
+    """Extend prompts by tokens: the likeliest ones, drawn ones, or the best found by beam search.
+
+    model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with results
+    of the same kind. prompts: (rows, length) token ids, with an `attention_mask` of that shape if some are padding, before or after
+    the tokens; or a list of prompts of any lengths. config: the settings; its fields may be given by name too, and these count.
+    attention_mask: 1 for tokens, 0 for padding. tokenizer: an object with `decode(ids)`, for `stop_strings`. logits_processor: a
+    function from the tokens so far (b, length) and their logits (b, vocabulary) to such logits.
+
+    Returns an array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
+    prompts; `num_return_sequences` rows for each prompt. A row ends after a token of `eos_token_id`, a stop sequence or a stop
+    string, after `max_new_tokens`, or when the model has no more positions.
+
+    Rows of equal length are computed together, as many as the model takes, and each group by itself: padding never reaches
+    the model. What a row gets depends on no other row.
+
+    Raises: UserError for a model without these functions, prompts that it does not take, wrong settings, or logits that no
+    token can be chosen by.
+    """
+    request = _request(model, prompts, max_new_tokens, config, **options)
+    if request.config.num_beams > 1:
+        added = [h.tokens.tolist() for found in _search(request) for h in found]
+    else:
+        added = [[] for _ in request.rows]
+        for numbers in request.groups():
+            for tokens, live in group_steps(request, numbers):
+                for at in np.flatnonzero(live):
+                    added[numbers[at]].append(int(tokens[at]))
+    return as_result(prompts, added, request.config.filler, request.config.num_return_sequences)
+
+
+def generate_steps(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> Iterator[GenerationStep]:
+    """Yield the next token of every row, as soon as it is known; arguments and errors as of `generate`.
+
+    All groups of rows of equal length advance together, so the caches of all are in memory. Beam search knows its tokens at
+    its end only, and is refused.
+    """
+    request = _request(model, prompts, max_new_tokens, config, **options)
+    if request.config.num_beams > 1:
         raise UserError(
-            f"wanted a model with the functions {PREFILL} and {DECODE}, found {', '.join(model.functions)}; build a decoder"
+            f"num_beams: wanted 1 where tokens are given one by one, found {request.config.num_beams}; call generate"
         )
-    room = positions(model.executors[DECODE].program)
-    logits, *cache = model.run([prompt], PREFILL)
-    past = np.asarray(prompt).shape[1]
-    while True:
-        token = np.argmax(logits[:, -1], axis=-1).astype(np.int64)
-        yield token
-        if room is not None and past > room:
-            return
-        logits, *cache = model.run([token[:, None], *cache], DECODE)
-        past += 1
+    return _steps(request)
 
 
-def generate(model: Model, prompt: NDArray[np.int64], tokens: int, stop: Collection[int] = ()) -> NDArray[np.int64]:
-    """Extend `prompt` (b, n) by up to `tokens` likeliest tokens: (b, n + added) i64.
+def beam_search(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> list[list[Hypothesis]]:
+    """Return the best `num_return_sequences` continuations of each prompt, best first, with scores; arguments as of `generate`.
 
-    Generation ends when every row has had a token of `stop`, or when the model has no more positions. Until then, rows
-    continue after their stop tokens.
-
-    Raises: as `greedy`, and UserError for negative `tokens`.
+    A step computes `num_beams` rows for each prompt, and copies their caches in the order of the beams that go on.
     """
-    if tokens < 0:
-        raise UserError(f"wanted how many tokens to add, 0 or more, found {tokens}; give such a number")
-    found: list[NDArray[Any]] = [np.asarray(prompt)]
-    ended = np.zeros(len(prompt), np.bool_)
-    for token in islice(greedy(model, prompt), tokens):
-        found.append(token[:, None])
-        ended |= np.isin(token, list(stop))
-        if ended.all():
-            break
-    return np.concatenate(found, axis=1)
+    request = _request(model, prompts, max_new_tokens, config, **options)
+    return _search(request)
 
 
-def positions(decode: Program) -> int | None:
-    """Return the most past positions that `decode` takes; None if they are unbounded.
+def _request(
+    model: Model,
+    prompts: Any,
+    max_new_tokens: int | None,
+    config: GenerationConfig | None,
+    *,
+    attention_mask: ArrayLike | None = None,
+    tokenizer: Tokenizer | None = None,
+    logits_processor: LogitsProcessor | None = None,
+    **settings: Any,
+) -> Request:
+    """Check a call before anything is computed."""
+    decoder = Decoder(model)
+    if max_new_tokens is not None:
+        settings = {"max_new_tokens": max_new_tokens, **settings}
+    if config is not None and not isinstance(config, GenerationConfig):
+        raise UserError(
+            f"config: wanted a GenerationConfig, found a {type(config).__name__}; give its settings by name instead"
+        )
+    known = GenerationConfig.__dataclass_fields__
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        more = "attention_mask, tokenizer, logits_processor"
+        raise UserError(
+            f"generate: wanted options among {', '.join(known)}, {more}; found {unknown[0]:.80}; leave it out"
+        )
+    config = replace(config or GenerationConfig(), **settings)
+    rules = StopRules(config, tokenizer)
+    rows = read_prompts(prompts, attention_mask)
+    if config.num_beams == 1:
+        rows = tuple(row for row in rows for _ in range(config.num_return_sequences))
+    return Request(decoder, rows, config, rules, logits_processor)
 
-    It is the bound of the symbol that its cache has and its token ids do not.
-    """
-    ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
-    for slot in (slot for shape in cache for slot in shape if slot not in ids):
-        opcode, symbol = decode.scalars[slot * WIDTH : slot * WIDTH + 2]
-        if opcode == Opcode.SYMBOL:
-            return decode.symbols[symbol].upper
-    return None
+
+def _search(request: Request) -> list[list[Hypothesis]]:
+    found: list[list[Hypothesis]] = [[] for _ in request.rows]
+    for numbers in request.groups(request.config.num_beams):
+        for number, hypotheses in zip(numbers, search_group(request, numbers), strict=True):
+            found[number] = hypotheses
+    return found
+
+
+def _steps(request: Request) -> Iterator[GenerationStep]:
+    going = [(numbers, group_steps(request, numbers)) for numbers in request.groups()]
+    while going:
+        tokens = np.full(len(request.rows), request.config.filler, np.int64)
+        live = np.zeros(len(request.rows), np.bool_)
+        stepped = []
+        for numbers, steps in going:
+            found = next(steps, None)
+            if found is not None:
+                tokens[numbers], live[numbers] = found
+                stepped.append((numbers, steps))
+        if stepped:
+            yield GenerationStep(tokens, live)
+        going = stepped

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from relax_tune.ir.rewrite.rules import Rule, rewrite
     from relax_tune.ir.text.parser import parse_prim_func
     from relax_tune.runtime.artifact import Artifact, load, load_artifact
-    from relax_tune.runtime.generate import generate
+    from relax_tune.runtime.generate import beam_search, generate, generate_steps
+    from relax_tune.runtime.generation.config import GenerationConfig
+    from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
     from relax_tune.runtime.model import Model
     from relax_tune.runtime.shapes import ShapeProfile
     from relax_tune.runtime.signature import TensorSpec
@@ -58,6 +60,10 @@ _PUBLIC = {
     "load": ("relax_tune.runtime.artifact", "load", "opencl"),
     "Model": ("relax_tune.runtime.model", "Model", "opencl"),
     "generate": ("relax_tune.runtime.generate", "generate", "opencl"),
+    "generate_steps": ("relax_tune.runtime.generate", "generate_steps", "opencl"),
+    "beam_search": ("relax_tune.runtime.generate", "beam_search", "opencl"),
+    "GenerationConfig": ("relax_tune.runtime.generation.config", "GenerationConfig", "opencl"),
+    "IncrementalDetokenizer": ("relax_tune.runtime.generation.detokenizer", "IncrementalDetokenizer", "opencl"),
     "ShapeProfile": ("relax_tune.runtime.shapes", "ShapeProfile", "opencl"),
     "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
     "open_database": ("relax_tune.database.store", "open_store", "tune"),
@@ -88,6 +94,10 @@ __all__ = [
     "load",
     "Model",
     "generate",
+    "generate_steps",
+    "beam_search",
+    "GenerationConfig",
+    "IncrementalDetokenizer",
     "ShapeProfile",
     "TensorSpec",
     "open_database",

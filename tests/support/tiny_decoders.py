@@ -18,6 +18,7 @@ MODELS: tuple[str, ...] = tuple(MAKER["MODELS"])
 MORE: tuple[str, ...] = tuple(MAKER["MORE"])
 LLAMA3: dict[str, Any] = MAKER["LLAMA3"]
 ids = MAKER["inputs"]
+GENERATED = runpy.run_path(str(DATA / "make_generation.py"))
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -38,3 +39,9 @@ def write(folder: Path, name: str, **changes: Any) -> tuple[Path, Arrays]:
     (folder / "config.json").write_text(json.dumps(kept))
     save_file(weights, folder / "model.safetensors")
     return folder, given
+
+
+def generated(name: str) -> Arrays:
+    """What transformers generates with one model: `search/CASE/tokens` and `scores`, `uneven/CASE`."""
+    with np.load(DATA / "generation.npz") as found:
+        return {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}

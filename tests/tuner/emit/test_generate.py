@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.effort import thinned
-from tests.support.tiny_decoders import ADDED, MODELS, PROMPTS, VOCABULARY, ids, write
+from tests.support.effort import some, thinned
+from tests.support.tiny_decoders import ADDED, GENERATED, MODELS, MORE, PROMPTS, VOCABULARY, generated, ids, write
 from tests.support.tuner_models import job_dispatching, opened
 from typer.testing import CliRunner
 
@@ -18,12 +18,12 @@ import relax_tune as rt
 from relax_tune.database.records import VariantRecord
 from relax_tune.errors import UserError
 from relax_tune.ir.op.math.elementwise import Relu
-from relax_tune.runtime.generate import generate, greedy
+from relax_tune.runtime.generate import beam_search, generate, generate_steps
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.task.task import Choices
 
 pytestmark = [pytest.mark.ccompiler, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
-BOUNDS = {"b": (1, 2)}
+BOUNDS = {"b": (1, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,103 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[rt.Artifact, dict[s
     return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://"), wanted
 
 
-@pytest.mark.parametrize("name", thinned(m for m in MODELS if m != "llama"))
+@pytest.mark.parametrize("name", thinned((m for m in (*MODELS, *MORE) if m != "llama"), 6))
 def test_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, wanted = write(tmp_path, name)
     with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:
         for b, n in PROMPTS:
             np.testing.assert_array_equal(generate(model, ids(b, n), ADDED)[:, n:], wanted[f"tokens_{b}_{n}"])
+        check_generated(model, name)
+
+
+def check_generated(model: rt.Model, name: str, every: int = 3) -> None:
+    """Beam search, and greedy generation for prompts of unequal length, give what transformers gives."""
+    wanted, new = generated(name), GENERATED["ADDED"]
+    for case, settings in some(GENERATED["SEARCHED"].items(), every):
+        found = [h for row in beam_search(model, ids(2, 7), new, **settings) for h in row]
+        scores = [h.score for h in found]
+        np.testing.assert_allclose(scores, wanted[f"search/{case}/scores"], rtol=1e-5, atol=1e-5, err_msg=case)
+        tokens = wanted[f"search/{case}/tokens"]
+        filled = [
+            np.pad(h.tokens, (0, tokens.shape[1] - len(h.tokens)), constant_values=GENERATED["PAD"]) for h in found
+        ]
+        np.testing.assert_array_equal(filled, tokens, case)
+    np.testing.assert_array_equal(generate(model, ids(2, 7), new, **settings)[:, 7:], tokens)
+    prompts = GENERATED["uneven"]()
+    for case, settings in GENERATED["UNEVEN"].items():
+        rows = [r[len(p) :] for p, r in zip(prompts, generate(model, prompts, new, **settings), strict=True)]
+        filled = [np.pad(r, (0, new - len(r)), constant_values=settings["pad_token_id"]) for r in rows]
+        np.testing.assert_array_equal(filled, wanted[f"uneven/{case}"], case)
+
+
+def test_transformers_results_are_found_again(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
+    with llama[0].open() as model:
+        check_generated(model, "llama", 1)
+
+
+def test_padded_prompts_give_the_tokens_of_single_rows(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
+    rows = GENERATED["uneven"]()
+    longest = max(map(len, rows))
+    starts = [(longest - len(r)) * (n % 2) for n, r in enumerate(rows)]  # padding after, before, after ...
+    mask = np.array([[s <= i < s + len(r) for i in range(longest)] for s, r in zip(starts, rows)])
+    ids_ = np.full(mask.shape, 1 << 40)  # which no model would take
+    for at, kept, row in zip(ids_, mask, rows):
+        at[kept] = row
+    settings = {"eos_token_id": (3, 11, 20), "do_sample": True, "seed": 4, "top_p": 0.9}
+    with llama[0].open() as model:
+        alone = generate(model, rows, 12, **settings)
+        assert len({len(a) - len(r) for a, r in zip(alone, rows)}) > 1
+        together = generate(model, ids_, 12, attention_mask=mask, pad_token_id=-1, **settings)
+        for found, whole, row in zip(alone, together, rows):
+            added = whole[longest:]
+            np.testing.assert_array_equal(added[added >= 0], found[len(row) :])
+            assert (added[len(found) - len(row) :] == -1).all()
+        steps = list(generate_steps(model, rows, 12, **settings))
+        for n, (found, row) in enumerate(zip(alone, rows)):
+            assert [s.tokens[n] for s in steps if s.live[n]] == found[len(row) :].tolist()
+        assert (generate(model, rows, 12, **settings)[0] == alone[0]).all()
+        more = generate(model, ids(1, 3), 8, do_sample=True, num_return_sequences=6, seed=1)
+        assert more.shape == (6, 11) and len({tuple(r) for r in more}) > 3
+        assert (more != generate(model, ids(1, 3), 8, do_sample=True, num_return_sequences=6, seed=2)).any()
+        beams = [beam_search(model, ids(1, 3), 8, do_sample=True, num_beams=2, seed=s)[0][0] for s in (1, 1, 2)]
+        assert beams[0].score == beams[1].score != beams[2].score
+
+
+def test_generation_of_wrong_arguments_is_refused(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
+    three = ids(1, 3)
+    nan = np.full((1, VOCABULARY), np.nan, np.float32)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (three[0], {}, "wanted token ids .rows, length., found an array of shape .3,."),
+        ("text", {}, "found a str; tokenize text first"),
+        ([[1, 2], []], {}, "wanted at least one token in every row, found none in row 1"),
+        ([[1.5]], {}, "row 0: wanted a list of token ids"),
+        ([[[1]]], {}, "row 0: wanted a list of token ids"),
+        (three, {"attention_mask": [[1, 0, 1]]}, "row 0: wanted padding before or after the tokens"),
+        (three, {"attention_mask": [[1, 1]]}, "wanted 0 and 1 in the shape of the prompts"),
+        (three, {"heat": 1}, "wanted options among max_new_tokens, .*; found heat; leave it out"),
+        (three, {"config": {}}, "wanted a GenerationConfig, found a dict"),
+        (three, {"stop_strings": "end"}, "wanted a tokenizer to read the tokens by, found none"),
+        (
+            three,
+            {"num_beams": 5},
+            "wanted at most 4, the rows that the model takes, found 5; build it with --bound b=1:5",
+        ),
+        (
+            three,
+            {"logits_processor": lambda i, s: s[:, 1:]},
+            r"wanted float32 scores of shape \(1, 37\), found float32",
+        ),
+        (three, {"logits_processor": lambda i, s: nan}, "found 37 NaN"),
+        (three, {"logits_processor": lambda i, s: s - np.inf, "do_sample": True}, "found only -inf"),
+        (three + 99, {}, "wanted values from 0 to 36"),
+        (ids(1, 65), {}, "wanted n <= 64, found 65"),
+    ]
+    with llama[0].open() as model:
+        for prompts, options, says in cases:
+            with pytest.raises(UserError, match=says):
+                generate(model, prompts, **{"max_new_tokens": 2, **options})
+        with pytest.raises(UserError, match="wanted 1 where tokens are given one by one, found 2; call generate"):
+            generate_steps(model, three, num_beams=2)
 
 
 def test_a_tuned_decoder_gives_the_same_tokens(tmp_path: Path) -> None:
@@ -95,11 +186,14 @@ def test_generation_ends(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
     with artifact.open() as model:
         stop = int(tokens[5])
         first = int(np.flatnonzero(tokens == stop)[0])
-        assert generate(model, ids(1, 1), ADDED, [stop]).shape == (1, 1 + first + 1)
-        assert generate(model, ids(1, 1), 0).shape == (1, 1)
-        whole = list(greedy(model, ids(2, 60)))
-        assert len(whole) == 5, "64 positions: 60 given, and what follows each of the last five"
-        assert all(t.shape == (2,) and t.dtype == np.int64 and (t < VOCABULARY).all() for t in whole)
+        assert generate(model, ids(1, 1), ADDED, eos_token_id=stop).shape == (1, 1 + first + 1)
+        assert generate(model, ids(1, 1), ADDED, stop_sequences=[tokens[3:6]]).shape == (1, 1 + 6)
+        assert generate(model, ids(1, 1), 0).shape == generate(model, ids(1, 1), 0, num_beams=2).shape == (1, 1)
+        steps = list(generate_steps(model, ids(2, 60), 99))
+        assert len(steps) == 5, "64 positions: 60 given, and what follows each of the last five"
+        assert all(s.tokens.shape == (2,) and s.tokens.dtype == np.int64 and s.live.all() for s in steps)
+        assert all((s.tokens < VOCABULARY).all() for s in steps)
+        assert generate(model, ids(2, 60), 99, num_beams=2).shape == (2, 65)
 
 
 def test_generate_without_decoder_functions_is_refused() -> None:
@@ -135,7 +229,7 @@ def test_text_goes_on(llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path)
     for extra, says in (
         (["--function", "decode"], "--function goes with --inputs"),
         (["--text", ""], "wants at least one token"),
-        (["--tokens", "-1"], "wanted how many tokens to add, 0 or more, found -1"),
+        (["--tokens", "-1"], "max_new_tokens: wanted a whole number, 0 or more, found -1"),
     ):
         done = CliRunner().invoke(app, [*run, *extra])
         assert done.exit_code == 2 and says in done.output

@@ -16,7 +16,7 @@ from rich.console import Console
 from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
-from relax_tune.runtime.generate import DECODE, PREFILL
+from relax_tune.runtime.generation.decoder import DECODE, PREFILL
 from relax_tune.runtime.model import Model, choose_function
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import SMALL, Program

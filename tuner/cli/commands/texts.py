@@ -125,7 +125,7 @@ def complete(
     for text, ids in zip(texts, tokenize(tokenizer, texts, None), strict=True):
         if not ids:
             raise UserError(f"--text wants at least one token, found none in {text!r:.80}; give some text")
-        whole = generate(model, np.array([ids], np.int64), tokens, stop)
+        whole = generate(model, np.array([ids], np.int64), tokens, eos_token_id=tuple(stop))
         added = [int(i) for i in whole[0, len(ids) :] if i not in stop]
         found.append((whole, str(tokenizer.decode(added))))
     return found

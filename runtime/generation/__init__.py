@@ -1,0 +1,1 @@
+"""Generation of tokens with a decoder: settings, choice of tokens, ends, beams, text."""

@@ -1,0 +1,168 @@
+"""Beam search, with the rules of transformers about scores and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.runtime.generation.config import GenerationConfig
+from relax_tune.runtime.generation.logits import log_softmax, no_choice, process_logits
+from relax_tune.runtime.generation.rows import Request
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+ZERO = np.float32(0.0)
+NEVER = np.float32(-1e9)
+"""Added to the score of what must not be chosen. float32 keeps no digits of the score then, as in transformers."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A result of beam search.
+
+    tokens: the added tokens, (added,) i64
+    score: the sum of their log-probabilities, divided by their number to the power `length_penalty`
+    """
+
+    tokens: Ids
+    score: float
+
+
+class RowBeams:
+    """The beams of one prompt: the running ones, and the best `num_beams` ended ones.
+
+    ids: (num_beams, length) tokens of the running beams, with the prompt; done: whether the search has ended
+    """
+
+    def __init__(self, request: Request, prompt: Ids, limit: int, generator: np.random.Generator | None) -> None:
+        self._config, self._rules = request.config, request.rules
+        self._prompt, self._limit, self._generator = prompt.tolist(), limit, generator
+        k = self._config.num_beams
+        self.ids = np.repeat(prompt[None], k, axis=0)
+        self._scores = np.full(k, NEVER, np.float32)
+        self._scores[0] = 0.0  # the beams are equal at first, and only one is counted
+        self._ended = np.full(k, NEVER, np.float32)
+        self._texts: list[Ids | None] = [None] * k
+        self.done = False
+        self._improvable = True
+
+    @property
+    def added(self) -> int:
+        """The number of tokens added so far."""
+        return int(self.ids.shape[1]) - len(self._prompt)
+
+    def step(self, log_probs: Floats) -> tuple[Ids, Ids]:
+        """Choose the beams that go on: the place of the beam that each continues, and its new token; (num_beams,) both.
+
+        log_probs: (num_beams, vocabulary) of the next token, processed
+        """
+        config = self._config
+        k, size = log_probs.shape
+        if self.done:  # it is here because the model takes no fewer rows
+            return np.arange(k), np.zeros(k, np.int64)
+        total = (log_probs + self._scores[:, None]).reshape(-1)
+        wanted = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
+        chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), wanted)
+        scores, beams, tokens = total[chosen], chosen // size, chosen % size
+        added = self.added + 1
+        ended = np.full(wanted, added == self._limit)
+        if added < self._limit and config.may_stop:
+            texts = [[*self.ids[b, len(self._prompt) :].tolist(), int(t)] for b, t in zip(beams, tokens)]
+            ended = np.array([self._rules.ends(self._prompt, text) for text in texts])
+        running = scores + np.where(ended, NEVER, ZERO)
+        kept = largest(running, k)
+        self._end(scores, beams, tokens, ended)
+        self._scores = running[kept]
+        self.ids = np.concatenate([self.ids[beams[kept]], tokens[kept, None]], axis=1)
+        self._judge(bool(ended.all()))
+        return beams[kept], tokens[kept]
+
+    def _end(self, scores: Floats, beams: Ids, tokens: Ids, ended: NDArray[np.bool_]) -> None:
+        """Keep the best of what ended before and among the first `num_beams` now."""
+        config, k = self._config, len(self.ids)
+        final = scores / np.float32((self.added + 1) ** config.length_penalty)
+        counted = ended & (np.arange(len(ended)) < k)
+        if (config.early_stopping is True and self._full) or not self._improvable:
+            final = final + NEVER
+        final = final + np.where(counted, ZERO, NEVER)
+        merged = np.concatenate([self._ended, final])
+        texts: list[Ids | None] = list(self._texts)
+        start = len(self._prompt)
+        for b, t, c in zip(beams, tokens, counted):
+            texts.append(np.append(self.ids[b, start:], t) if c else None)
+        best = largest(merged, k)
+        self._ended, self._texts = merged[best], [texts[i] for i in best]
+
+    @property
+    def _full(self) -> bool:
+        return all(text is not None for text in self._texts)
+
+    def _judge(self, hopeless: bool) -> None:
+        """Decide whether the search has ended. hopeless: all continuations ended."""
+        config = self._config
+        longest = config.early_stopping == "never" and config.length_penalty > 0.0
+        length = self._limit if longest else self.added
+        hope = self._scores[0] / np.float32(length**config.length_penalty)
+        worst = self._ended.min() if self._full else NEVER
+        self._improvable = self._improvable and bool(hope > worst)
+        self.done = not self._improvable or hopeless or (config.early_stopping is True and self._full)
+
+    def results(self) -> list[Hypothesis]:
+        """Return the best results, best first."""
+        found = zip(self._texts, self._ended)
+        kept = [Hypothesis(text, float(score)) for text, score in found if text is not None]
+        return kept[: self._config.num_return_sequences]
+
+
+def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
+    """Search the best continuations of prompts of equal length.
+
+    Before each step the caches are copied in the order of the beams that go on, on the host: once their size, about as much
+    memory traffic as reading them for the step's attention. Prompts whose search has ended leave the batch.
+    """
+    config, decoder = request.config, request.decoder
+    prompts = np.stack([request.rows[n] for n in numbers])
+    k, limit = config.num_beams, decoder.limit(prompts.shape[1], config.max_new_tokens)
+    if not limit:
+        return [[Hypothesis(np.empty(0, np.int64), 0.0)] * config.num_return_sequences for _ in numbers]
+    drawn = config.do_sample
+    rows = [RowBeams(request, p, limit, _generator(config, n) if drawn else None) for p, n in zip(prompts, numbers)]
+    state = decoder.prefill(prompts)
+    state.select(np.repeat(np.arange(len(rows)), k))
+    live = list(range(len(rows)))
+    while True:
+        history = np.concatenate([rows[i].ids for i in live])
+        scores = log_softmax(state.logits)
+        if np.isnan(scores).any():
+            raise no_choice(state.logits, int(np.argmax(np.isnan(scores).any(1))))
+        scores = process_logits(config, history, scores, rows[live[0]].added, request.custom)
+        chosen = [rows[i].step(part) for i, part in zip(live, np.split(scores, len(live)))]
+        kept = [at for at, i in enumerate(live) if not rows[i].done]
+        if not kept:
+            return [row.results() for row in rows]
+        if len(kept) * k < decoder.least_rows:
+            kept = list(range(len(live)))
+        state.select(np.concatenate([at * k + chosen[at][0] for at in kept]))
+        state.extend(np.concatenate([chosen[at][1] for at in kept]))
+        live = [live[at] for at in kept]
+
+
+def _generator(config: GenerationConfig, number: int) -> np.random.Generator:
+    return np.random.default_rng(None if config.seed is None else [config.seed, int(number)])
+
+
+def _gumbel(generator: np.random.Generator, size: int) -> Floats:
+    """Return noise whose addition makes the largest scores a sample without replacement (Kool et al. 2019)."""
+    return generator.gumbel(size=size).astype(np.float32)
+
+
+def largest(scores: Floats, count: int) -> Ids:
+    """Return the places of the largest scores, in descending order; the first of equal ones first."""
+    if count < len(scores):
+        least = np.partition(scores, len(scores) - count)[len(scores) - count]
+        places = np.flatnonzero(scores >= least)
+    else:
+        places = np.arange(len(scores))
+    return places[np.argsort(-scores[places], kind="stable")][:count]

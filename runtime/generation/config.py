@@ -1,0 +1,207 @@
+"""The settings of generation."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import UserError
+
+# Name -> (least value, None is allowed).
+_WHOLE = {
+    "max_new_tokens": (0, False), "min_new_tokens": (0, False), "top_k": (0, False), "no_repeat_ngram_size": (0, False),
+    "num_beams": (1, False), "num_return_sequences": (1, False), "seed": (0, True), "pad_token_id": (None, True),
+}  # fmt: skip
+# Name -> (least value, whether the value itself is allowed, greatest value, None is allowed).
+_REAL = {
+    "temperature": (0.0, False, math.inf, False), "top_p": (0.0, True, 1.0, False), "min_p": (0.0, True, 1.0, True),
+    "repetition_penalty": (0.0, False, math.inf, False), "length_penalty": (-math.inf, False, math.inf, False),
+}  # fmt: skip
+# Settings of a folder that would change the tokens and are not implemented, by the values that change nothing.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": (), "bad_words_ids": (), "sequence_bias": (),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
+    "exponential_decay_length_penalty": (), "encoder_repetition_penalty": (1.0,), "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,), "diversity_penalty": (0.0,), "penalty_alpha": (0.0,), "guidance_scale": (1.0,), "constraints": (),
+    "force_words_ids": (), "min_length": (0,), "watermarking_config": (), "remove_invalid_values": (False,),
+    "renormalize_logits": (False,), "dola_layers": (),
+}  # fmt: skip
+_IDS = ("eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Settings of generation, with the names, meanings and defaults that transformers gives them.
+
+    max_new_tokens: most tokens to add to a prompt
+    min_new_tokens: tokens to add before `eos_token_id` may come
+    do_sample: whether a token is drawn, instead of the likeliest one taken
+    temperature: divisor of the logits, above 0
+    top_k: number of likeliest tokens to draw from; 0 for all
+    top_p: probability that the likeliest tokens to draw from have together
+    min_p: least probability of a token, relative to that of the likeliest one
+    repetition_penalty: factor against tokens of the prompt and the text so far
+    no_repeat_ngram_size: length of the sequences of tokens that occur once at most; 0 for any
+    num_beams: beams of beam search; 1 for none
+    num_return_sequences: results for each prompt
+    length_penalty: exponent of the length that a beam's score is divided by
+    early_stopping: end of a beam search: True as soon as there are `num_beams` results; False by a heuristic; "never" when none
+        can become better
+    eos_token_id: token, or tokens, that end a text
+    stop_sequences: sequences of tokens that end a text
+    stop_strings: words that end a text, by a tokenizer
+    pad_token_id: filler after the end of a text; by default the first of `eos_token_id`, or 0
+    seed: seed of the drawing; None for another one at each call
+
+    Raises: UserError naming the setting, what was wanted and what was found.
+    """
+
+    max_new_tokens: int = 20
+    min_new_tokens: int = 0
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    num_beams: int = 1
+    num_return_sequences: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    eos_token_id: int | tuple[int, ...] | None = None
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    pad_token_id: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (least, optional) in _WHOLE.items():
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least, optional))
+        for name, (low, closed, high, optional) in _REAL.items():
+            object.__setattr__(self, name, _real(name, getattr(self, name), low, closed, high, optional))
+        if not isinstance(self.do_sample, bool):
+            raise UserError(f"do_sample: wanted True or False, found {self.do_sample!r:.80}; give one of the two")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise UserError(
+                f'early_stopping: wanted True, False or "never", found {self.early_stopping!r:.80}; give one of these'
+            )
+        object.__setattr__(self, "eos_token_id", _ids("eos_token_id", self.eos_token_id))
+        sequences = _many("stop_sequences", self.stop_sequences, "sequences of token ids")
+        object.__setattr__(self, "stop_sequences", tuple(_ids("stop_sequences", s, least=1) for s in sequences))
+        words = (self.stop_strings,) if isinstance(self.stop_strings, str) else self.stop_strings
+        object.__setattr__(self, "stop_strings", _many("stop_strings", words, "words"))
+        for word in self.stop_strings:
+            if not isinstance(word, str) or not word:
+                raise UserError(
+                    f"stop_strings: wanted words of at least one character, found {word!r:.80}; leave it out"
+                )
+        most = self.num_beams if self.num_beams > 1 else self.num_return_sequences if self.do_sample else 1
+        if self.num_return_sequences > most:
+            raise UserError(
+                f"num_return_sequences: wanted at most {most} with {'num_beams' if most > 1 else 'greedy generation'}, found "
+                f"{self.num_return_sequences}; give more num_beams, or do_sample=True"
+            )
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        assert isinstance(self.eos_token_id, tuple)
+        return self.eos_token_id
+
+    @property
+    def may_stop(self) -> bool:
+        """True if tokens or words may end a text."""
+        return bool(self.eos_ids or self.stop_sequences or self.stop_strings)
+
+    @property
+    def filler(self) -> int:
+        """The token that fills a row after its end."""
+        return self.pad_token_id if self.pad_token_id is not None else (*self.eos_ids, 0)[0]
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, **changes: Any) -> GenerationConfig:
+        """Read the settings of a model's folder, with `changes` to them.
+
+        Every field of this class is read from `generation_config.json`; `eos_token_id` and `pad_token_id` from `config.json`
+        where the former has none. A field of null has its default. `max_length`, which counts the prompt, is not read.
+
+        Raises: UserError for a file that is no JSON object, a wrong value, or a setting there that is not implemented.
+        """
+        declared = _read(Path(folder) / "generation_config.json")
+        whole = _read(Path(folder) / "config.json")
+        declared = {n: whole.get(n) for n in _IDS} | {n: v for n, v in declared.items() if v is not None}
+        for name, neutral in _NEUTRAL.items():
+            value = declared.get(name)
+            if value is not None and name not in changes and all(value != n for n in neutral):
+                raise UserError(
+                    f"{folder}: generation_config.json: {name}: wanted a setting of GenerationConfig, found one that is not "
+                    f"implemented, {value!r:.80}; make a GenerationConfig without it"
+                )
+        known = {f.name for f in fields(cls)}
+        found = {n: v for n, v in declared.items() if n in known and v is not None}
+        try:
+            return cls(**{**found, **changes})
+        except UserError as error:
+            raise UserError(f"{folder}: generation_config.json, config.json and what was given: {error}") from None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; an empty one without such a file. Raises UserError for a file of another kind."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: wanted a JSON file, found: {error!s:.200}; download it again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: wanted a JSON object, found a {type(found).__name__}; download it again")
+    return found
+
+
+def _whole(name: str, value: object, least: int | None, optional: bool = False) -> int | None:
+    if value is None and optional:
+        return None
+    wanted = "a whole number" + ("" if least is None else f", {least} or more")
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or (least is not None and found < least):
+        raise UserError(f"{name}: wanted {wanted}, found {value!r:.80}; give such a number")
+    return found
+
+
+def _real(name: str, value: object, low: float, closed: bool, high: float, optional: bool) -> float | None:
+    if value is None and optional:
+        return None
+    try:
+        found = math.nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found) or not (low <= found <= high) or (found == low and not closed):
+        wanted = f"{low:g} to {high:g}" if math.isfinite(high) else f"above {low:g}" if math.isfinite(low) else "finite"
+        sampling = "; leave do_sample out for the likeliest token" if name == "temperature" else "; give such a number"
+        raise UserError(f"{name}: wanted a number, {wanted}, found {value!r:.80}{sampling}")
+    return found
+
+
+def _many(name: str, value: object, kind: str) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise UserError(f"{name}: wanted a list of {kind}, found {value!r:.80}; put it into a list")
+    return tuple(value)
+
+
+def _ids(name: str, value: object, least: int = 0) -> tuple[int, ...]:
+    given = (value,) if value is not None and not isinstance(value, Iterable) else _many(name, value, "token ids")
+    found = [_whole(name, i, 0) for i in given]
+    if len(found) < least:
+        raise UserError(f"{name}: wanted at least {least} token id in each, found {value!r:.80}; leave it out")
+    return tuple(i for i in found if i is not None)

@@ -1,0 +1,175 @@
+"""Logits to tokens: the processors of transformers in NumPy, and drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.generation.config import GenerationConfig
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+LogitsProcessor = Callable[[Ids, Floats], Floats]
+"""From the tokens so far (b, length) and logits (b, vocabulary) to logits of that shape."""
+
+
+def process_logits(
+    config: GenerationConfig, history: Ids, scores: Floats, added: int, custom: LogitsProcessor | None = None
+) -> Floats:
+    """Apply the processors that the settings ask for, in the order of transformers.
+
+    history: (b, length) tokens so far, the prompt included; added: how many of them are new. scores: (b, vocabulary) logits, or
+    log-probabilities in beam search; they are not written. custom: a processor after the penalties, before temperature.
+
+    Raises: UserError when `custom` returns something else than scores.
+    """
+    if config.repetition_penalty != 1.0:
+        scores = penalize_repetition(history, scores, config.repetition_penalty)
+    if config.no_repeat_ngram_size:
+        scores = ban_repeated_ngrams(history, scores, config.no_repeat_ngram_size)
+    if added < config.min_new_tokens and config.eos_ids:
+        scores = scores.copy()
+        scores[:, [i for i in config.eos_ids if i < scores.shape[1]]] = -np.inf
+    if custom is not None:
+        scores = _checked(custom(history, scores), scores.shape)
+    if not config.do_sample:
+        return scores
+    least = 1 if config.num_beams == 1 else max(1, len(config.eos_ids)) + 1
+    if config.temperature != 1.0:
+        scores = scores / np.float32(config.temperature)
+    if config.top_k:
+        scores = keep_top_k(scores, max(config.top_k, least))
+    if config.top_p < 1.0:
+        scores = keep_top_p(scores, config.top_p, least)
+    if config.min_p is not None:
+        scores = keep_min_p(scores, config.min_p, least)
+    return scores
+
+
+def needs_history(config: GenerationConfig, custom: LogitsProcessor | None) -> bool:
+    """Return whether a processor looks at the tokens so far."""
+    return config.repetition_penalty != 1.0 or config.no_repeat_ngram_size > 0 or custom is not None
+
+
+def _checked(found: object, shape: tuple[int, ...]) -> Floats:
+    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype.kind != "f":
+        what = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+        raise UserError(
+            f"logits_processor: wanted float32 scores of shape {shape}, found {what}; return the scores it was given, changed"
+        )
+    return found.astype(np.float32, copy=False)
+
+
+def penalize_repetition(history: Ids, scores: Floats, penalty: float) -> Floats:
+    """Divide the positive scores of tokens in the history by the penalty, and multiply the others (Keskar et al. 2019)."""
+    size = scores.shape[1]
+    wide = np.pad(scores, ((0, 0), (0, 1)))  # a column for tokens that the model cannot give
+    seen = np.minimum(history, size)
+    found = np.take_along_axis(wide, seen, 1)
+    factor = np.float32(penalty)
+    np.put_along_axis(wide, seen, np.where(found < 0, found * factor, found / factor), 1)
+    return wide[:, :size]
+
+
+def ban_repeated_ngrams(history: Ids, scores: Floats, size: int) -> Floats:
+    """Give -inf to every token that would repeat a sequence of `size` tokens of the history."""
+    length = history.shape[1]
+    if length < size:
+        return scores
+    windows = np.lib.stride_tricks.sliding_window_view(history, size, axis=1)  # (b, length - size + 1, size)
+    alike = (windows[..., :-1] == history[:, None, length + 1 - size :]).all(-1)
+    row, at = np.nonzero(alike)
+    token = windows[row, at, -1]
+    inside = token < scores.shape[1]
+    found = scores.copy()
+    found[row[inside], token[inside]] = -np.inf
+    return found
+
+
+def keep_top_k(scores: Floats, k: int) -> Floats:
+    """Give -inf to every token below the k-th likeliest."""
+    size = scores.shape[1]
+    if k >= size:
+        return scores
+    least = np.partition(scores, size - k, axis=1)[:, size - k, None]
+    return np.where(scores < least, np.float32(-np.inf), scores)
+
+
+def keep_top_p(scores: Floats, top_p: float, least: int = 1) -> Floats:
+    """Give -inf to the unlikeliest tokens that have a probability of at most 1 - top_p together (Holtzman et al. 2020).
+
+    least: number of tokens that stay in any case.
+    """
+    found = np.full_like(scores, -np.inf)
+    for row, kept in zip(scores, found):
+        possible = np.flatnonzero(row > -np.inf)
+        order = possible[np.argsort(row[possible], kind="stable")]
+        below = np.cumsum(softmax(row[order]), dtype=np.float32) <= np.float32(1 - top_p)
+        below[max(0, len(order) - least) :] = False
+        chosen = order[~below]
+        kept[chosen] = row[chosen]
+    return found
+
+
+def keep_min_p(scores: Floats, min_p: float, least: int = 1) -> Floats:
+    """Give -inf to tokens whose probability is below `min_p` times that of the likeliest one (Nguyen et al. 2024)."""
+    chances = softmax(scores)
+    low = chances < np.float32(min_p) * chances.max(1, keepdims=True)
+    np.put_along_axis(low, np.argpartition(-chances, min(least, scores.shape[1]) - 1, 1)[:, :least], False, 1)
+    return np.where(low, np.float32(-np.inf), scores)
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return the probabilities of scores along the last axis."""
+    if not scores.shape[-1]:
+        return scores
+    with np.errstate(invalid="ignore"):  # a row of -inf gives NaN, as its user checks
+        found = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(found / found.sum(-1, keepdims=True))
+
+
+def log_softmax(scores: Floats) -> Floats:
+    """Return the logarithms of the probabilities of scores along the last axis."""
+    with np.errstate(invalid="ignore"):
+        moved = scores - scores.max(-1, keepdims=True)
+        return np.asarray(moved - np.log(np.exp(moved).sum(-1, keepdims=True)))
+
+
+def take_likeliest(scores: Floats) -> Ids:
+    """Return the likeliest token of every row, the first of equal ones: (b,). Raises UserError for a row without one."""
+    found = np.argmax(scores, axis=-1)
+    top = scores[np.arange(len(scores)), found]
+    if not (top > -np.inf).all():  # false for NaN too, which argmax prefers
+        raise no_choice(scores, int(np.argmin(top > -np.inf)))
+    return np.asarray(found, np.int64)
+
+
+def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
+    """Draw a token of every row by the probabilities of its scores, with a generator each: (b,).
+
+    Raises: UserError for a row with NaN, with an infinite score, or without any token.
+    """
+    found = np.empty(len(scores), np.int64)
+    for n, (row, generator) in enumerate(zip(scores, generators, strict=True)):
+        possible = np.flatnonzero(row != -np.inf)
+        with np.errstate(invalid="ignore"):  # NaN and infinities are refused
+            sums = np.cumsum(np.exp(row[possible].astype(np.float64) - row[possible].max(initial=-np.inf)))
+        if not len(sums) or not np.isfinite(sums[-1]):
+            raise no_choice(scores, n)
+        at = np.searchsorted(sums, generator.random() * sums[-1], side="right")
+        found[n] = possible[min(int(at), len(possible) - 1)]
+    return found
+
+
+def no_choice(scores: NDArray[Any], row: int) -> UserError:
+    """Return the error about a row of scores that no token can be chosen by."""
+    nan, infinite = int(np.isnan(scores[row]).sum()), int(np.isposinf(scores[row]).sum())
+    found = f"{nan} NaN" if nan else f"{infinite} infinite ones" if infinite else "only -inf"
+    return UserError(
+        f"row {row}: wanted finite scores to choose a token by, found {found}; are the weights right, or do "
+        "no_repeat_ngram_size, min_new_tokens or logits_processor leave no token?"
+    )

@@ -1,0 +1,155 @@
+"""Prompts of any lengths as rows of token ids, in groups of equal length; greedy generation and sampling of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.generation.config import GenerationConfig
+from relax_tune.runtime.generation.decoder import Decoder
+from relax_tune.runtime.generation.logits import LogitsProcessor, draw, needs_history, process_logits, take_likeliest
+from relax_tune.runtime.generation.stopping import Stopper, StopRules
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked call: its prompts without padding, in the caller's order, each as often as it has results."""
+
+    decoder: Decoder
+    rows: tuple[Ids, ...]
+    config: GenerationConfig
+    rules: StopRules
+    custom: LogitsProcessor | None
+
+    def groups(self, beams: int = 1) -> list[NDArray[np.int64]]:
+        """Return the numbers of rows of equal length, at most as many together as the model takes, with `beams` each.
+
+        Raises: UserError when the model takes not even one row with its beams.
+        """
+        most = self.decoder.most_rows
+        if most is not None and beams > most:
+            raise UserError(
+                f"num_beams: wanted at most {most}, the rows that the model takes, found {beams}; build it with --bound b=1:{beams}"
+            )
+        lengths: dict[int, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            lengths.setdefault(len(row), []).append(number)
+        step = len(self.rows) if most is None else most // beams
+        return [np.array(found[at : at + step]) for found in lengths.values() for at in range(0, len(found), step)]
+
+
+def read_prompts(prompts: object, mask: object = None) -> tuple[Ids, ...]:
+    """Return each prompt's tokens without padding.
+
+    prompts: (b, n) token ids, or a sequence of prompts of any lengths. mask: (b, n), 1 for tokens and 0 for padding before or after.
+
+    Raises: UserError for anything else, a prompt without tokens, or padding between tokens.
+    """
+    if isinstance(prompts, np.ndarray) and prompts.ndim != 2:
+        raise UserError(
+            f"prompts: wanted token ids (rows, length), found an array of shape {prompts.shape}; add a dim, or give a list of rows"
+        )
+    if not isinstance(prompts, (np.ndarray, Sequence)) or isinstance(prompts, (str, bytes)):
+        raise UserError(
+            f"prompts: wanted token ids (rows, length) or a list of rows, found a {type(prompts).__name__}; tokenize text first"
+        )
+    found = [_read_prompt(number, row) for number, row in enumerate(prompts)]
+    if mask is not None:
+        kept = np.asarray(mask)
+        if not isinstance(prompts, np.ndarray) or kept.shape != prompts.shape or not np.isin(kept, (0, 1)).all():
+            raise UserError(
+                f"attention_mask: wanted 0 and 1 in the shape of the prompts' array, found {kept.dtype} {kept.shape}; a list of rows "
+                "of their own lengths needs none"
+            )
+        found = [_unpadded(number, row, m) for number, (row, m) in enumerate(zip(found, kept.astype(np.bool_)))]
+    empty = [number for number, row in enumerate(found) if not len(row)]
+    if empty:
+        raise UserError(f"prompts: wanted at least one token in every row, found none in row {empty[0]}; leave it out")
+    return tuple(found)
+
+
+def _read_prompt(number: int, row: object) -> Ids:
+    try:
+        found = np.asarray(row)
+    except ValueError:  # ragged
+        found = np.asarray(None)
+    if found.ndim == 1 and not found.size:
+        return np.empty(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise UserError(
+            f"prompts: row {number}: wanted a list of token ids, whole numbers, found {found.dtype} of shape {found.shape}; "
+            "tokenize text first"
+        )
+    return found.astype(np.int64)
+
+
+def _unpadded(number: int, row: Ids, mask: NDArray[np.bool_]) -> Ids:
+    places = np.flatnonzero(mask)
+    if len(places) and places[-1] - places[0] + 1 != len(places):
+        raise UserError(
+            f"attention_mask: row {number}: wanted padding before or after the tokens, found some between them; take it out"
+        )
+    return row[places]
+
+
+def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[Ids, NDArray[np.bool_]]]:
+    """Yield the next token of every row of a group, and which rows are still going on: (b,), (b,).
+
+    A row that has ended has the filler, and leaves the batch where the model takes fewer rows.
+    """
+    config, decoder, custom = request.config, request.decoder, request.custom
+    prompt = np.stack([request.rows[n] for n in numbers])
+    b, n = prompt.shape
+    limit = decoder.limit(n, config.max_new_tokens)
+    stoppers = [Stopper(request.rules, row.tolist()) for row in prompt] if config.may_stop else []
+    generators = _generators(config.seed, numbers) if config.do_sample else []
+    plain = not config.do_sample and not needs_history(config, custom) and not config.min_new_tokens
+    history = np.empty((b, n + limit), np.int64)
+    history[:, :n] = prompt
+    state = decoder.prefill(prompt) if limit else None
+    present, live = np.arange(b), np.ones(b, np.bool_)
+    for at in range(n, n + limit):
+        assert state is not None
+        scores = state.logits
+        if not plain:
+            scores = process_logits(config, history[present, :at], scores, at - n, custom)
+        found = draw(scores, [generators[i] for i in present]) if config.do_sample else take_likeliest(scores)
+        history[present, at] = found
+        tokens = np.where(live, history[:, at], config.filler)
+        yield tokens, live.copy()
+        if stoppers:
+            for i in np.flatnonzero(live):
+                live[i] = not stoppers[i].put(int(history[i, at]))
+            keep = np.flatnonzero(live[present])
+            if not len(keep):
+                return
+            if decoder.least_rows <= len(keep) < len(present):
+                state.select(keep)
+                present, found = present[keep], found[keep]
+        if at + 1 < n + limit:
+            state.extend(found)
+
+
+def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.Generator]:
+    """Return a generator of each row, by its number in the call: what a row draws depends on no other row."""
+    return [np.random.default_rng(None if seed is None else [seed, int(n)]) for n in numbers]
+
+
+def as_result(prompts: Any, added: Sequence[Sequence[int]], filler: int, times: int) -> Any:
+    """Return the prompts with their added tokens: an array with filler for an array, else a list of rows."""
+    rows = [np.array(a, np.int64) for a in added]
+    if not isinstance(prompts, np.ndarray):
+        given = [np.asarray(p, np.int64).reshape(-1) for p in prompts for _ in range(times)]
+        return [np.concatenate(pair) for pair in zip(given, rows, strict=True)]
+    longest = max((len(r) for r in rows), default=0)
+    filled = np.full((len(rows), longest), filler, np.int64)
+    for at, row in zip(filled, rows):
+        at[: len(row)] = row
+    return np.concatenate([np.repeat(prompts.astype(np.int64), times, axis=0), filled], axis=1)

@@ -1,0 +1,81 @@
+"""Settings of generation: their checks, and those of a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.generation.config import GenerationConfig
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_new_tokens": -1}, "max_new_tokens: wanted a whole number, 0 or more, found -1"),
+    ({"max_new_tokens": 2.0}, "max_new_tokens: wanted a whole number"),
+    ({"top_k": True}, "top_k: wanted a whole number, 0 or more, found True"),
+    ({"num_beams": 0}, "num_beams: wanted a whole number, 1 or more, found 0"),
+    ({"temperature": 0}, "temperature: wanted a number, above 0, found 0; leave do_sample out"),
+    ({"temperature": float("nan")}, "temperature: wanted a number"),
+    ({"top_p": 1.1}, "top_p: wanted a number, 0 to 1, found 1.1"),
+    ({"min_p": "x"}, "min_p: wanted a number"),
+    ({"length_penalty": float("inf")}, "length_penalty: wanted a number, finite, found inf"),
+    ({"do_sample": 1}, "do_sample: wanted True or False, found 1"),
+    ({"early_stopping": "soon"}, 'early_stopping: wanted True, False or "never"'),
+    ({"eos_token_id": -1}, "eos_token_id: wanted a whole number, 0 or more, found -1"),
+    ({"eos_token_id": "2"}, "eos_token_id: wanted a list of token ids, found '2'"),
+    ({"stop_sequences": [[]]}, "stop_sequences: wanted at least 1 token id in each"),
+    ({"stop_strings": [""]}, "stop_strings: wanted words of at least one character"),
+    ({"stop_strings": 3}, "stop_strings: wanted a list of words, found 3"),
+    ({"num_return_sequences": 2}, "num_return_sequences: wanted at most 1 with greedy generation, found 2"),
+    ({"num_return_sequences": 4, "num_beams": 3, "do_sample": True}, "wanted at most 3 with num_beams, found 4"),
+]
+
+
+@pytest.mark.parametrize(("settings", "says"), WRONG, ids=[says[:30] for _, says in WRONG])
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        GenerationConfig(**settings)
+    assert says in str(error.value)
+
+
+def test_settings_of_numpy_and_lists_are_plain() -> None:
+    config = GenerationConfig(
+        eos_token_id=np.array([3, 4]), top_k=np.int64(5), stop_strings="end", stop_sequences=[[1, 2]]
+    )  # type: ignore[arg-type]
+    assert (config.eos_ids, config.stop_strings, config.stop_sequences) == ((3, 4), ("end",), ((1, 2),))
+    assert config.filler == 3 and GenerationConfig().filler == 0 and GenerationConfig(pad_token_id=7).filler == 7
+    assert hash(config) == hash(
+        GenerationConfig(eos_token_id=[3, 4], top_k=5, stop_strings=["end"], stop_sequences=[(1, 2)])
+    )  # type: ignore[arg-type]
+
+
+def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
+    assert GenerationConfig.from_folder(tmp_path) == GenerationConfig()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2, "pad_token_id": 5, "top_k": 3}))
+    assert GenerationConfig.from_folder(tmp_path) == GenerationConfig(eos_token_id=2, pad_token_id=5)
+    said = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": None,
+        "eos_token_id": [7, 8],
+        "bos_token_id": 1,
+        "typical_p": 1.0,
+    }
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(said))
+    wanted = GenerationConfig(do_sample=True, temperature=0.6, eos_token_id=(7, 8), pad_token_id=5, seed=3)
+    assert GenerationConfig.from_folder(tmp_path, seed=3) == wanted
+    for content, says in (
+        (
+            {"suppress_tokens": [1]},
+            r"suppress_tokens: wanted a setting of GenerationConfig, found one that is not implemented",
+        ),
+        ({"temperature": -1}, "temperature: wanted a number, above 0"),
+        ([], "wanted a JSON object, found a list"),
+    ):
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=says):
+            GenerationConfig.from_folder(tmp_path)
