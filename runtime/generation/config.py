@@ -129,26 +129,41 @@ class GenerationConfig:
         """Read the settings of a model's folder, with `changes` to them.
 
         Every field of this class is read from `generation_config.json`; `eos_token_id` and `pad_token_id` from `config.json`
-        where the former has none. A field of null has its default. `max_length`, which counts the prompt, is not read.
+        where the former has none. A field of null has its default. `max_length`, which counts the prompt, is not read. A setting
+        there that is not implemented is refused, unless `changes` has it as None.
 
-        Raises: UserError for a file that is no JSON object, a wrong value, or a setting there that is not implemented.
+        Raises: UserError for a file that is no JSON object, a wrong value, or a setting that is not implemented.
         """
-        declared = _read(Path(folder) / "generation_config.json")
-        whole = _read(Path(folder) / "config.json")
-        declared = {n: whole.get(n) for n in _IDS} | {n: v for n, v in declared.items() if v is not None}
+        declared = dict(_read(Path(folder) / "generation_config.json"))
+        declared |= read_token_ids(folder)
+        known = {f.name for f in fields(cls)}
+        unknown = [n for n, v in changes.items() if n not in known and (n not in _NEUTRAL or v is not None)]
+        if unknown:
+            raise UserError(
+                f"from_folder: wanted settings among {', '.join(sorted(known))}; found {unknown[0]:.80}; leave it out"
+            )
         for name, neutral in _NEUTRAL.items():
             value = declared.get(name)
             if value is not None and name not in changes and all(value != n for n in neutral):
                 raise UserError(
                     f"{folder}: generation_config.json: {name}: wanted a setting of GenerationConfig, found one that is not "
-                    f"implemented, {value!r:.80}; make a GenerationConfig without it"
+                    f"implemented, {value!r:.80}; give {name}=None to do without"
                 )
-        known = {f.name for f in fields(cls)}
-        found = {n: v for n, v in declared.items() if n in known and v is not None}
+        settings = {**{n: v for n, v in declared.items() if v is not None}, **changes}
         try:
-            return cls(**{**found, **changes})
+            return cls(**{n: v for n, v in settings.items() if n in known})
         except UserError as error:
             raise UserError(f"{folder}: generation_config.json, config.json and what was given: {error}") from None
+
+
+def read_token_ids(folder: str | Path) -> dict[str, Any]:
+    """Read `eos_token_id` and `pad_token_id` of a model's folder, each from the first of its files that declares it.
+
+    Raises: UserError for a file that is no JSON object.
+    """
+    files = [_read(Path(folder) / name) for name in ("generation_config.json", "config.json")]
+    found = {name: next((f[name] for f in files if f.get(name) is not None), None) for name in _IDS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -186,7 +201,11 @@ def _real(name: str, value: object, low: float, closed: bool, high: float, optio
         found = math.nan
     if not math.isfinite(found) or not (low <= found <= high) or (found == low and not closed):
         wanted = f"{low:g} to {high:g}" if math.isfinite(high) else f"above {low:g}" if math.isfinite(low) else "finite"
-        sampling = "; leave do_sample out for the likeliest token" if name == "temperature" else "; give such a number"
+        sampling = (
+            "; without it and do_sample, the likeliest token is taken"
+            if name == "temperature"
+            else "; give such a number"
+        )
         raise UserError(f"{name}: wanted a number, {wanted}, found {value!r:.80}{sampling}")
     return found
 

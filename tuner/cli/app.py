@@ -62,6 +62,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "Run an artifact on text or on arrays.",
         (
             'relax-tune run encoder-c.rta --model ./encoder --text "a sentence" --text "another"',
+            'relax-tune run decoder-c.rta --model ./decoder --text "Once upon a" --temperature 0.7 --top-p 0.9 --stream',
             "relax-tune run encoder-c.rta --inputs arrays.npz --out results.npz",
             "relax-tune run encoder-c.rta --inputs arrays.npz --record-shapes shapes.json",
         ),

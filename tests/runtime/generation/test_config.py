@@ -17,7 +17,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 2.0}, "max_new_tokens: wanted a whole number"),
     ({"top_k": True}, "top_k: wanted a whole number, 0 or more, found True"),
     ({"num_beams": 0}, "num_beams: wanted a whole number, 1 or more, found 0"),
-    ({"temperature": 0}, "temperature: wanted a number, above 0, found 0; leave do_sample out"),
+    (
+        {"temperature": 0},
+        "temperature: wanted a number, above 0, found 0; without it and do_sample, the likeliest token is taken",
+    ),
     ({"temperature": float("nan")}, "temperature: wanted a number"),
     ({"top_p": 1.1}, "top_p: wanted a number, 0 to 1, found 1.1"),
     ({"min_p": "x"}, "min_p: wanted a number"),
@@ -79,3 +82,7 @@ def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(UserError, match=says):
             GenerationConfig.from_folder(tmp_path)
+    path.write_text(json.dumps({"suppress_tokens": [1]}))
+    assert GenerationConfig.from_folder(tmp_path, suppress_tokens=None).pad_token_id == 5
+    with pytest.raises(UserError, match=r"wanted settings among .*; found heat; leave it out"):
+        GenerationConfig.from_folder(tmp_path, heat=None)

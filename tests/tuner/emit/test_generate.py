@@ -215,24 +215,44 @@ def test_text_goes_on(llama: tuple[rt.Artifact, dict[str, Any]], tmp_path: Path)
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    prompt = " ".join(f"w{i}" for i in ids(1, 33)[0])
-    run = ["run", str(path), "--text", prompt, "--model", str(tmp_path), "--json"]
-    done = CliRunner().invoke(app, [*run, "--tokens", "4", "--out", str(tmp_path / "out.npz")])
-    assert done.exit_code == 0, done.output
+    prompt, short = (" ".join(f"w{i}" for i in ids(1, n)[0]) for n in (33, 1))
+    run = ["run", str(path), "--text", prompt, "--model", str(tmp_path), "--json", "--max-new-tokens", "4"]
+
+    def added(*extra: str) -> list[str]:
+        done = CliRunner().invoke(app, [*run, *extra])
+        assert done.exit_code == 0, done.output
+        return [str(a) for a in json.loads(done.stdout)["added"]]
+
     expected = wanted["tokens_1_33"][0, :4]
-    assert json.loads(done.stdout)["added"] == [" ".join(f"w{i}" for i in expected)]
+    texts = ["".join(f" w{i}" for i in wanted[f"tokens_1_{n}"][0, :4]) for n in (33, 1)]
+    assert added("--text", short, "--out", str(tmp_path / "out.npz")) == texts
     with np.load(tmp_path / "out.npz") as found:
         np.testing.assert_array_equal(found["tokens0"], [[*ids(1, 33)[0], *expected]])
+    done = CliRunner().invoke(app, [*(r for r in run if r != "--json"), "--text", short, "--stream"])
+    assert done.stdout == f"{prompt}{texts[0]}\n{short}{texts[1]}\n"
+    assert added("--text", short, "--stream") == texts
+    stop = ("--stop", f"w{expected[1]}")
+    assert added(*stop) == added(*stop, "--stream") == [f" w{expected[0]} "]
+    assert (
+        added("--seed", "1", "--temperature", "2")
+        == added("--seed", "1", "--temperature", "2", "--stream")
+        != texts[:1]
+    )
+    assert added("--top-k", "1") == added("--top-p", "0") == texts[:1]
+    with artifact.open() as model:
+        best = generate(model, ids(1, 33), 4, num_beams=3)[0, 33:]
+    assert added("--beams", "3") == ["".join(f" w{i}" for i in best)]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [int(expected[1])]}))
-    done = CliRunner().invoke(app, run)
-    assert json.loads(done.stdout)["added"] == [" ".join(f"w{i}" for i in expected[:1])]
+    assert added() == added("--stream") == ["".join(f" w{i}" for i in expected[:1])]
     for extra, says in (
         (["--function", "decode"], "--function goes with --inputs"),
         (["--text", ""], "wants at least one token"),
-        (["--tokens", "-1"], "max_new_tokens: wanted a whole number, 0 or more, found -1"),
+        (["--max-new-tokens", "-1"], "max_new_tokens: wanted a whole number, 0 or more, found -1"),
+        (["--temperature", "0"], "without it and do_sample, the likeliest token is taken"),
+        (["--stream", "--beams", "2"], "--stream wants --beams 1, found 2"),
     ):
         done = CliRunner().invoke(app, [*run, *extra])
-        assert done.exit_code == 2 and says in done.output
+        assert done.exit_code == 2 and says in done.output, done.output
 
 
 def test_caches_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

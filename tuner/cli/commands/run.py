@@ -22,21 +22,23 @@ from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import SMALL, Program
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import TensorSpec, function_specs
-from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
-from relax_tune.tuner.cli.commands.texts import (
+from relax_tune.tuner.cli.commands.completions import (
+    Beams,
+    Completion,
+    DecodingOptions,
+    MaxNewTokens,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Stream,
+    Temperature,
+    TopK,
+    TopP,
     complete,
-    cosine,
-    embed,
-    open_tokenizer,
-    similarity_table,
-    stop_tokens,
-    tokenize,
-    upper,
 )
+from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
+from relax_tune.tuner.cli.commands.texts import cosine, encode, open_tokenizer, similarity_table, tokenize, upper
 from relax_tune.tuner.cli.report.console import make_console, say
-
-TOKENS = 32
-
 
 ArtifactArgument = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")]
 TextOption = Annotated[
@@ -53,10 +55,6 @@ InputsOption = Annotated[
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="FILE.npz", help="Where to save the results. [default: nowhere]")
-]
-TokensOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", help=f"With --text, of a decoder: how many tokens to add. [default: {TOKENS}]"),
 ]
 RecordShapesOption = Annotated[
     Path | None,
@@ -75,25 +73,37 @@ def run(
     inputs: InputsOption = None,
     out: OutOption = None,
     function: Function = None,
-    tokens: TokensOption = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    beams: Beams = None,
+    stop: Stop = None,
+    stream: Stream = False,
     record_shapes: RecordShapesOption = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
     """Run an artifact on text or on arrays.
 
-    An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair. A decoder (functions prefill and
-    decode) goes on with each text, with the likeliest token each time. Arrays give output0, output1 ...
+    An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair, or the logits of its head. A decoder
+    (functions prefill and decode) goes on with each text, with the likeliest token each time unless options say otherwise; the
+    tokens that end a text are those of the folder, whose other settings of generation are not read. Arrays give output0, output1 ...
     """
     if bool(text) == (inputs is not None):
         raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
+    options = DecodingOptions(
+        max_new_tokens, temperature, top_k, top_p, repetition_penalty, seed, beams, tuple(stop or ()), stream
+    )
     loaded = load_artifact(artifact)
     console = make_console(stderr=json)
     shapes = None if record_shapes is None else read_profile(record_shapes)
     if inputs is not None:
         given = read_arrays(inputs)
-        if tokens is not None:
-            raise UserError("--tokens goes with --text; --inputs calls a function once")
+        if options.given:
+            raise UserError(f"{options.given[0]} goes with --text; --inputs calls a function once")
         with open_model(loaded, device, shapes) as opened:
             document, named = _call_once(opened, given, function, console)
     else:
@@ -102,21 +112,7 @@ def run(
             raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
         if function is not None:
             raise UserError("--function goes with --inputs; --text runs what the artifact is for")
-        folder, decodes = find_model(model), {PREFILL, DECODE} <= set(loaded.functions)
-        if tokens is not None and not decodes:
-            raise UserError(
-                f"--tokens wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
-            )
-        tokenizer = open_tokenizer(folder)
-        if decodes:
-            with open_model(loaded, device, shapes) as opened:
-                made = complete(opened, tokenizer, text, TOKENS if tokens is None else tokens, stop_tokens(folder))
-            document, named = _show_completions(text, made, console)
-        else:
-            read = tokenize(tokenizer, text, upper(loaded, 1))
-            with open_model(loaded, device, shapes) as opened:
-                embeddings = embed(opened, read, upper(loaded, 0))
-            document, named = _show_embeddings(text, embeddings, console)
+        document, named = _run_on_text(loaded, text, find_model(model), options, (device, shapes), console)
     if record_shapes is not None and shapes is not None:
         shapes.save(record_shapes)
         document["shapes"] = str(record_shapes)
@@ -126,6 +122,34 @@ def run(
         document["out"] = str(out)
     if json:
         print_json(document)
+
+
+def _run_on_text(
+    loaded: Artifact,
+    texts: Sequence[str],
+    folder: Path,
+    options: DecodingOptions,
+    on: tuple[str | None, ShapeProfile | None],
+    console: Console,
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Continue texts with a decoder, or encode them; return the document of the results and the arrays by name."""
+    decodes = {PREFILL, DECODE} <= set(loaded.functions)
+    if options.given and not decodes:
+        raise UserError(
+            f"{options.given[0]} wants a decoder, found an artifact of {', '.join(loaded.functions)}; leave it out"
+        )
+    tokenizer = open_tokenizer(folder)
+    if decodes:
+        config = options.config(folder)
+        with open_model(loaded, *on) as opened:
+            return _completions(texts, complete(opened, tokenizer, texts, config, console, options.stream))
+    read = tokenize(tokenizer, texts, upper(loaded, 1))
+    with open_model(loaded, *on) as opened:
+        results = encode(opened, read, upper(loaded, 0))
+    (name, rows), *more = results.items()
+    if more or rows[0].ndim != 1 or name.endswith("logits"):
+        return _show_results(texts, results, console)
+    return _show_embeddings(texts, np.stack(rows), console)
 
 
 def _call_once(
@@ -148,14 +172,26 @@ def _with_types(opened: Model, given: Mapping[str, NDArray[Any]], function: str 
     return {n: a.view(small[n]) if n in small and a.dtype == np.uint8 else a for n, a in given.items()}
 
 
-def _show_completions(
-    texts: Sequence[str], made: Sequence[tuple[NDArray[Any], str]], console: Console
+def _completions(texts: Sequence[str], made: Sequence[Completion]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the document of completed texts and the tokens by name."""
+    document = {"texts": texts, "added": [c.added for c in made], "tokens": [c.ids[0].tolist() for c in made]}
+    return document, {f"tokens{number}": c.ids for number, c in enumerate(made)}
+
+
+def _show_results(
+    texts: Sequence[str], results: Mapping[str, Sequence[NDArray[Any]]], console: Console
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Print completed texts; return their document and the tokens by name."""
-    for text, (_, added) in zip(texts, made, strict=True):
-        say(console, f"{text}{added}")
-    document = {"texts": texts, "added": [added for _, added in made], "tokens": [i[0].tolist() for i, _ in made]}
-    return document, {f"tokens{number}": ids for number, (ids, _) in enumerate(made)}
+    """Print the results of a head for each text: numbers of a text, shapes of numbers per token."""
+    named = {f"{name}{number}": row for name, rows in results.items() for number, row in enumerate(rows)}
+    for number, text in enumerate(texts):
+        for name, rows in results.items():
+            row = rows[number]
+            shown = (
+                " ".join(f"{x:.4f}" for x in row) if row.ndim == 1 and len(row) <= 16 else f"{row.dtype} {row.shape}"
+            )
+            say(console, f"{text}: {name}{number}: {shown}")
+    shapes = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in named.items()}
+    return {"texts": texts, "outputs": shapes}, named
 
 
 def _show_embeddings(

@@ -1,12 +1,11 @@
-"""Text in and out of a model: sentences to embeddings, and text that a decoder continues."""
+"""Text into an encoder: sentences to embeddings, or to the logits of a head."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +13,25 @@ from rich.table import Table
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import Artifact
-from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
+from relax_tune.runtime.signature import TensorSpec
 from relax_tune.tuner.cli.report.console import make_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-IDS, MASK = "input_ids", "attention_mask"
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
 def upper(artifact: Artifact, dim: int) -> int | None:
     """Return the declared upper bound of a dim of the token ids. Raises UserError for an artifact that takes no token ids."""
     program = artifact.program
     inputs = {program.buffers[i].name: program.buffers[i] for i in program.inputs}
-    if set(inputs) != {IDS, MASK} or len(inputs[IDS].shape) != 2:
+    if not {IDS, MASK} <= set(inputs) <= {IDS, MASK, TYPES} or len(inputs[IDS].shape) != 2:
         raise UserError(
-            f"{artifact.path}: --text wants a model of {IDS} and {MASK}, found the parameters {', '.join(inputs)}; use --inputs"
+            f"{artifact.path}: --text wants a model of {IDS}, {MASK} and perhaps {TYPES}, found the parameters "
+            f"{', '.join(inputs)}; use --inputs"
         )
     slot = inputs[IDS].shape[dim] * WIDTH
     opcode, operand = program.scalars[slot : slot + 2]
@@ -71,20 +71,26 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], longest: int | None) ->
         ) from None
 
 
-def embed(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> NDArray[np.float32]:
-    """Compute the embeddings (texts, width) f32, in batches of at most `largest`, each padded to its longest text."""
-    parts = []
+def encode(model: Model, tokens: Sequence[Sequence[int]], largest: int | None) -> dict[str, list[NDArray[Any]]]:
+    """Compute each result of every text, by name, in batches of at most `largest`, each padded to its longest text.
+
+    A result per token has as many as the text. All tokens are of type 0.
+    """
+    names = [spec.name for spec in model.inputs]
+    length = next(spec.shape[1] for spec in model.inputs if spec.name == IDS and isinstance(spec, TensorSpec))
+    results: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in model.outputs}
     step = largest or len(tokens)
     for at in range(0, len(tokens), step):
         batch = tokens[at : at + step]
         width = max(1, *(len(t) for t in batch))
-        ids = np.zeros((len(batch), width), np.int64)
-        mask = np.zeros((len(batch), width), np.int64)
+        arrays = {name: np.zeros((len(batch), width), np.int64) for name in names}
         for row, found in enumerate(batch):
-            ids[row, : len(found)] = found
-            mask[row, : len(found)] = 1
-        parts.append(model.run({IDS: ids, MASK: mask})[0])
-    return np.concatenate(parts)
+            arrays[IDS][row, : len(found)] = found
+            arrays[MASK][row, : len(found)] = 1
+        for spec, array in zip(model.outputs, model.run(arrays), strict=True):
+            each = isinstance(spec, TensorSpec) and len(spec.shape) > 1 and spec.shape[1] == length
+            results[spec.name] += [row[: len(found)] if each else row for row, found in zip(array, batch)]
+    return results
 
 
 def cosine(embeddings: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -102,30 +108,3 @@ def similarity_table(texts: Sequence[str], similarity: NDArray[np.float64]) -> T
         shown = text if len(text) <= 60 else text[:57] + "..."
         table.add_row(str(number + 1), shown, *(f"{value:.4f}" for value in similarity[number]))
     return table
-
-
-def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Return the ids that end a text, as the model's folder declares; none when it declares none."""
-    for name in ("generation_config.json", "config.json"):
-        try:
-            said = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-        ids = said if isinstance(said, list) else [said]
-        if ids and all(type(i) is int for i in ids):
-            return tuple(ids)
-    return ()
-
-
-def complete(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[str], tokens: int, stop: Sequence[int]
-) -> list[tuple[NDArray[np.int64], str]]:
-    """Complete each text. Returns its token ids with the added ones, (1, length) i64, and the added text."""
-    found = []
-    for text, ids in zip(texts, tokenize(tokenizer, texts, None), strict=True):
-        if not ids:
-            raise UserError(f"--text wants at least one token, found none in {text!r:.80}; give some text")
-        whole = generate(model, np.array([ids], np.int64), tokens, eos_token_id=tuple(stop))
-        added = [int(i) for i in whole[0, len(ids) :] if i not in stop]
-        found.append((whole, str(tokenizer.decode(added))))
-    return found

@@ -1,0 +1,148 @@
+"""Text that a decoder continues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.generate import generate, generate_steps
+from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
+from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
+from relax_tune.runtime.model import Model
+from relax_tune.tuner.cli.commands.texts import tokenize
+from relax_tune.tuner.cli.report.console import say
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_NEW_TOKENS = 32
+
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", help=f"With --text, of a decoder: most tokens to add. [default: {MAX_NEW_TOKENS}]"),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(metavar="X.Y", help="Draw tokens, by their logits divided by this. [default: the likeliest token]"),
+]
+TopK = Annotated[
+    int | None, typer.Option(metavar="N", help="Draw tokens, among so many of the likeliest. [default: all]")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(metavar="X.Y", help="Draw tokens, among the likeliest with this probability together. [default: all]"),
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="X.Y", help="Factor against tokens of the text so far. [default: 1.0, none]")
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Draw tokens, the same ones again. [default: others at each run]")
+]
+Beams = Annotated[int | None, typer.Option(metavar="N", help="Beams of beam search. [default: 1, no search]")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT", help="Words that end the added text, and are not shown. May be repeated. [default: none]"
+    ),
+]
+Stream = Annotated[bool, typer.Option("--stream", help="Show each text as its tokens come, one text after the other.")]
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Options about the tokens to add; None where the command line has none.
+
+    Fields bear the names of the options.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    beams: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that the command line has."""
+        return tuple(
+            f"--{n.replace('_', '-')}" for n, v in vars(self).items() if v is not None and v != () and v is not False
+        )
+
+    def config(self, folder: Path) -> GenerationConfig:
+        """Return the settings; the ids of the end and of padding are those of the model's folder. Raises UserError for wrong ones."""
+        if self.stream and self.beams not in (None, 1):
+            raise UserError(
+                f"--stream wants --beams 1, found {self.beams}: beam search knows its tokens at its end only"
+            )
+        drawn = any(v is not None for v in (self.temperature, self.top_k, self.top_p, self.seed))
+        said: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "top_p": self.top_p, "seed": self.seed,
+            "repetition_penalty": self.repetition_penalty, "num_beams": self.beams,
+        }  # fmt: skip
+        chosen = {"max_new_tokens": MAX_NEW_TOKENS} | {n: v for n, v in said.items() if v is not None}
+        ends = {"stop_strings": self.stop, **read_token_ids(folder)}
+        return GenerationConfig(do_sample=drawn, top_k=self.top_k or 0, **chosen, **ends)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completed text.
+
+    ids: its token ids with the added ones, (1, length) i64
+    added: the added text
+    """
+
+    ids: NDArray[np.int64]
+    added: str
+
+
+def complete(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[str], config: GenerationConfig, console: Console, stream: bool
+) -> list[Completion]:
+    """Complete each text and print it, as its tokens come or when all are complete.
+
+    Raises: UserError for a text without tokens, or one that the model does not take.
+    """
+    prompts = tokenize(tokenizer, texts, None)
+    for text, ids in zip(texts, prompts):
+        if not ids:
+            raise UserError(f"--text wants at least one token, found none in {text!r:.80}; give some text")
+    if stream:
+        return [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
+    found = []
+    for text, ids, whole in zip(texts, prompts, generate(model, prompts, config=config, tokenizer=tokenizer)):
+        decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
+        tokens = [int(t) for t in whole[len(ids) :]]
+        added = "".join([*(decoder.put(t) for t in tokens if t not in config.eos_ids), decoder.end()])
+        found.append(Completion(whole[None], added))
+        say(console, f"{text}{added}")
+    return found
+
+
+def _stream(
+    model: Model, tokenizer: Tokenizer, text: str, ids: Sequence[int], config: GenerationConfig, console: Console
+) -> Completion:
+    """Complete one text, and print what is certain after each token."""
+    decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
+    tokens, added = list(ids), []
+    console.out(text, end="", highlight=False)
+    for step in generate_steps(model, [ids], config=config, tokenizer=tokenizer):
+        tokens.append(int(step.tokens[0]))
+        added.append("" if tokens[-1] in config.eos_ids else decoder.put(tokens[-1]))
+        console.out(added[-1], end="", highlight=False)
+        console.file.flush()
+    added.append(decoder.end())
+    console.out(added[-1], highlight=False)
+    return Completion(np.array([tokens], np.int64), "".join(added))
