@@ -13,10 +13,11 @@ from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Part
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, Disentangled, EncoderSpec, Part
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.gather import GatherElements
+from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
@@ -131,9 +132,11 @@ class Encoder:
             beta = self.weight(f"{name}.bias", width)
         return self.g.call(LayerNorm(s.eps), x, gamma, beta)
 
-    def linear(self, x: GVar, name: str, width: int, out: int, biased: bool = True) -> GVar:
+    def linear(
+        self, x: GVar, name: str, width: int, out: int, biased: bool = True, order: NDArray[Any] | None = None
+    ) -> GVar:
         """Emit `x @ W.T + bias` with weights of the encoder."""
-        return self.dense(x, self.weights, name, width, out, biased, inner=True)
+        return self.dense(x, self.weights, name, width, out, biased, inner=True, order=order)
 
     def dense(
         self,
@@ -146,18 +149,21 @@ class Encoder:
         folder: str = "",
         inner: bool = False,
         hint: str | None = None,
+        order: NDArray[Any] | None = None,
     ) -> GVar:
         """Emit `x @ W.T + bias`; the file holds W as (out, in), the graph as (in, out).
 
         name: `name#1/3` is the second of three equal parts of the rows
-        folder: of the weights, for their names in the graph. inner: they are the encoder's, under its prefix"""
+        folder: of the weights, for their names in the graph. inner: they are the encoder's, under its prefix
+        order: of the results, in terms of the rows in the file"""
         kept = f"{folder}.{name}" if folder else name
         stored, _, part = name.partition("#")
         number, _, parts = part.partition("/")
         rows, first = out * int(parts or 1), out * int(number or 0)
 
         def read(what: str, *shape: int) -> NDArray[Any]:
-            return weights.get(f"{stored}.{what}", (rows, *shape), inner)[first : first + out]
+            found = weights.get(f"{stored}.{what}", (rows, *shape), inner)[first : first + out]
+            return found if order is None else found[order]
 
         w = self.constant(f"{kept}.weight", lambda: np.ascontiguousarray(read("weight", width).T))
         if not biased:
@@ -172,28 +178,33 @@ class Encoder:
         path, names = s.layers[number], s.names
         middle, last = f"{path}.{names.middle_norm}", f"{path}.{names.last_norm}"
         if s.norm_first:
-            x = g.call(Add(), self.attention(self.norm(x, middle) if names.middle_norm else x, number), x)
+            bare = s.bare_first and number == 0
+            x = g.call(Add(), self.attention(x if bare else self.norm(x, middle), number), x)
             return g.call(Add(), self.feed_forward(self.norm(x, last), path), x)
         x = self.norm(g.call(Add(), self.attention(x, number), x), middle)
         return self.norm(g.call(Add(), self.feed_forward(x, path), x), last)
 
     def part(self, x: GVar, path: str, part: Part, width: int, out: int) -> GVar:
         """Emit one of the products of a layer."""
-        return self.linear(x, f"{path}.{getattr(self.spec.names, part)}", width, out, part not in self.spec.unbiased)
+        s = self.spec
+        order = halves(s.heads, s.size) if s.interleaved and part in ("query", "key") else None
+        return self.linear(x, f"{path}.{getattr(s.names, part)}", width, out, part not in s.unbiased, order)
 
     def attention(self, x: GVar, number: int) -> GVar:
         g, s, path = self.g, self.spec, self.spec.layers[number]
-        wide = s.heads * s.size
-        split = Reshape((*self.dims, const(s.heads), const(s.size)))
+        groups, size, wide = s.groups or s.heads, s.size, s.heads * s.size
 
-        def heads(part: Part) -> GVar:
-            y = self.part(x, path, part, s.hidden, wide)
-            y = g.call(Permute((0, 2, 1, 3)), g.call(split, y), hint=part)
+        def heads(part: Part, count: int) -> GVar:
+            y = self.part(x, path, part, s.hidden, count * size)
+            y = g.call(Reshape((*self.dims, const(count), const(size))), y)
+            y = g.call(Permute((0, 2, 1, 3)), y, hint=part)
             return self.rotated(y, s.thetas[number]) if s.thetas and part != "value" else y
 
-        q, k, v = heads("query"), heads("key"), heads("value")
+        q, k, v = heads("query", s.heads), heads("key", groups), heads("value", groups)
         bias = self.bias(number)
-        operator = Attention(float(1 / np.sqrt(s.size)) if s.scale is None else s.scale, hides_rows=False)
+        if s.disentangled is not None:
+            bias = self.disentangled(s.disentangled, q, k, bias, path)
+        operator = Attention(float(1 / np.sqrt(size)) if s.scale is None else s.scale, hides_rows=False)
         seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
         context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
         context = g.call(Reshape((*self.dims, const(wide))), context)
@@ -219,6 +230,36 @@ class Encoder:
         cos = self.constant(f"rotary_cos_{theta:g}", lambda: table(np.cos))
         sin = self.constant(f"rotary_sin_{theta:g}", lambda: table(np.sin))
         return self.g.call(Rotary(const(0), 2), x, cos, sin)
+
+    def disentangled(self, d: Disentangled, q: GVar, k: GVar, bias: GVar | None, path: str) -> GVar:
+        """Add the scores between contents and relative positions (He et al. 2021, equation 4) to a bias."""
+        g, s, length = self.g, self.spec, self.dims[1]
+        table = self.weights.get(d.table, (2 * d.span, s.hidden))
+        if d.norm:
+            gamma, beta = (self.weights.get(f"{d.norm}.{what}", (s.hidden,)) for what in ("weight", "bias"))
+            table = LayerNorm(s.eps).evaluate([table, gamma, beta])
+        reach = np.arange(1 - self.longest, self.longest)
+        # columns before a row have negative distances, and positive relative positions
+        near = np.clip(log_bucket(-reach, d.span, d.furthest) + d.span, 0, 2 * d.span - 1)
+        place = self.by_distance("relative_position", near[:, None])
+        for way, rows, name in (("c2p", q, d.key), ("p2c", k, d.query)):
+            if way not in d.ways:
+                continue
+
+            def made(name: str = name) -> NDArray[Any]:
+                weight = self.weights.get(f"{path}.{name}.weight", (s.heads * s.size, s.hidden))
+                product = table @ weight.T + self.weights.get(f"{path}.{name}.bias", (s.heads * s.size,))
+                return np.ascontiguousarray(product.reshape(-1, s.heads, s.size).transpose(1, 2, 0))
+
+            scores = g.call(Matmul(), rows, self.constant(f"{path}.{name}.{way}", made), hint=way)
+            where = place if way == "c2p" else g.call(Permute((0, 2, 1)), place)
+            where = g.call(BroadcastTo((self.dims[0], const(s.heads), length, length)), where)
+            found = g.call(GatherElements(3), scores, where)
+            found = found if way == "c2p" else g.call(Permute((0, 1, 3, 2)), found)
+            found = g.call(MulScalar(s.scale or 1.0), found)
+            bias = found if bias is None else g.call(Add(), found, bias)
+        assert bias is not None
+        return bias
 
     def bias(self, number: int) -> GVar | None:
         """Return what is added to the scores of a layer: (b or 1, heads or 1, n or 1, n)."""
@@ -256,6 +297,24 @@ class Encoder:
         last = self.constant(f"last_of_{rows}", lambda: np.asarray(rows - 1, np.int64))
         chosen = g.call(Take(), self.constant(name, lambda: table), g.call(Minimum(), place, last))
         return g.call(Permute((2, 0, 1)), chosen, hint="by_distance")
+
+
+def halves(heads: int, size: int) -> NDArray[Any]:
+    """Return the order of rows that puts the even elements of each head before the odd ones."""
+    head = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
+    return np.asarray((np.arange(heads)[:, None] * size + head).ravel())
+
+
+def log_bucket(distance: NDArray[Any], span: int, furthest: int | None) -> NDArray[Any]:
+    """Return relative positions, those beyond half the span on a logarithmic scale (He et al. 2023, DeBERTa V3)."""
+    if furthest is None:
+        return distance
+    middle = span // 2
+    far = np.maximum(np.abs(distance), 1).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log(far / np.float32(middle)) / np.log(np.float32((furthest - 1) / middle))
+    scaled = np.ceil(ratio * np.float32(middle - 1)) + middle
+    return np.asarray(np.where(far <= middle, distance, scaled * np.sign(distance)), np.int64)
 
 
 def distance_bucket(distance: NDArray[Any], count: int, furthest: int) -> NDArray[Any]:

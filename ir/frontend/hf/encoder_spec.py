@@ -98,11 +98,35 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """Attention bias by content and relative position, each way (He et al. 2021, section 3.1).
+
+    table: name of the embeddings of relative positions (2 * span, hidden); norm: of them, if any
+    span: buckets each way, linear up to half of them and logarithmic up to `furthest`, if given
+    ways: `c2p`, from content to position, `p2c`, from position to content
+    key, query: names of the products of positions in a layer
+    """
+
+    table: str
+    norm: str
+    span: int
+    furthest: int | None
+    ways: frozenset[str]
+    key: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNames:
     """Names of the weights of the heads of a family. Of a sequence: dense, its activation, and out; of words: all others.
 
-    inner: `dense` is one of the encoder's weights
     word_activation: None: that of the configuration
+    inner: `dense` is one of the encoder's weights
+    pooled: which position stands for a sequence; `late`: the mean of the logits of all
+    norm: behind the activation of `dense`; empty: there is none
+    everywhere: `dense` also stands before the classes of positions and the answer
+    biased, norm_biased: dense parts and norms have a bias
+    word_width: width of the vectors before the table of words; None: that of the embeddings
     """
 
     dense: str
@@ -114,8 +138,13 @@ class HeadNames:
     word_bias: str
     word_activation: str | None = None
     inner: bool = False
-    position_out: str = "classifier"
     answer_out: str = "qa_outputs"
+    pooled: Literal["cls", "mean", "late"] = "cls"
+    norm: str = ""
+    everywhere: bool = False
+    biased: bool = True
+    norm_biased: bool = True
+    word_width: int | None = None
 
 
 BERT_HEADS = HeadNames(
@@ -138,7 +167,11 @@ class EncoderSpec:
     norm_first: norms stand before attention and the feed-forward block, `last_norm` behind the last layer
     unbiased: parts of a layer without a bias
     scale: factor of attention scores; None: the root of 1 / size
+    groups: heads of keys and values (Ainslie et al. 2023); None: as many as of queries
     thetas: base of the rotary embeddings (Su et al. 2021) of each layer
+    interleaved: rotary embeddings pair neighbouring elements, not the halves of a head
+    disentangled: attention bias by content and position
+    bare_first: the first layer has no norm before attention
     windows: distance up to which each layer attends; None: all
     """
 
@@ -159,5 +192,9 @@ class EncoderSpec:
     unbiased: frozenset[Part] = frozenset()
     scale: float | None = None
     buckets: Buckets | None = None
+    disentangled: Disentangled | None = None
+    groups: int | None = None
     thetas: tuple[float, ...] = ()
+    interleaved: bool = False
+    bare_first: bool = False
     windows: tuple[int | None, ...] = ()

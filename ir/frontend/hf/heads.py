@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -174,8 +173,8 @@ def head_stage(data: Mapping[str, Any], where: str) -> Stage | None:
     named = data.get("architectures")
     if named is None or named == []:
         return None
-    found = re.fullmatch(r"\w+?(Model|For\w+)", str(named[0])) if isinstance(named, list) else None
-    task = found[1] if found and not str(named[0]).endswith("HeadModel") else ""
+    name = str(named[0]) if isinstance(named, list) else ""
+    task = next((t for t in ("Model", *HEADS) if name.endswith(t) and not name.endswith("HeadModel")), "")
     if task != "Model" and task not in HEADS:
         raise c.wrong(
             "architectures",
@@ -195,20 +194,41 @@ def _classes(encoder: Encoder, x: GVar, name: str, out: int, hint: str | None = 
     return encoder.dense(x, encoder.weights, name, encoder.spec.hidden, out, hint=hint)
 
 
+def _transformed(encoder: Encoder, x: GVar) -> GVar:
+    """Emit the dense part before the classes."""
+    g, names, width = encoder.g, encoder.spec.head, encoder.spec.hidden
+    if not names.dense:
+        return x
+    y = encoder.dense(x, encoder.weights, names.dense, width, width, names.biased, inner=names.inner)
+    y = ACTIVATIONS[names.activation](g, y)
+    return _normed(encoder, y, names.norm, width) if names.norm else y
+
+
+def _normed(encoder: Encoder, x: GVar, name: str, width: int) -> GVar:
+    get, biased = encoder.weights.get, encoder.spec.head.norm_biased
+    scale = get(f"{name}.weight", (width,), inner=False)
+    shift = get(f"{name}.bias", (width,), inner=False) if biased else np.zeros(width, np.float32)
+    parts = (encoder.g.constant(f"word_norm.{what}", part) for what, part in (("weight", scale), ("bias", shift)))
+    return encoder.g.call(LayerNorm(encoder.spec.eps), x, *parts)
+
+
 def _sequence(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
-    names, width = encoder.spec.head, encoder.spec.hidden
-    first = first_position(encoder, x)
-    y = encoder.dense(first, encoder.weights, names.dense, width, width, inner=names.inner)
-    return _classes(encoder, ACTIVATIONS[names.activation](encoder.g, y), names.out, _labels(c), "logits")
+    names = encoder.spec.head
+    if names.pooled == "late":
+        return pooled("mean")(encoder, _classes(encoder, _transformed(encoder, x), names.out, _labels(c)))
+    first = pooled(names.pooled)(encoder, x)
+    return _classes(encoder, _transformed(encoder, first), names.out, _labels(c), "logits")
 
 
 def _positions(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
-    return _classes(encoder, x, encoder.spec.head.position_out, _labels(c), "logits")
+    y = _transformed(encoder, x) if encoder.spec.head.everywhere else x
+    return _classes(encoder, y, "classifier", _labels(c), "logits")
 
 
 def _answer(encoder: Encoder, x: GVar, c: ConfigFields) -> tuple[GVar, ...]:
     g, (batch, length) = encoder.g, encoder.dims
-    both = _classes(encoder, x, encoder.spec.head.answer_out, 2)
+    names = encoder.spec.head
+    both = _classes(encoder, _transformed(encoder, x) if names.everywhere else x, names.answer_out, 2)
     ends = [
         g.call(Reshape((batch, length)), g.call(Slice(2, const(k), const(k + 1)), both), hint=hint)
         for k, hint in enumerate(("start_logits", "end_logits"))
@@ -218,15 +238,17 @@ def _answer(encoder: Encoder, x: GVar, c: ConfigFields) -> tuple[GVar, ...]:
 
 def _words(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     g, s, names, weights = encoder.g, encoder.spec, encoder.spec.head, encoder.weights
-    width, vocabulary = s.words.width, s.words.vocabulary
-    y = encoder.dense(x, weights, names.word_dense, s.hidden, width)
-    y = ACTIVATIONS[names.word_activation or s.activation](g, y)
-    scale, shift = (weights.get(f"{names.word_norm}.{part}", (width,), inner=False) for part in ("weight", "bias"))
-    y = g.call(LayerNorm(s.eps), y, g.constant("word_norm.weight", scale), g.constant("word_norm.bias", shift))
+    width, vocabulary, y = names.word_width or s.words.width, s.words.vocabulary, x
+    if names.word_dense:
+        y = encoder.dense(x, weights, names.word_dense, s.hidden, width, names.biased)
+        y = ACTIVATIONS[names.word_activation or s.activation](g, y)
+        y = _normed(encoder, y, names.word_norm, width)
     table = encoder.words
-    if not c.truth("tie_word_embeddings", True):
+    if not c.truth("tie_word_embeddings", True) or names.word_width:
         own = weights.get(f"{names.words}.weight", (vocabulary, width), inner=False)
         table = g.constant(f"{names.words}.weight", own)
+    if not names.word_bias:
+        return g.call(Matmul(transpose_b=True), y, table, hint="logits")
     bias = g.constant(names.word_bias, weights.get(names.word_bias, (vocabulary,), inner=False))
     return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
 

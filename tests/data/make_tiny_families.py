@@ -1,0 +1,110 @@
+"""Makes tiny_families.npz: results of encoders of many families by the original framework.
+
+Needs torch and transformers:
+
+    python tests/data/make_tiny_families.py
+
+Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/tensors` (the names and shapes of its weights as JSON; `weight`
+draws them), and for every shape its results, `NAME/RESULT_B_N`, of `inputs(b, n, config)`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+SHAPES = ((1, 1), (2, 13))
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 23,
+    "max_position_embeddings": 18, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+DEBERTA = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "position_biased_input": False,
+    "share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
+}  # fmt: skip
+T5 = {
+    "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 23, "decoder_start_token_id": 0,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
+}  # fmt: skip
+MODERN = {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
+NARROW = {**SIZES, "embedding_size": 8}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mpnet": ("MPNetForMaskedLM", SIZES),
+    "albert": ("AlbertForSequenceClassification", {**NARROW, "num_hidden_groups": 2, "inner_group_num": 2}),
+    "electra": ("ElectraForMaskedLM", NARROW),
+    "roberta-prelayernorm": ("RobertaPreLayerNormModel", SIZES),
+    "xlm-roberta-xl": ("XLMRobertaXLModel", SIZES),
+    "data2vec-text": ("Data2VecTextModel", SIZES),
+    "ernie": ("ErnieForTokenClassification", SIZES),
+    "megatron-bert": ("MegatronBertModel", SIZES),
+    "rembert": ("RemBertForMaskedLM", {**SIZES, "input_embedding_size": 8, "output_embedding_size": 12}),
+    "roformer": ("RoFormerForSequenceClassification", NARROW),
+    "modernbert": ("ModernBertForSequenceClassification", {**SIZES, **MODERN, "classifier_pooling": "mean"}),
+    "nomic_bert": ("NomicBertModel", SIZES),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", SIZES),
+    "eurobert": ("EuroBertForSequenceClassification", {**SIZES, "num_key_value_heads": 1}),
+    "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
+    "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5EncoderModel", T5),
+}
+RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Array:
+    """A weight of a model by its name: norms near 1, matrices by fan in."""
+    noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        return noise / np.float32(np.sqrt(np.prod(shape[1:])))
+    return noise * np.float32(0.1) + np.float32(0 if name.endswith(("bias", "beta")) else 1)
+
+
+def inputs(b: int, n: int, config: dict[str, Any]) -> dict[str, Array]:
+    """Every input a model may have, by its name: text whose rows but the first are padded at the end."""
+    rng, lengths = np.random.default_rng([b, n]), np.maximum(n - 2 * np.arange(b), 1)
+    mask = (np.arange(n) < lengths[:, None]).astype(np.int64)
+    ids = np.where(mask == 1, rng.integers(3, config.get("vocab_size", 23), (b, n), dtype=np.int64), 1)
+    types = np.broadcast_to((np.arange(n) >= n // 2).astype(np.int64), (b, n)).copy()
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def main(out: Path) -> None:
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    found: dict[str, Array] = {}
+    for name, (kind, options) in MODELS.items():
+        cls = getattr(transformers, kind)
+        model = cls(cls.config_class(**options))
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            path = Path(folder, "model.safetensors")
+            shapes = {key: value.shape for key, value in load_file(path).items()}
+            save_file({key: weight(key, shape) for key, shape in shapes.items()}, path, {"format": "pt"})
+            model = cls.from_pretrained(folder, attn_implementation="eager").eval()
+            text = Path(folder, "config.json").read_bytes()
+        config = json.loads(text)
+        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
+        found[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
+        # a bare model gets no token types from its folder
+        typed = not kind.endswith("Model") and config.get("type_vocab_size", 0) > 1
+        for b, n in SHAPES:
+            given = {k: torch.from_numpy(v) for k, v in inputs(b, n, config).items() if k != "token_type_ids" or typed}
+            with torch.no_grad():
+                said = model(**given)
+            found |= {
+                f"{name}/{key}_{b}_{n}": getattr(said, key).numpy()
+                for key in RESULTS
+                if getattr(said, key, None) is not None
+            }
+    np.savez_compressed(out, **found)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).with_name("tiny_families.npz"))

@@ -1,0 +1,68 @@
+"""Encoders of every family against the original framework, at weights drawn by name."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tests.support.effort import thinned
+
+from relax_tune.errors import ParseError
+from relax_tune.ir.frontend.hf.folder import load_hf
+from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.ir.passes.pipeline import lower
+
+DATA = Path(__file__).parents[3] / "data"
+MADE = runpy.run_path(str(DATA / "make_tiny_families.py"))
+Array = np.ndarray[Any, Any]
+
+
+def write(root: Path, name: str, **changes: Any) -> dict[str, Array]:
+    """A folder with an encoder; its results by torch."""
+    with np.load(DATA / "tiny_families.npz") as found:
+        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
+        shapes = json.loads(found[f"{name}/tensors"].tobytes())
+        results = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
+    save_file({k: MADE["weight"](k, tuple(shape)) for k, shape in shapes.items()}, root / "model.safetensors")
+    (root / "config.json").write_text(json.dumps(config))
+    return results
+
+
+@pytest.mark.parametrize("name", thinned(MADE["MODELS"], 2))
+def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
+    results = write(tmp_path, name)
+    bare = MADE["MODELS"][name][0].endswith("Model") and "pixel_values" not in MADE["MODELS"][name][1]
+    module = load_hf(tmp_path, "none" if bare else None)
+    params = [p.name for p in module.graphs["main"].params]
+    config = json.loads((tmp_path / "config.json").read_text())
+    for form in (module, lower(module).module):
+        for b, n in MADE["SHAPES"]:
+            given = MADE["inputs"](b, n, config)
+            found = evaluate_function(form, [given[p] for p in params])
+            wanted = [results[key] for r in MADE["RESULTS"] if (key := f"{r}_{b}_{n}") in results]
+            parts = found if isinstance(found, tuple) else (found,)
+            for part, want in zip(parts, wanted, strict=True):
+                seen = given["attention_mask"] == 1 if want.shape[:2] == (b, n) else slice(None)
+                np.testing.assert_allclose(part[seen], want[seen], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size: wanted 0, found 3"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types: wanted 2 kinds among full_attention"),
+        ("nomic_bert", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: wanted 'default', found 'yarn'"),
+        ("ernie", {"use_task_id": True}, "use_task_id: wanted False, found True"),
+        ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: wanted one of relu, gated-gelu"),
+        ("t5", {"architectures": ["T5ForConditionalGeneration"]}, "architectures: wanted an encoder"),
+    ],
+)
+def test_encoder_with_other_fields_is_refused(name: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=says):
+        load_hf(tmp_path)
