@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from numpy.typing import NDArray
@@ -45,6 +46,37 @@ class GraphBuilder:
         self._seen: set[Var] = set()
         self.deduction = Deduction()
         self.so_far = IRModule(self._functions, self._constants)
+
+    def inner(self, name: str) -> GraphBuilder:
+        """Return a builder of another function of this module; it shares the weights, the functions and the bounds."""
+        made = GraphBuilder(name)
+        made._bounds, made._constants, made._functions = self._bounds, self._constants, self._functions
+        made.so_far, made.deduction.env = self.so_far, self.deduction.env
+        return made
+
+    @property
+    def parameters(self) -> tuple[g.GVar, ...]:
+        return tuple(self._params)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Build functions that an error in the block takes back."""
+        before = dict(self._functions)
+        try:
+            yield
+        except BaseException:
+            self._functions.clear()
+            self._functions.update(before)
+            raise
+
+    def put(self, function: g.Function) -> g.FunctionRef:
+        """Add a graph function of an inner builder. Returns it as a value."""
+        self._functions[function.name] = function
+        return self.function(function.name)
+
+    def in_scope(self) -> tuple[Var, ...]:
+        """Return the symbols that have a value here, by name."""
+        return tuple(sorted(self._seen, key=lambda v: v.name))
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
         """Declare a shape symbol with `lower <= value` and, when given, `value <= upper`."""
@@ -234,6 +266,11 @@ class GraphBuilder:
 
         Raises DeduceError when the two can never agree.
         """
+        functions: Mapping[str, AnyFunction] = {self.name: self.define(result, declared), **self._functions}
+        return IRModule(functions, dict(self._constants), tuple(self._bounds))
+
+    def define(self, result: g.Value | Sequence[g.Value], declared: StructInfo | None = None) -> g.Function:
+        """Return the function alone; see `finish`."""
         ret: g.Value = g.TupleValue(tuple(result)) if isinstance(result, Sequence) else result
         found = ret.info
         pure = not any(graph_walk.is_impure(b.value) for b in self._bindings)
@@ -245,5 +282,4 @@ class GraphBuilder:
                 check_annotation(f"result of {self.name}", found, declared, self.deduction)
             except DeduceError as error:
                 raise DeduceError(f"{error}\n{excerpt(function, ret)}") from None
-        functions: Mapping[str, AnyFunction] = {self.name: function, **self._functions}
-        return IRModule(functions, dict(self._constants), tuple(self._bounds))
+        return function

@@ -47,7 +47,16 @@ Host = Callable[..., Any]
 """A host routine: from arguments to results."""
 
 MAX_DEPTH = 100
-"""Greatest depth of nested calls of graph functions."""
+"""Greatest depth of nested calls of graph functions. A tail call does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TailCall:
+    """A call whose result is that of its caller. inner: for each argument whether the caller has computed it."""
+
+    callee: g.Function
+    args: Sequence[Result]
+    inner: Sequence[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,15 @@ class _Run:
         self.deduction = env_of(module.bounds)
 
     def run(self, args: Sequence[Result]) -> Result:
+        result = self.until_tail(args)
+        while isinstance(result, _TailCall):
+            result = _Run(self.module, result.callee, self.given, self.depth, result.inner).until_tail(result.args)
+        undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, self.f.ret.info))
+        self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
+        return result
+
+    def until_tail(self, args: Sequence[Result]) -> Result:
+        """Run the function up to its result, or to the call that gives its result."""
         params = self.f.params
         if len(args) < len(params):
             p = params[len(args)]
@@ -125,12 +143,24 @@ class _Run:
             self.match(p.info, a, f"{self.f.name}: parameter {p.name}")
         self.check_bounds(self.f.name)
         self.values.update(zip(params, args, strict=True))
-        for binding in self.f.bindings:
+        return self.body(self.f.bindings, self.f.ret)
+
+    def body(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> Result:
+        """Run a body whose result is the function's."""
+        last = bindings[-1] if bindings and bindings[-1].var is ret else None
+        value = last.value if isinstance(last, g.Binding) else None
+        ends = isinstance(value, (g.If, g.CallFunction))
+        for binding in bindings[: len(bindings) - ends]:
             self.values[binding.var] = self.binding(binding)
-        result = self.value(self.f.ret)
-        undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, self.f.ret.info))
-        self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
-        return result
+        if isinstance(value, g.If):
+            side = value.then if bool(self.value(value.cond)) else value.orelse
+            return self.body(side.bindings, side.ret)
+        if isinstance(value, g.CallFunction):
+            args = self.arguments(value.args, last)
+            target = self.value(value.callee)
+            assert isinstance(target, g.FunctionRef)
+            return _TailCall(_graph(self.module, target.name), args, self.computed(value.args))
+        return self.value(ret)
 
     # annotations
 
@@ -289,12 +319,16 @@ class _Run:
                 f"{self.f.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call of {target.name}"
             )
         try:
-            trace = self.trace()
-            inner = [trace.solve(a, const(0), const(1), 1, 0) is None for a in v.args]
+            inner = self.computed(v.args)
             return _Run(self.module, _graph(self.module, target.name), self.given, self.depth + 1, inner).run(args)
         except UserError as e:
             where = f"\n{excerpt(self.f, at)}" if self.depth < 3 else ""
             raise UserError(f"{e}{where}") from None
+
+    def computed(self, args: Sequence[g.Value]) -> list[bool]:
+        """Return for each argument whether this function has computed it."""
+        trace = self.trace()
+        return [trace.solve(a, const(0), const(1), 1, 0) is None for a in args]
 
     def host(self, v: g.CallHost, args: Sequence[Result]) -> Result:
         routine = self.given.hosts.get(v.routine)

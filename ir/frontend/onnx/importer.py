@@ -11,7 +11,7 @@ from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select
+from relax_tune.ir.frontend.onnx import attention, control, math, numeric, reduce, select
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
@@ -31,6 +31,8 @@ SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS,
 }  # fmt: skip
+
+KNOWN = {**SUPPORTED, **control.HANDLERS}
 
 
 def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
@@ -154,10 +156,10 @@ class _Importer:
             version = None if domain else version_of(self.onnx, n.op_type, opset)
             node = OnnxNode(
                 n.op_type, n.name or (n.output[0] if n.output else ""), opset, tuple(inputs), self._attributes(n),
-                tuple(n.output), () if n.op_type in SUPPORTED else near_names(n.op_type, list(SUPPORTED)),
+                tuple(n.output), () if n.op_type in KNOWN else near_names(n.op_type, list(KNOWN)),
                 domain, version, beside.of(n),
             )  # fmt: skip
-            results = self._results(n, node, domain, opsets, depth)
+            results = self._results(n, node, domain, opsets, depth, env)
             for position, name in enumerate(n.output):
                 if name and position < len(results):
                     env[name] = results[position]
@@ -173,14 +175,47 @@ class _Importer:
             found[a.name] = shortest(value) if isinstance(value, float) else value
         return found
 
+    def _controlled(
+        self, node: OnnxNode, env: dict[str, ImportedValue | None], opsets: Mapping[str, int], depth: int
+    ) -> Sequence[ImportedValue]:
+        """Import a branch or a loop."""
+        if depth >= DEEPEST:
+            raise node.refuse(f"wanted graphs nested at most {DEEPEST} deep, found more")
+
+        def inside(w: Writer, graph: Any, local: dict[str, ImportedValue | None]) -> list[ImportedValue]:
+            before, self.w = self.w, w
+            try:
+                for t in graph.initializer:
+                    local[t.name] = w.constant(read_tensor(t, self.folder), t.name)
+                self.nodes(graph.node, local, opsets, depth + 1)
+            finally:
+                self.w = before
+            found = [local.get(o.name) for o in graph.output]
+            for o, item in zip(graph.output, found, strict=True):
+                if item is None:
+                    raise ParseError(
+                        f"result {o.name!r} of graph {graph.name!r}: wanted a node that makes it, found none"
+                    )
+            return [i for i in found if i is not None]
+
+        try:
+            return list(control.HANDLERS[node.op](control.Scope(self.w, env, inside), node))
+        except ParseError as error:
+            raise error if str(error).startswith("node ") else node.refuse(str(error)) from None
+        except (DeduceError, KeyError, ValueError, IndexError, OverflowError) as error:
+            raise node.refuse(f"wanted arguments that fit together, found: {str(error).splitlines()[0]}") from None
+
     def _results(
-        self, proto: Any, node: OnnxNode, domain: str, opsets: Mapping[str, int], depth: int
+        self,
+        proto: Any,
+        node: OnnxNode,
+        domain: str,
+        opsets: Mapping[str, int],
+        depth: int,
+        env: dict[str, ImportedValue | None],
     ) -> Sequence[ImportedValue | None]:
-        if any(a.type in (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS) for a in proto.attribute):
-            raise node.refuse(
-                "wanted a graph without branches and loops, found an operator with graphs of its own; export the model "
-                "with fixed control flow"
-            )
+        if domain == "" and node.op in control.HANDLERS:
+            return self._controlled(node, env, opsets, depth)
         problem = problem_of(self.onnx, proto, node.opset, node.version) if domain == "" else None
         if problem is not None:
             raise node.refuse(problem)

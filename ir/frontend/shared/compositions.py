@@ -74,6 +74,11 @@ def slice_axis(w: Writer, value: Value, axis: int, begin: Expr, end: Expr) -> Va
     return w.emit(Slice(axis, begin, end), value)
 
 
+def reversed_along(w: Writer, value: Value, axis: int) -> Value:
+    """Return `value[..., ::-1, ...]`."""
+    return w.emit(Slice(axis, w.simplify(sub(tensor_dims(value)[axis], 1)), const(-1), -1), value)
+
+
 def pad(
     w: Writer, value: Value, pads: Sequence[tuple[ExprLike, ExprLike]], fill: float = 0.0, mode: str = "constant"
 ) -> Value:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,16 +87,44 @@ class Writer:
 
     definitions: the call that computes each variable written so far.
     reserved: names of the program's inputs and results, which no constant takes.
+    functions: number of functions of each name so far.
     """
 
     g: GraphBuilder
     definitions: dict[GVar, Value] = field(default_factory=dict)
     reserved: set[str] = field(default_factory=set)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
+    functions: dict[str, int] = field(default_factory=dict)
     _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
+    _weights: dict[ImportedValue, Value] = field(default_factory=dict)
     _transposed: dict[ImportedValue, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
     _required: set[Expr] = field(default_factory=set)
+
+    def function_name(self, hint: str) -> str:
+        """Return a name that no function of the program has."""
+        number = self.functions[hint] = self.functions.get(hint, 0) + 1
+        return f"{hint}_{number}"
+
+    def inner(self, name: str) -> Writer:
+        """Return a writer of another function of the program, with the same weights."""
+        return Writer(
+            self.g.inner(name),
+            reserved=self.reserved,
+            functions=self.functions,
+            _weights=self._weights,
+            _transposed=self._transposed,
+            _constants=self._constants,
+        )
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Write values that end with the block, such as those of one side of a branch."""
+        tensors, required = dict(self._tensors), set(self._required)
+        try:
+            yield
+        finally:
+            self._tensors, self._required = tensors, required
 
     # items
 
@@ -140,18 +169,19 @@ class Writer:
 
     def tensor(self, item: ImportedValue) -> Value:
         """Return the item as an operand."""
-        found = item.value or self._tensors.get(item)
-        if found is None:
-            if item.array is not None:
-                found = self.g.constant(self._name(item.name), item.array)
-            else:
-                assert item.scalars is not None
-                found = self.emit(Scalars(tuple(item.scalars.reshape(-1))))
-                if item.ndim != 1:
-                    found = self.emit(Reshape(item.shape), found)
-                if item.dtype is not i64:
-                    found = self.emit(Cast(item.dtype), found)
-            self._tensors[item] = found
+        found = item.value or self._weights.get(item) or self._tensors.get(item)
+        if found is not None:
+            return found
+        if item.array is not None:
+            found = self._weights[item] = self.g.constant(self._name(item.name), item.array)
+            return found
+        assert item.scalars is not None
+        found = self.emit(Scalars(tuple(item.scalars.reshape(-1))))
+        if item.ndim != 1:
+            found = self.emit(Reshape(item.shape), found)
+        if item.dtype is not i64:
+            found = self.emit(Cast(item.dtype), found)
+        self._tensors[item] = found
         return found
 
     def transposed(self, item: ImportedValue) -> Value:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from relax_tune.ir.core.dtype import bool_, i32, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, eq, sub
+from relax_tune.ir.core.expr import Expr, as_int, const, eq
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import pad, permute, slice_axis, triangle
+from relax_tune.ir.frontend.shared.compositions import pad, permute, reversed_along, slice_axis, triangle
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
@@ -90,7 +90,7 @@ def _flip(w: Writer, n: TorchNode) -> ImportedValue:
     x = n.item(0)
     value = w.tensor(x)
     for axis in n.axes(1, "dims", x.ndim) if n.given(1, "dims") else ():
-        value = w.emit(Slice(axis, w.simplify(sub(x.shape[axis], 1)), const(-1), -1), value)
+        value = reversed_along(w, value, axis)
     return w.of(value, x.natural)
 
 

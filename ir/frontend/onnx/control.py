@@ -1,0 +1,157 @@
+"""ONNX operators with graphs of their own: branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_tune.ir.core.expr import Expr, Var, expr
+from relax_tune.ir.frontend.onnx.node import OnnxNode
+from relax_tune.ir.frontend.onnx.shape import axis_of
+from relax_tune.ir.frontend.shared.compositions import permute, reversed_along, slice_axis
+from relax_tune.ir.frontend.shared.control import Body, Values, branch, loop
+from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
+
+Env = Mapping[str, ImportedValue | None]
+Inside = Callable[[Writer, Any, dict[str, ImportedValue | None]], Values]
+"""Imports the nodes of a graph by a writer, with these values in scope; returns the results of the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the graphs of a node may read and how they are imported.
+
+    env: values in scope by name
+    inside: importer of a graph
+    """
+
+    w: Writer
+    env: Env
+    inside: Inside
+
+
+def names_read(graph: Any) -> set[str]:
+    """Return the names that a graph reads from outside, those of its inner graphs included."""
+    made = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    read: set[str] = set()
+    for n in graph.node:
+        inner = (g for a in n.attribute for g in (*([a.g] if a.HasField("g") else []), *a.graphs))
+        read |= ({*n.input} | {name for g in inner for name in names_read(g)}) - made
+        made |= {*n.output}
+    return (read | ({o.name for o in graph.output} - made)) - {""}
+
+
+def _if(s: Scope, node: OnnxNode) -> Values:
+    cond = node.item(0)
+
+    def side(name: str) -> Callable[[], Values]:
+        return lambda: s.inside(s.w, _graph(node, name, 0), dict(s.env))
+
+    return branch(s.w, cond, side("then_branch"), side("else_branch"))
+
+
+def _loop(s: Scope, node: OnnxNode) -> Values:
+    graph = _graph(node, "body", None)
+    state = [node.item(k) for k in range(2, len(node.inputs))]
+    if len(graph.input) != 2 + len(state):
+        raise node.refuse(f"wanted a body with {2 + len(state)} inputs, found {len(graph.input)}")
+    if len(graph.output) < 1 + len(state):
+        raise node.refuse(f"wanted a body with {1 + len(state)} results or more, found {len(graph.output)}")
+
+    def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
+        local = _seen_by(body, graph, s.env)
+        given = (body.w.known(_scalar(body.index)), body.going, *body.state)
+        local.update(zip((i.name for i in graph.input), given, strict=True))
+        go, *rest = s.inside(body.w, graph, local)
+        return go, rest[: len(state)], rest[len(state) :]
+
+    count, going = (node.inputs[k] if node.has(k) else None for k in (0, 1))
+    last, rows = loop(s.w, state, step, count, going)
+    return [*last, *rows]
+
+
+def _scan(s: Scope, node: OnnxNode) -> Values:
+    graph, number = _graph(node, "body", None), int(node.attributes.get("num_scan_inputs", 0))
+    if node.opset < 9:
+        raise node.refuse(
+            "wanted the Scan of opset 9 or later, found an earlier one, which has a batch dim; convert the model"
+        )
+    items = [node.item(k) for k in range(len(node.inputs))]
+    if not 0 < number <= len(items) or len(graph.input) != len(items):
+        raise node.refuse(
+            f"wanted a body with an input for each of {len(items)} values, 1 or more of them scanned, found "
+            f"{len(graph.input)} inputs and num_scan_inputs {number}"
+        )
+    state, scanned = items[:-number], items[-number:]
+    stacked = len(graph.output) - len(state)
+    if stacked < 0:
+        raise node.refuse(f"wanted a body with {len(state)} results or more, found {len(graph.output)}")
+    axes = [axis_of(node, a, i.ndim) for a, i in zip(_list(node, "scan_input_axes", number), scanned, strict=True)]
+    back = _list(node, "scan_input_directions", number)
+    length = scanned[0].shape[axes[0]]
+
+    def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
+        local = _seen_by(body, graph, s.env)
+        parts = [
+            _part(body, item, axis, length - 1 - body.index if backward else body.index)
+            for item, axis, backward in zip(scanned, axes, back, strict=True)
+        ]
+        local.update(zip((i.name for i in graph.input), (*body.state, *parts), strict=True))
+        made = s.inside(body.w, graph, local)
+        return None, made[: len(state)], made[len(state) :]
+
+    last, rows = loop(s.w, state, step, s.w.known(_scalar(length)))
+    found = []
+    forms = zip(
+        rows, _list(node, "scan_output_axes", stacked), _list(node, "scan_output_directions", stacked), strict=True
+    )
+    for row, axis, backward in forms:
+        value = reversed_along(s.w, s.w.tensor(row), 0) if backward else s.w.tensor(row)
+        at = axis_of(node, axis, row.ndim)
+        found.append(s.w.of(permute(s.w, value, [*range(1, at + 1), 0, *range(at + 1, row.ndim)])))
+    return [*last, *found]
+
+
+def _part(body: Body, item: ImportedValue, axis: int, at: Expr) -> ImportedValue:
+    """Return the values of a scanned input in one iteration."""
+    w = body.w
+    value = slice_axis(w, w.tensor(body.outside(item)), axis, at, at + 1)
+    return w.of(w.reshape(value, [d for k, d in enumerate(item.shape) if k != axis]))
+
+
+def _seen_by(body: Body, graph: Any, env: Env) -> dict[str, ImportedValue | None]:
+    """Return the values from outside that a loop's graph reads, by name."""
+    found: dict[str, ImportedValue | None] = {"": None}
+    for name in sorted(names_read(graph)):
+        item = env.get(name)
+        if item is not None:
+            found[name] = body.outside(item)
+    return found
+
+
+def _graph(node: OnnxNode, name: str, inputs: int | None) -> Any:
+    graph = node.attributes.get(name)
+    if graph is None or not hasattr(graph, "node"):
+        raise node.refuse(f"wanted a graph in attribute {name}, found none")
+    if inputs is not None and len(graph.input) != inputs:
+        raise node.refuse(f"wanted {name} with {inputs} inputs, found {len(graph.input)}")
+    return graph
+
+
+def _list(node: OnnxNode, name: str, count: int) -> Sequence[int]:
+    found = [int(v) for v in node.attributes.get(name, [0] * count)]
+    if len(found) != count:
+        raise node.refuse(f"wanted {count} numbers in {name}, found {len(found)}")
+    return found
+
+
+def _scalar(value: Expr | Var) -> Any:
+    found = np.empty((), object)
+    found[()] = expr(value)
+    return found
+
+
+HANDLERS: Mapping[str, Callable[[Scope, OnnxNode], Values]] = {"If": _if, "Loop": _loop, "Scan": _scan}
