@@ -216,10 +216,17 @@ class GraphBuilder:
         return self.emit(g.CallDPSLibrary(routine, tuple(args), outs, tuple(expr(s) for s in scalars)), hint)
 
     def branch(
-        self, cond: g.Value | Expr, then: Callable[[], g.Value], orelse: Callable[[], g.Value], hint: str = "chosen"
+        self,
+        cond: g.Value | Expr,
+        then: Callable[[], g.Value],
+        orelse: Callable[[], g.Value],
+        hint: str = "chosen",
+        assume: bool = True,
     ) -> g.GVar:
         """Emit a branch with the value of `then()` where `cond` holds, else of `orelse()`. Each side emits its own
         bindings.
+
+        assume: deduction on the sides knows the condition
         """
         test = g.PrimValue(cond) if isinstance(cond, Expr) else cond
         sides: list[g.Body] = []
@@ -227,7 +234,7 @@ class GraphBuilder:
         try:
             for taken, side in ((True, then), (False, orelse)):
                 self._bindings, self._seen = [], set(seen)
-                self.deduction.env = side_env(env, test, taken)
+                self.deduction.env = side_env(env, test, taken) if assume else env
                 ret = side()
                 sides.append(g.Body(graph_walk.into_blocks(self._bindings), ret))
         finally:

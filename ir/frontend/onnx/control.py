@@ -11,8 +11,8 @@ import numpy as np
 from relax_tune.ir.core.expr import Expr, Var, expr
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
-from relax_tune.ir.frontend.shared.compositions import permute, reversed_along, slice_axis
-from relax_tune.ir.frontend.shared.control import Body, Values, branch, loop
+from relax_tune.ir.frontend.shared.compositions import permute, reversed_along
+from relax_tune.ir.frontend.shared.control import Body, Values, branch, loop, row
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 Env = Mapping[str, ImportedValue | None]
@@ -96,7 +96,7 @@ def _scan(s: Scope, node: OnnxNode) -> Values:
     def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
         local = _seen_by(body, graph, s.env)
         parts = [
-            _part(body, item, axis, length - 1 - body.index if backward else body.index)
+            body.w.of(row(body, item, axis, length - 1 - body.index if backward else body.index))
             for item, axis, backward in zip(scanned, axes, back, strict=True)
         ]
         local.update(zip((i.name for i in graph.input), (*body.state, *parts), strict=True))
@@ -108,18 +108,11 @@ def _scan(s: Scope, node: OnnxNode) -> Values:
     forms = zip(
         rows, _list(node, "scan_output_axes", stacked), _list(node, "scan_output_directions", stacked), strict=True
     )
-    for row, axis, backward in forms:
-        value = reversed_along(s.w, s.w.tensor(row), 0) if backward else s.w.tensor(row)
-        at = axis_of(node, axis, row.ndim)
-        found.append(s.w.of(permute(s.w, value, [*range(1, at + 1), 0, *range(at + 1, row.ndim)])))
+    for stack, axis, backward in forms:
+        value = reversed_along(s.w, s.w.tensor(stack), 0) if backward else s.w.tensor(stack)
+        at = axis_of(node, axis, stack.ndim)
+        found.append(s.w.of(permute(s.w, value, [*range(1, at + 1), 0, *range(at + 1, stack.ndim)])))
     return [*last, *found]
-
-
-def _part(body: Body, item: ImportedValue, axis: int, at: Expr) -> ImportedValue:
-    """Return the values of a scanned input in one iteration."""
-    w = body.w
-    value = slice_axis(w, w.tensor(body.outside(item)), axis, at, at + 1)
-    return w.of(w.reshape(value, [d for k, d in enumerate(item.shape) if k != axis]))
 
 
 def _seen_by(body: Body, graph: Any, env: Env) -> dict[str, ImportedValue | None]:

@@ -11,7 +11,7 @@ from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.onnx import attention, control, math, numeric, reduce, select
+from relax_tune.ir.frontend.onnx import attention, control, math, numeric, recurrent, reduce, select
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
@@ -29,7 +29,7 @@ DEEPEST = 16
 
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
-    **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS,
+    **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
 }  # fmt: skip
 
 KNOWN = {**SUPPORTED, **control.HANDLERS}

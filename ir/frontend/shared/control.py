@@ -9,12 +9,12 @@ import numpy as np
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType, bool_, i64
-from relax_tune.ir.core.expr import Expr, Var, const, free_vars, lt, maximum, substitute
+from relax_tune.ir.core.expr import Expr, Var, const, free_vars, lt, maximum, minimum, substitute
 from relax_tune.ir.core.graph import CallFunction, Constant, FunctionRef, GVar, PrimValue, TupleValue, Value
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import CallableInfo, PrimInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
-from relax_tune.ir.op.indexing.movement import Concat
+from relax_tune.ir.op.indexing.movement import Concat, Slice
 from relax_tune.ir.op.math.logic import Less, LogicalAnd
 
 Values = Sequence[ImportedValue]
@@ -86,6 +86,14 @@ class Body:
     def counter(self) -> ImportedValue:
         """Return the number of the iteration as a value without dims."""
         return self.w.of(self.w.size(self.index))
+
+
+def row(body: Body, item: ImportedValue, axis: int, at: Expr) -> Value:
+    """Return row `at` of a value from outside, without its axis; the nearest row where `at` is none, as no iteration asks."""
+    w = body.w
+    near = w.simplify(maximum(minimum(at, item.shape[axis] - 1), 0))
+    value = w.emit(Slice(axis, near, w.simplify(near + 1)), w.tensor(body.outside(item)))
+    return w.reshape(value, [d for k, d in enumerate(item.shape) if k != axis])
 
 
 Step = Callable[[Body], tuple[ImportedValue | None, Values, Values]]
@@ -174,7 +182,8 @@ class _Plan:
             )
             return g.emit(CallFunction(ref, (*same, PrimValue(index + 1), *args, *params[own:])), "again")
 
-        done = g.branch(test, then, lambda: TupleValue(tuple(last)), "done")
+        # what runs is tested apart from its loop, hence without the condition
+        done = g.branch(test, then, lambda: TupleValue(tuple(last)), "done", assume=False)
         ref = outer.g.put(g.define(done, ret))
         begin = [outer.tensor(i) for i in self.initial]
         begin += [outer.full((const(0), *(r.shape or ())), 0, _element(r)) for r in self.rows or ()]
@@ -219,7 +228,7 @@ class _Plan:
             again |= not changed <= self.free
             self.free |= changed
         if self.rows is None:
-            first = {body.index: const(0)}
+            first: dict[Var, Expr] = {body.index: const(0)}
             for old, begin in zip(body.state, self.initial, strict=True):
                 first.update({d: x for d, x in zip(old.shape, begin.shape, strict=True) if isinstance(d, Var)})
             self.rows = [self.row_info(i.info, first, outer) for i in rows]
