@@ -11,7 +11,7 @@ A case counts as passed only when it was executed by compiled code: its results 
 tolerances, shapes and types, and at least one kernel computed something from the values of an input. That is decided on the
 graph after constant folding and dead-code elimination, which is what is compiled: an operator must be left that is no view
 and no copy and that reads, through whatever other operators, an input tensor. What folds away at import, depends on shapes
-alone, or only views its input counts apart ("folded or views"). The executor runs kernels and nothing else. The suite's
+alone, or only views its input counts apart ("folded or views"). Artifacts run kernels and nothing else. The suite's
 relative tolerance of 1e-3 is about one unit in the last place of a 16-bit float: a case with such outputs that misses it by
 rounding (at most two units anywhere) passes, and is named. Cases run with the generic schedule, in a child process per
 batch, so that a crash is one case's. Exit status 1 when a result is wrong, a child crashed, or the tool failed otherwise
@@ -120,21 +120,37 @@ def symbolic(model: Any) -> bool:
 
 def computes(module: Any) -> bool:
     """Whether anything but views and copies is left that reads the values of an input, when constants are folded."""
-    from relax_tune.ir.core.graph import Call
-    from relax_tune.ir.op.indexing.movement import VIEWS, Permute
     from relax_tune.ir.passes.graph.cleanup import DeadCode
     from relax_tune.ir.passes.graph.constant_fold import FoldConstants
 
-    main = DeadCode()(FoldConstants()(module)).functions["main"]
-    fed = set(main.params)
-    for b in main.bindings:
-        if not fed.intersection(b.value.operands):
+    left = DeadCode()(FoldConstants()(module))
+    main = left.functions["main"]
+    return bodies_compute(left, main.bindings, set(main.params), {"main"})
+
+
+def bodies_compute(module: Any, bindings: Any, fed: set[Any], seen: set[str]) -> bool:
+    """The same of some bindings, where the values `fed` depend on inputs; functions of `seen` are looked at already."""
+    from relax_tune.ir.core.graph import Call, CallFunction, FunctionRef, If
+    from relax_tune.ir.op.indexing.movement import VIEWS, Permute
+
+    for b in bindings:
+        value = b.value
+        if not fed.intersection(value.operands):
             continue
         fed.add(b.var)
-        op = b.value.op if isinstance(b.value, Call) else None
-        copies = isinstance(op, Permute) and op.axes == tuple(range(len(op.axes)))
-        if op is not None and not isinstance(op, VIEWS) and not copies:
-            return True
+        if isinstance(value, If):
+            if any(bodies_compute(module, side.bindings, fed, seen) for side in value.bodies):
+                return True
+        elif isinstance(value, CallFunction) and isinstance(value.callee, FunctionRef):
+            if value.callee.name not in seen:
+                f = module.functions[value.callee.name]
+                given = {p for p, a in zip(f.params, value.args, strict=True) if a in fed}
+                if bodies_compute(module, f.bindings, given, seen | {f.name}):
+                    return True
+        elif isinstance(value, Call):
+            copies = isinstance(value.op, Permute) and value.op.axes == tuple(range(len(value.op.axes)))
+            if not isinstance(value.op, VIEWS) and not copies:
+                return True
     return False
 
 
@@ -170,7 +186,6 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     from relax_tune.errors import RelaxTuneError
     from relax_tune.ir.core.dtype import is_floating
     from relax_tune.ir.frontend.onnx.importer import load_onnx
-    from relax_tune.runtime.executor import Executor
     from relax_tune.tuner.job.job import Job
     from relax_tune.tuner.settings import Settings
     from relax_tune.tuner.task.domain import Range
@@ -190,18 +205,14 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
         spots = {b.var.name: Range(2, 2) for b in module.bounds}
         job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
         built = job.build("generic")
-        names = {s.name for s in built.program.buffers if s.role == "const"}
-        constants = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
     except RelaxTuneError as error:
         return report | {"status": "unsupported", "why": f"{type(error).__name__}: {error}"[:600]}
-    if not built.program.calls:
+    if not any(p.calls for p in built.programs.values()):
         return report | {"status": "folded"}
-    executor = Executor(built.program, device, constants)
-    try:
-        found = executor.run(rest)
-    finally:
-        executor.close()
-    report["kernels"] = len(built.program.kernels)
+    with job.artifact(built).open(device) as loaded:
+        found = loaded.run(rest)
+    found = found if isinstance(found, (tuple, list)) else [found]
+    report["kernels"] = sum(len(p.kernels) for p in built.programs.values())
     for position, (f, w) in enumerate(zip(found, outputs, strict=True)):
         why = same(f, w, case.rtol, case.atol)
         half = is_floating(f.dtype) and f.dtype.itemsize == 2

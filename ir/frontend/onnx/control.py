@@ -12,7 +12,7 @@ from relax_tune.ir.core.expr import Expr, Var, expr
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.shared.compositions import permute, reversed_along
-from relax_tune.ir.frontend.shared.control import Body, Values, branch, loop, row
+from relax_tune.ir.frontend.shared.control import LoopBody, Values, branch, loop, row
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 
 Env = Mapping[str, ImportedValue | None]
@@ -21,8 +21,8 @@ Inside = Callable[[Writer, Any, dict[str, ImportedValue | None]], Values]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What the graphs of a node may read and how they are imported.
+class GraphScope:
+    """The surroundings of a node with graphs of its own.
 
     env: values in scope by name
     inside: importer of a graph
@@ -44,7 +44,7 @@ def names_read(graph: Any) -> set[str]:
     return (read | ({o.name for o in graph.output} - made)) - {""}
 
 
-def _if(s: Scope, node: OnnxNode) -> Values:
+def _if(s: GraphScope, node: OnnxNode) -> Values:
     cond = node.item(0)
 
     def side(name: str) -> Callable[[], Values]:
@@ -53,7 +53,7 @@ def _if(s: Scope, node: OnnxNode) -> Values:
     return branch(s.w, cond, side("then_branch"), side("else_branch"))
 
 
-def _loop(s: Scope, node: OnnxNode) -> Values:
+def _loop(s: GraphScope, node: OnnxNode) -> Values:
     graph = _graph(node, "body", None)
     state = [node.item(k) for k in range(2, len(node.inputs))]
     if len(graph.input) != 2 + len(state):
@@ -61,7 +61,7 @@ def _loop(s: Scope, node: OnnxNode) -> Values:
     if len(graph.output) < 1 + len(state):
         raise node.refuse(f"wanted a body with {1 + len(state)} results or more, found {len(graph.output)}")
 
-    def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
+    def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
         local = _seen_by(body, graph, s.env)
         given = (body.w.known(_scalar(body.index)), body.going, *body.state)
         local.update(zip((i.name for i in graph.input), given, strict=True))
@@ -73,7 +73,7 @@ def _loop(s: Scope, node: OnnxNode) -> Values:
     return [*last, *rows]
 
 
-def _scan(s: Scope, node: OnnxNode) -> Values:
+def _scan(s: GraphScope, node: OnnxNode) -> Values:
     graph, number = _graph(node, "body", None), int(node.attributes.get("num_scan_inputs", 0))
     if node.opset < 9:
         raise node.refuse(
@@ -93,7 +93,7 @@ def _scan(s: Scope, node: OnnxNode) -> Values:
     back = _list(node, "scan_input_directions", number)
     length = scanned[0].shape[axes[0]]
 
-    def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
+    def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
         local = _seen_by(body, graph, s.env)
         parts = [
             body.w.of(row(body, item, axis, length - 1 - body.index if backward else body.index))
@@ -115,7 +115,7 @@ def _scan(s: Scope, node: OnnxNode) -> Values:
     return [*last, *found]
 
 
-def _seen_by(body: Body, graph: Any, env: Env) -> dict[str, ImportedValue | None]:
+def _seen_by(body: LoopBody, graph: Any, env: Env) -> dict[str, ImportedValue | None]:
     """Return the values from outside that a loop's graph reads, by name."""
     found: dict[str, ImportedValue | None] = {"": None}
     for name in sorted(names_read(graph)):
@@ -147,4 +147,4 @@ def _scalar(value: Expr | Var) -> Any:
     return found
 
 
-HANDLERS: Mapping[str, Callable[[Scope, OnnxNode], Values]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+HANDLERS: Mapping[str, Callable[[GraphScope, OnnxNode], Values]] = {"If": _if, "Loop": _loop, "Scan": _scan}

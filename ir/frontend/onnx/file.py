@@ -89,15 +89,26 @@ def order_of(nodes: Sequence[Any], given: Container[str]) -> None:
 
 def _strings(proto: Any) -> Iterator[Any]:
     """Yield the names that the importer reads; protobuf gives bytes for a name that is not UTF-8."""
-    graph = proto.graph
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         yield opset.domain
     for f in proto.functions:
         yield from (f.domain, f.name, *f.input, *f.output)
-    for n in (*graph.node, *(n for f in proto.functions for n in f.node)):
+        yield from _strings_of_nodes(f.node)
+    yield from _strings_of_graph(proto.graph)
+
+
+def _strings_of_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    for n in nodes:
         yield from (n.op_type, n.domain, n.name, *n.input, *n.output)
         for a in n.attribute:
             yield from (a.name, a.ref_attr_name, a.t.name)
+            for graph in (*([a.g] if a.HasField("g") else []), *a.graphs):
+                yield from _strings_of_graph(graph)
+
+
+def _strings_of_graph(graph: Any) -> Iterator[Any]:
+    yield graph.name
+    yield from _strings_of_nodes(graph.node)
     for t in graph.initializer:
         yield t.name
         for entry in t.external_data:

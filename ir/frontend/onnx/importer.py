@@ -199,7 +199,7 @@ class _Importer:
             return [i for i in found if i is not None]
 
         try:
-            return list(control.HANDLERS[node.op](control.Scope(self.w, env, inside), node))
+            return list(control.HANDLERS[node.op](control.GraphScope(self.w, env, inside), node))
         except ParseError as error:
             raise error if str(error).startswith("node ") else node.refuse(str(error)) from None
         except (DeduceError, KeyError, ValueError, IndexError, OverflowError) as error:

@@ -17,7 +17,7 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import HANDLERS as MATH
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, permute, reversed_along, slice_axis
-from relax_tune.ir.frontend.shared.control import Body, Values, loop, row
+from relax_tune.ir.frontend.shared.control import LoopBody, Values, loop, row
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Mul, MulScalar, Sub, Tanh
@@ -45,7 +45,7 @@ class Cell:
     gates: int
     states: int
     activations: tuple[str, ...]
-    write: Callable[[Layer, Body, Value], list[Value]]
+    write: Callable[[Layer, LoopBody, Value], list[Value]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class Layer:
         """Return one gate's part of a value with stacked gates."""
         return _columns(w, stacked, number * self.hidden, (number + 1) * self.hidden)
 
-    def product(self, body: Body, state: Value, first: int = 0, last: int | None = None) -> Value:
+    def product(self, body: LoopBody, state: Value, first: int = 0, last: int | None = None) -> Value:
         """Return the product of a state with the weights of some gates, with the bias."""
         w, begin, end = body.w, first * self.hidden, (last or self.cell.gates) * self.hidden
         value = w.emit(Matmul(), state, _columns(w, w.tensor(body.outside(self.recurrent)), begin, end))
@@ -85,7 +85,7 @@ class Layer:
             w, value if most is None else clip(w, value, w.of(value).dtype, -float(most), float(most))
         )
 
-    def seen(self, body: Body, cell: Value, number: int) -> Value | None:
+    def seen(self, body: LoopBody, cell: Value, number: int) -> Value | None:
         """Return what a peephole adds to a gate."""
         if self.peepholes is None:
             return None
@@ -93,12 +93,12 @@ class Layer:
         return body.w.emit(Mul(), cell, self.gate(body.w, weights, number))
 
 
-def _rnn(layer: Layer, body: Body, given: Value) -> list[Value]:
+def _rnn(layer: Layer, body: LoopBody, given: Value) -> list[Value]:
     w, h = body.w, body.w.tensor(body.state[0])
     return [layer.active(w, 0, w.emit(Add(), given, layer.product(body, h)))]
 
 
-def _gru(layer: Layer, body: Body, given: Value) -> list[Value]:
+def _gru(layer: Layer, body: LoopBody, given: Value) -> list[Value]:
     w, h = body.w, body.w.tensor(body.state[0])
     if layer.node.attributes.get("linear_before_reset", 0):
         added = layer.product(body, h)
@@ -113,7 +113,7 @@ def _gru(layer: Layer, body: Body, given: Value) -> list[Value]:
     return [w.emit(Add(), w.emit(Mul(), _rest(w, update), new), w.emit(Mul(), update, h))]
 
 
-def _lstm(layer: Layer, body: Body, given: Value) -> list[Value]:
+def _lstm(layer: Layer, body: LoopBody, given: Value) -> list[Value]:
     w = body.w
     h, c = (w.tensor(s) for s in body.state)
     stacked = w.emit(Add(), given, layer.product(body, h))
@@ -188,7 +188,7 @@ def _direction(
     lengths = node.inputs[4] if node.has(4) else None
     inputs = w.of(given)
 
-    def step(body: Body) -> tuple[ImportedValue | None, Values, Values]:
+    def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
         v, at = body.w, length - 1 - body.index if back else body.index
         made = cell.write(layer, body, row(body, inputs, 0, at))
         shown = made[0]
@@ -238,7 +238,7 @@ def _rest(w: Writer, value: Value) -> Value:
 
 
 def _activations(node: OnnxNode, names: Sequence[str]) -> list[Activation]:
-    """Return the activations by name. The numbers of `activation_alpha` and `activation_beta` go to those that take some."""
+    """Return the activations by name. `activation_alpha` and `activation_beta` have a number for each that takes one."""
     given = [[float(v) for v in node.attributes.get(key, ())] for key in ("activation_alpha", "activation_beta")]
     found = []
     for name in names:

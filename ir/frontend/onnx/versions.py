@@ -23,7 +23,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Constant": (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), "ConstantOfShape": (9, 20, 21, 23, 24, 25), "Conv": (1, 11, 22),
     "Cos": (7, 22), "Cosh": (9, 22), "CumProd": (26,), "CumSum": (11, 14), "DepthToSpace": (1, 11, 13, 28),
     "DequantizeLinear": (10, 13, 19, 21, 23, 24, 25, 28), "Div": (7, 13, 14), "Dropout": (7, 10, 12, 13, 22),
-    "Einsum": (12, 28), "EyeLike": (9, 22), "ReverseSequence": (10, 28),
+    "Einsum": (12, 28), "EyeLike": (9, 22), "ReverseSequence": (10, 28), "GRU": (7, 14, 22), "LSTM": (7, 14, 22), "RNN": (7, 14, 22),
     "Elu": (6, 22), "Equal": (7, 11, 13, 19), "Erf": (9, 13), "Exp": (6, 13), "Expand": (8, 13),
     "Flatten": (1, 9, 11, 13, 21, 23, 24, 25), "Floor": (6, 13), "Gather": (1, 11, 13), "GatherElements": (11, 13),
     "GatherND": (11, 12, 13), "Gelu": (20,), "Gemm": (7, 9, 11, 13), "GlobalAveragePool": (1, 22), "GlobalMaxPool": (1, 22),

@@ -60,7 +60,7 @@ def _common(w: Writer, a: TensorInfo, b: TensorInfo) -> TensorInfo:
 
 
 @dataclass(slots=True, eq=False)
-class Body:
+class LoopBody:
     """The body of a loop while it is written: a function of its own.
 
     index: number of the iteration, from 0
@@ -88,7 +88,7 @@ class Body:
         return self.w.of(self.w.size(self.index))
 
 
-def row(body: Body, item: ImportedValue, axis: int, at: Expr) -> Value:
+def row(body: LoopBody, item: ImportedValue, axis: int, at: Expr) -> Value:
     """Return row `at` of a value from outside, without its axis; the nearest row where `at` is none, as no iteration asks."""
     w = body.w
     near = w.simplify(maximum(minimum(at, item.shape[axis] - 1), 0))
@@ -96,7 +96,7 @@ def row(body: Body, item: ImportedValue, axis: int, at: Expr) -> Value:
     return w.reshape(value, [d for k, d in enumerate(item.shape) if k != axis])
 
 
-Step = Callable[[Body], tuple[ImportedValue | None, Values, Values]]
+Step = Callable[[LoopBody], tuple[ImportedValue | None, Values, Values]]
 """Writes an iteration. Returns whether to go on (None: always), the new state, and a row for each stacked result."""
 
 
@@ -131,7 +131,7 @@ class _Again(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """What is known of a loop's function; each attempt to write it learns more.
+    """The known facts of a loop's function; each attempt to write it learns more.
 
     count, limit: most iterations, as a tensor or an expression
     going: whether to begin; None while every iteration says yes
@@ -155,7 +155,7 @@ class _Plan:
             g.parameter(f"size_{v.name}", PrimInfo(i64, v))
         index = Var(fresh("index", {v.name for v in symbols}))
         g.parameter("index", PrimInfo(i64, index))
-        body = Body(w, index)
+        body = LoopBody(w, index)
         body.state = [w.of(g.parameter(f"state_{k}", self.state_info(k, item))) for k, item in enumerate(self.initial)]
         stacks = [
             g.parameter(f"rows_{k}", TensorInfo((index, *(r.shape or ())), r.dtype))
@@ -200,7 +200,7 @@ class _Plan:
         )
         return TensorInfo(tuple(dims), item.dtype)
 
-    def test(self, body: Body, going: ImportedValue | None) -> Expr | Value:
+    def test(self, body: LoopBody, going: ImportedValue | None) -> Expr | Value:
         """Write the condition of an iteration."""
         w = body.w
         if self.limit is not None and going is None:
@@ -216,7 +216,7 @@ class _Plan:
             return below
         return w.tensor(going) if below is None else w.emit(LogicalAnd(), below, w.tensor(going))
 
-    def learn(self, body: Body, go: ImportedValue | None, new: Values, rows: Values, outer: Writer) -> None:
+    def learn(self, body: LoopBody, go: ImportedValue | None, new: Values, rows: Values, outer: Writer) -> None:
         """Compare an iteration with the parameters of the function. Raises _Again, ParseError."""
         again = False
         if len(new) != len(body.state):

@@ -1,0 +1,199 @@
+"""Branches, loops and recurrent layers of ONNX models with symbolic sizes, against onnx's own evaluator, its cases, and NumPy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.ir.frontend.onnx.onnx_models import Array, model, onnx, reference
+from tests.support.effort import EFFORT
+from tests.support.programs import agree, opened
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.check.verify import verify
+from relax_tune.ir.frontend.onnx.importer import load_onnx
+from relax_tune.ir.interp.interp_graph import run_function
+
+BRANCH = """(bool c, float[n, 3] x) => (float[m, 3] y) {
+  y = If(c) <then_branch = left () => (float[m, 3] a) { a = Concat<axis = 0>(x, x) },
+             else_branch = right () => (float[m, 3] b) { b = Neg(x) }> }"""
+# Doubles x until its sum exceeds a limit, and keeps every sum.
+UNTIL = """(float[n] x, float limit) => (float[n] y, float[t, 1] sums) <int64 most = {40}, bool begin = {1}> {
+  y, sums = Loop(most, begin, x) <body = step (int64 i, bool c, float[n] v) => (bool go, float[n] w, float[1] s) {
+    axes = Constant<value_ints = [0]>() s = ReduceSum(v, axes) r = Squeeze(s)
+    go = LessOrEqual(r, limit) w = Add(v, v) }> }"""
+# A state that grows by one element an iteration.
+GROWING = """(float[n] x, int64 count) => (float[m] y, float[count, 1] firsts)
+  <bool always = {1}, int64[1] zero = {0}, int64[1] one = {1}> {
+  y, firsts = Loop(count, always, x) <body = step (int64 i, bool c, float[k] v) => (bool go, float[k1] w, float[1] first) {
+    go = Identity(c) first = Slice(v, zero, one) h = CastLike(i, first) shape = Constant<value_ints = [1]>() h1 = Reshape(h, shape)
+    w = Concat<axis = 0>(h1, v) }> }"""
+# Sums of rows within a sum of columns: a loop in a loop, and a value that the inner one takes from far outside.
+NESTED = """(float[n, m] x, float[n, m] z) => (float[p] total)
+  <bool always = {1}, int64 zero = {0}, int64 one = {1}, float[1] begin = {0.5}> {
+  shape = Shape(x) rows = Gather<axis = 0>(shape, zero) columns = Gather<axis = 0>(shape, one)
+  total = Loop(rows, always, begin) <body = outer (int64 i, bool c, float[1] v) => (bool go, float[1] w) {
+    go = Identity(c) row = Gather<axis = 0>(x, i)
+    w = Loop(columns, always, v) <body = inner (int64 j, bool d, float[1] u) => (bool on, float[1] t) {
+      on = Identity(d) r = Gather<axis = 0>(z, i) e = Gather<axis = 0>(row, j) f = Gather<axis = 0>(r, j) g = Mul(e, f)
+      t = Add(u, g) }> }> }"""
+SCAN = """(float[n, b, k] x, float[b, k] h) => (float[b, k] last, float[b, n, k] every) {
+  last, every = Scan(h, x) <num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1], scan_output_directions = [1],
+    body = step (float[b, k] s, float[b, k] now) => (float[b, k] t, float[b, k] out) { u = Tanh(s) t = Add(u, now) out = Mul(t, t) }> }"""
+
+
+def f(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def compare(text: str, *calls: Sequence[Array]) -> None:
+    """Compare the imported program with onnx's evaluator."""
+    proto = model(text)
+    module = load_onnx(proto)
+    verify(module)
+    for args in calls:
+        found = run_function(module, "main", args)
+        for got, want in zip(found if isinstance(found, tuple) else (found,), reference(proto, args), strict=True):
+            assert got.shape == np.shape(want)
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_if_sides_of_different_sizes() -> None:
+    compare(BRANCH, *([np.array(taken), f(2, 3)] for taken in (True, False)))
+
+
+def test_loop_with_an_end_by_values() -> None:
+    compare(UNTIL, *([np.abs(f(4)), np.array(limit, np.float32)] for limit in (-1e9, 3.0, 1e6)))
+
+
+def test_loop_state_grows() -> None:
+    compare(GROWING, *([f(2), np.array(count)] for count in (1, 5)))
+
+
+def test_loop_in_a_loop_reads_both_outsides() -> None:
+    module = load_onnx(model(NESTED))
+    verify(module)
+    for n, m in ((1, 1), (3, 5)):
+        x, z = f(n, m), f(n, m, seed=1)
+        np.testing.assert_allclose(run_function(module, "main", [x, z]), [0.5 + np.sum(x * z)], rtol=1e-5)
+
+
+def test_scan_backwards_stacks_rows_along_another_axis() -> None:
+    for n, b in ((1, 1), (4, 2)):
+        x, h = f(n, b, 3), f(b, 3, seed=1)
+        found = run_function(load_onnx(model(SCAN)), "main", [x, h])
+        states = []
+        for now in x[::-1]:
+            h = np.tanh(h) + now
+            states.append(h * h)
+        np.testing.assert_allclose(found[0], h, rtol=1e-5)
+        np.testing.assert_allclose(found[1], np.stack(states[::-1], 1), rtol=1e-5)
+
+
+def _squashed(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def _lstm(x: Array, w: Array, r: Array, b: Array, lengths: Array, back: bool) -> tuple[Array, Array, Array]:
+    """One direction in NumPy: every state (n, batch, h), the last states."""
+    n, batch, size = len(x), x.shape[1], r.shape[1]
+    h = c = np.zeros((batch, size), np.float32)
+    every = np.zeros((n, batch, size), np.float32)
+    for t in reversed(range(n)) if back else range(n):
+        i, o, k, g = np.split(x[t] @ w.T + h @ r.T + b[: 4 * size] + b[4 * size :], 4, axis=1)
+        cell = _squashed(k) * c + _squashed(i) * np.tanh(g)
+        state = _squashed(o) * np.tanh(cell)
+        inside = (t < lengths)[:, None]
+        every[t] = np.where(inside, state, 0)
+        h, c = np.where(inside, state, h), np.where(inside, cell, c)
+    return every, h, c
+
+
+def _lstm_model() -> tuple[Any, Sequence[Array]]:
+    """A bidirectional layer of 4 units over x (n, b, 3) with the lengths of its sequences, and its weights."""
+    weights = [f(2, 16, 3, seed=2), f(2, 16, 4, seed=3), f(2, 32, seed=4)]
+    proto = model("""(float[n, b, 3] x, int32[b] lengths) => (float[n, 2, b, 4] y, float[2, b, 4] h, float[2, b, 4] c) {
+        y, h, c = LSTM<hidden_size = 4, direction = "bidirectional">(x, W, R, B, lengths) }""")
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(a, name) for a, name in zip(weights, "WRB", strict=True)
+    )
+    return proto, weights
+
+
+def _lstm_calls() -> list[tuple[list[Array], list[Array]]]:
+    """Arguments and results at a few sizes."""
+    _, (w, r, b) = _lstm_model()
+    found = []
+    for n, batch in ((1, 1), (5, 1), (7, 3)):
+        x, lengths = f(n, batch, 3), np.random.default_rng(1).integers(1, n + 1, batch).astype(np.int32)
+        sides = [_lstm(x, w[d], r[d], b[d], lengths, bool(d)) for d in (0, 1)]
+        every, *last = (np.stack(parts, axis) for parts, axis in zip(zip(*sides, strict=True), (1, 0, 0), strict=True))
+        found.append(([x, lengths], [every, *last]))
+    return found
+
+
+def test_lstm_of_unequal_sequences_both_ways_is_numpy_s() -> None:
+    module = load_onnx(_lstm_model()[0])
+    verify(module)
+    for args, wanted in _lstm_calls():
+        for got, want in zip(run_function(module, "main", args), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+def test_control_flow_compiled_for_c_is_the_interpreter_s() -> None:
+    with opened("c") as device:
+        agree(load_onnx(_lstm_model()[0]), device, *(args for args, _ in _lstm_calls()))
+        if EFFORT == "heavy":
+            agree(load_onnx(model(GROWING)), device, *([f(2), np.array(count)] for count in (0, 1, 5)))
+            agree(load_onnx(model(UNTIL)), device, *([np.abs(f(4)), np.array(v, np.float32)] for v in (-1e9, 3.0, 1e6)))
+            agree(load_onnx(model(NESTED)), device, [f(3, 5), f(3, 5, seed=1)], [f(1, 1), f(1, 1)])
+
+
+def _node_cases() -> list[Any]:
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = load_model_tests(kind="node")
+    kinds = ("_lstm_", "_gru_", "_rnn_", "test_loop11", "test_scan9_", "test_if")
+    return [c for c in every if any(k in c.name for k in kinds) and not c.name.endswith(("_seq", "_opt"))]
+
+
+@pytest.mark.heavy
+def test_onnx_own_cases_agree() -> None:
+    for case in _node_cases():
+        ((inputs, outputs),) = case.data_sets
+        found = run_function(load_onnx(case.model), "main", [np.asarray(i) for i in inputs])
+        for got, want in zip(found if isinstance(found, tuple) else (found,), outputs, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6, err_msg=case.name)
+
+
+def test_loop_rows_of_other_sizes_are_refused_at_run_time() -> None:
+    module = load_onnx(
+        model(GROWING.replace("Slice(v, zero, one)", "Identity(v)").replace("CastLike(i, first)", "CastLike(i, v)"))
+    )
+    run_function(module, "main", [f(2), np.array(1)])
+    with pytest.raises(UserError, match=r"reshape.*3.*2"):
+        run_function(module, "main", [f(2), np.array(2)])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BRANCH.replace("Neg(x)", "Identity(c)"), "node 'y', operator If .* wanted results of one type and rank"),
+        (UNTIL.replace("Loop(most, begin, x)", "Loop(, , x)").replace("LessOrEqual(r, limit)", "Identity(c)"),
+         "node 'y', operator Loop .* the loop never ends"),
+        (UNTIL.replace("Add(v, v)", "Cast<to = 7>(v)"), "operator Loop .* wanted state 0 of one type and rank"),
+        (SCAN.replace("num_scan_inputs = 1", "num_scan_inputs = 3"), "operator Scan .* num_scan_inputs 3"),
+        ('(float[n, b, 3] x, float[1, 4, 3] w, float[1, 4, 4] r) => (float[n, 1, b, 4] y) '
+         '{ y = RNN<hidden_size = 4, activations = ["Cube"]>(x, w, r) }', "operator RNN .* wanted activations among Relu.* found 'Cube'"),
+    ],
+)  # fmt: skip
+def test_control_flow_refusals_name_the_node(text: str, says: str) -> None:
+    with pytest.raises(ParseError, match=says):
+        load_onnx(model(text))
