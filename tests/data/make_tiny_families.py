@@ -34,6 +34,9 @@ T5 = {
 }  # fmt: skip
 MODERN = {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
 NARROW = {**SIZES, "embedding_size": 8}
+VIT = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetForMaskedLM", SIZES),
     "albert": ("AlbertForSequenceClassification", {**NARROW, "num_hidden_groups": 2, "inner_group_num": 2}),
@@ -52,8 +55,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5EncoderModel", T5),
+    "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
+    "deit": ("DeiTForImageClassificationWithTeacher", VIT),
+    "ijepa": ("IJepaForImageClassification", VIT),
+    "dinov2": ("Dinov2ForImageClassification", {**VIT, "use_swiglu_ffn": True}),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", VIT),
+    "clip_vision": ("CLIPVisionModelWithProjection", {**VIT, "projection_dim": 6}),
+    "clip_text": ("CLIPTextModel", SIZES),
+    "siglip_vision": ("SiglipVisionModel", VIT),
+    "siglip_text": ("SiglipTextModel", SIZES),
 }
-RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+POOLED = ("vit", "clip_text", "siglip_vision", "siglip_text")
+RESULTS = ("logits", "start_logits", "end_logits", "last_hidden_state", "pooler_output")
+EMBEDS = ("image_embeds", "text_embeds")
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Array:
@@ -65,7 +79,10 @@ def weight(name: str, shape: tuple[int, ...]) -> Array:
 
 
 def inputs(b: int, n: int, config: dict[str, Any]) -> dict[str, Array]:
-    """Every input a model may have, by its name: text whose rows but the first are padded at the end."""
+    """Every input a model may have, by its name: text whose rows but the first are padded at the end, or images."""
+    if "image_size" in config:
+        sizes = config["image_size"] if isinstance(config["image_size"], list) else [config["image_size"]] * 2
+        return {"pixel_values": np.random.default_rng(b).standard_normal((b, 3, *sizes)).astype(np.float32)}
     rng, lengths = np.random.default_rng([b, n]), np.maximum(n - 2 * np.arange(b), 1)
     mask = (np.arange(n) < lengths[:, None]).astype(np.int64)
     ids = np.where(mask == 1, rng.integers(3, config.get("vocab_size", 23), (b, n), dtype=np.int64), 1)
@@ -98,11 +115,11 @@ def main(out: Path) -> None:
             given = {k: torch.from_numpy(v) for k, v in inputs(b, n, config).items() if k != "token_type_ids" or typed}
             with torch.no_grad():
                 said = model(**given)
-            found |= {
-                f"{name}/{key}_{b}_{n}": getattr(said, key).numpy()
-                for key in RESULTS
-                if getattr(said, key, None) is not None
-            }
+            embeds = [key for key in EMBEDS if getattr(said, key, None) is not None]
+            # a folder of text alone gives no pooled vector beside its hidden state
+            known = RESULTS if name in POOLED else RESULTS[:-1]
+            keys = embeds or [key for key in known if getattr(said, key, None) is not None]
+            found |= {f"{name}/{key}_{b}_{n}": getattr(said, key).numpy() for key in keys}
     np.savez_compressed(out, **found)
 
 

@@ -72,6 +72,17 @@ class ConfigFields:
             )
 
 
+def batch_bounds(bounds: Bounds | None) -> tuple[int, int | None]:
+    """Return the inclusive bounds of `b`, the only symbol of a model of images. Raises UserError for other symbols."""
+    given = checked_bounds(bounds)
+    unknown = sorted(set(given) - {"b"})
+    if unknown:
+        raise UserError(
+            f"wanted bounds of the model's symbol b (batch), found {', '.join(unknown)[:80]}; correct the name"
+        )
+    return given.get("b", (1, None))
+
+
 def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
     """Return the inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
     given = checked_bounds(bounds)

@@ -9,19 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, Disentangled, EncoderSpec, Part
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, Disentangled, EncoderSpec, Part, Patches, Words
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
-from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
+from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.op.reduction.scan import CumSum
@@ -38,13 +39,13 @@ class Encoder:
 
     ids: GVar
     mask: GVar
-    dims: tuple[Var, Var]
+    dims: tuple[Var, Expr]
     words: Constant
 
     def __init__(self, spec: EncoderSpec, weights: HfWeights, types: bool = False) -> None:
         self.spec = spec
         self.weights = weights
-        self.types = types and spec.words.token_types > 1
+        self.types = types and isinstance(spec.inputs, Words) and spec.inputs.token_types > 1
         self.g = GraphBuilder()
         self.hidden_bias: GVar | None = None
         self._constants: dict[str, Constant] = {}
@@ -68,9 +69,18 @@ class Encoder:
 
     def encode(self, b: tuple[int, int | None], n: tuple[int, int]) -> GVar:
         """Emit the inputs and the last hidden state (b, n, hidden)."""
-        g, s = self.g, self.spec
-        batch, length = self.dims = g.symbol("b", *b), g.symbol("n", *n)
-        self.longest = n[1]
+        s = self.spec
+        batch = self.g.symbol("b", *b)
+        x = self.text(batch, n, s.inputs) if isinstance(s.inputs, Words) else self.image(batch, s.inputs)
+        for number in range(len(s.layers)):
+            x = self.layer(x, number)
+        return self.norm(x, s.last_norm) if s.last_norm else x
+
+    def text(self, batch: Var, n: tuple[int, int], words: Words) -> GVar:
+        """Emit the inputs and embeddings of text."""
+        g = self.g
+        length, self.longest = g.symbol("n", *n), n[1]
+        self.dims = batch, length
         self.ids = g.input("input_ids", (batch, length), i64)
         mask = self.mask = g.input("attention_mask", (batch, length), i64)
         types = g.input("token_type_ids", (batch, length), i64) if self.types else None
@@ -78,15 +88,36 @@ class Encoder:
         visible = g.call(Cast(f32), mask, hint="visible")
         bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
         self.hidden_bias = g.call(ExpandDims((1, 2)), bias)
-        x = self.embed(self.ids, types, length)
-        for number in range(len(s.layers)):
-            x = self.layer(x, number)
-        return self.norm(x, s.last_norm) if s.last_norm else x
+        return self.embed(words, self.ids, types, length)
+
+    def image(self, batch: Var, p: Patches) -> GVar:
+        """Emit the input and embeddings of images: tokens, registers, then patches row by row."""
+        g, width = self.g, self.spec.hidden
+        self.dims = batch, const(p.positions)
+        self.longest = p.positions
+        pixels = g.input("pixel_values", (batch, const(p.channels), *map(const, p.size)), f32)
+        kernel = self.weight(f"{p.projection}.weight", width, p.channels, *p.patch)
+        x = g.call(Conv(p.patch, (1, 1)), pixels, kernel, hint="patches")
+        count, lead, front = p.positions - p.leading, len(p.tokens), () if p.flat else (1,)
+        x = g.call(Permute((0, 2, 1)), g.call(Reshape((batch, const(width), const(count))), x), hint="patches")
+        table = self.weights.get(p.table, (*front, lead + count, width)).reshape(-1, width)
+        bias = self.weights.get(f"{p.projection}.bias", (width,)) if p.biased else 0
+        x = g.call(Add(), x, g.constant("patch_positions", table[lead:] + bias))
+        if p.leading:
+            ones = () if p.flat else (1, 1)
+            rows = [self.weights.get(name, (*ones, width)).reshape(1, width) for name in p.tokens]
+            first = np.concatenate(rows) + table[:lead]
+            if p.registers:
+                more = self.weights.get(p.registers, (1, p.registers_count, width))[0]
+                first = np.concatenate([first, more])
+            shape = (batch, const(p.leading), const(width))
+            x = g.call(Concat(1), g.call(BroadcastTo(shape), g.constant("tokens", first)), x, hint="embeddings")
+        return self.norm(x, p.norm) if p.norm else x
 
     # embeddings
 
-    def embed(self, ids: GVar, types: GVar | None, length: Var) -> GVar:
-        g, w = self.g, self.spec.words
+    def embed(self, w: Words, ids: GVar, types: GVar | None, length: Var) -> GVar:
+        g = self.g
         self.words = self.weight(f"{w.words}.weight", w.vocabulary, w.width)
         kinds = f"{w.types}.weight"
         row: NDArray[Any] | None = None
@@ -100,18 +131,18 @@ class Encoder:
             if row is not None:
                 table, name = table + row, "position_and_type_0"
             positions = g.constant(f"{w.table.rpartition('.')[0]}.{name}", table)
-            x = g.call(Add(), x, self.placed(positions, ids, length))
+            x = g.call(Add(), x, self.placed(positions, ids, length, w.padding))
         elif row is not None:
             x = g.call(Add(), x, g.constant("embeddings.type_0", row))
         if w.norm:
             x = self.norm(x, w.norm, w.width)
         return self.linear(x, w.project, w.width, self.spec.hidden) if w.project else x
 
-    def placed(self, table: Constant, ids: GVar, length: Var) -> Value:
+    def placed(self, table: Constant, ids: GVar, length: Var, padding: int | None) -> Value:
         """Return the position embeddings.
 
         With a padding token, positions count the other tokens, starting behind the padding row of the table (RoBERTa)."""
-        g, padding = self.g, self.spec.words.padding
+        g = self.g
         if padding is None:
             return g.call(Slice(0, const(0), length), table)
         other = g.call(Cast(i64), g.call(NotEqual(), ids, g.constant("padding", np.asarray(padding, np.int64))))
@@ -179,10 +210,15 @@ class Encoder:
         middle, last = f"{path}.{names.middle_norm}", f"{path}.{names.last_norm}"
         if s.norm_first:
             bare = s.bare_first and number == 0
-            x = g.call(Add(), self.attention(x if bare else self.norm(x, middle), number), x)
-            return g.call(Add(), self.feed_forward(self.norm(x, last), path), x)
+            seen = self.attention(x if bare else self.norm(x, middle), number)
+            x = g.call(Add(), self.scaled(seen, path, names.middle_scale), x)
+            return g.call(Add(), self.scaled(self.feed_forward(self.norm(x, last), path), path, names.last_scale), x)
         x = self.norm(g.call(Add(), self.attention(x, number), x), middle)
         return self.norm(g.call(Add(), self.feed_forward(x, path), x), last)
+
+    def scaled(self, x: GVar, path: str, name: str) -> GVar:
+        """Scale the result of a block (LayerScale; Touvron et al. 2021), if the family does."""
+        return self.g.call(Mul(), x, self.weight(f"{path}.{name}", self.spec.hidden)) if name else x
 
     def part(self, x: GVar, path: str, part: Part, width: int, out: int) -> GVar:
         """Emit one of the products of a layer."""
@@ -204,7 +240,8 @@ class Encoder:
         bias = self.bias(number)
         if s.disentangled is not None:
             bias = self.disentangled(s.disentangled, q, k, bias, path)
-        operator = Attention(float(1 / np.sqrt(size)) if s.scale is None else s.scale, hides_rows=False)
+        scale = float(1 / np.sqrt(size)) if s.scale is None else s.scale
+        operator = Attention(scale, causal=s.causal, hides_rows=False)
         seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
         context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
         context = g.call(Reshape((*self.dims, const(wide))), context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from relax_tune.ir.frontend.hf.config import ConfigFields
@@ -11,32 +11,17 @@ from relax_tune.ir.frontend.hf.encoder_spec import (
     ACTIVATIONS,
     BERT_HEADS,
     ROBERTA_HEADS,
+    UNTYPED,
     Buckets,
     Disentangled,
     EncoderSpec,
+    Fields,
     HeadNames,
     LayerNames,
     Words,
+    read_spec,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Names of the fields of config.json; empty: the family has none, and the number is 0 or BERT's."""
-
-    layers: str = "num_hidden_layers"
-    hidden: str = "hidden_size"
-    heads: str = "num_attention_heads"
-    inner: str = "intermediate_size"
-    rows: str = "max_position_embeddings"
-    types: str = "type_vocab_size"
-    eps: str = "layer_norm_eps"
-    activation: str = "hidden_act"
-    size: str = ""
-
-
-_UNTYPED = _Fields(types="")
-_FURTHEST = 1 << 20  # positions of a family without a table of them
+from relax_tune.ir.frontend.hf.vision_families import VISION
 
 
 def encoder_spec(data: Mapping[str, Any], where: str) -> EncoderSpec:
@@ -47,45 +32,12 @@ def encoder_spec(data: Mapping[str, Any], where: str) -> EncoderSpec:
     c.only("add_cross_attention", False, None)
     c.only("pruned_heads", {}, None)
     spec = ENCODERS[data["model_type"]](c)
-    words = spec.words
-    if words.positions < 1:
+    words = spec.inputs
+    if isinstance(words, Words) and words.positions < 1:
         raise c.wrong(
             "max_position_embeddings", f"more positions than the {words.padding} that pad_token_id skips and one"
         )
     return spec
-
-
-def _spec(
-    c: ConfigFields,
-    prefix: str,
-    fields: _Fields = _Fields(),
-    path: str = "encoder.layer.{}",
-    act: str = "gelu",
-    eps: float = 1e-12,
-    words: Mapping[str, Any] | None = None,
-    **parts: Any,
-) -> EncoderSpec:
-    """Read the fields of BERT (Devlin et al. 2019). words, parts: what the family has otherwise."""
-    layers, hidden, heads = (c.whole(name) for name in (fields.layers, fields.hidden, fields.heads))
-    inner, vocabulary = (c.whole(name) for name in (fields.inner, "vocab_size"))
-    own: dict[str, Any] = {
-        "layers": tuple(path.format(i) for i in range(layers)),
-        "size": c.whole(fields.size, hidden // heads) if fields.size else hidden // heads,
-        "eps": c.number(fields.eps, eps, 0, 1, "a number in [0, 1)") if fields.eps else eps,
-        "activation": c.chosen(fields.activation, act, ACTIVATIONS) if fields.activation else act,
-        "prefixes": (prefix,),
-    }
-    text: dict[str, Any] = {
-        "width": hidden,
-        "vocabulary": vocabulary,
-        "rows": c.whole(fields.rows) if fields.rows else _FURTHEST,
-        "token_types": c.whole(fields.types) if fields.types else 0,
-    }
-    if not fields.size:
-        c.multiple(fields.hidden, hidden, fields.heads, heads)
-    return EncoderSpec(
-        hidden=hidden, heads=heads, inner=inner, words=Words(**{**text, **(words or {})}), **{**own, **parts}
-    )
 
 
 def _factorised(
@@ -118,12 +70,12 @@ def _padding(c: ConfigFields) -> int:
 
 
 def _bert(c: ConfigFields) -> EncoderSpec:
-    return _spec(c, "bert.")
+    return read_spec(c, "bert.")
 
 
 def _roberta(c: ConfigFields) -> EncoderSpec:
     """Read RoBERTa (Liu et al. 2019), whose positions leave out padding."""
-    return _spec(c, "roberta.", words={"padding": _padding(c)}, head=ROBERTA_HEADS)
+    return read_spec(c, "roberta.", words={"padding": _padding(c)}, head=ROBERTA_HEADS)
 
 
 _DISTILBERT = LayerNames(
@@ -142,8 +94,8 @@ _DISTILBERT_HEADS = HeadNames(
 
 
 def _distilbert(c: ConfigFields) -> EncoderSpec:
-    fields = _Fields("n_layers", "dim", "n_heads", "hidden_dim", types="", eps="", activation="activation")
-    return _spec(
+    fields = Fields("n_layers", "dim", "n_heads", "hidden_dim", types="", eps="", activation="activation")
+    return read_spec(
         c, "distilbert.", fields, "transformer.layer.{}", names=_DISTILBERT, head=_DISTILBERT_HEADS
     )  # fmt: skip
 
@@ -153,7 +105,7 @@ def _mpnet(c: ConfigFields) -> EncoderSpec:
     a = "attention.attn."
     names = LayerNames(f"{a}q", f"{a}k", f"{a}v", f"{a}o", "attention.LayerNorm")
     near = Buckets("encoder.relative_attention_bias", c.whole("relative_attention_num_buckets", 32), 128)
-    return _spec(c, "mpnet.", _UNTYPED, words={"padding": 1}, names=names, buckets=near, head=ROBERTA_HEADS)
+    return read_spec(c, "mpnet.", UNTYPED, words={"padding": 1}, names=names, buckets=near, head=ROBERTA_HEADS)
 
 
 def _albert(c: ConfigFields) -> EncoderSpec:
@@ -167,7 +119,7 @@ def _albert(c: ConfigFields) -> EncoderSpec:
         words="predictions.decoder", word_bias="predictions.bias",
     )  # fmt: skip
     words = _factorised(c, "encoder.embedding_hidden_mapping_in", default=128)
-    spec = _spec(c, "albert.", act="gelu_new", words=words, names=names, head=head)
+    spec = read_spec(c, "albert.", act="gelu_new", words=words, names=names, head=head)
     groups, inside, count = c.whole("num_hidden_groups", 1), c.whole("inner_group_num", 1), len(spec.layers)
     each = count / groups
     paths = (
@@ -183,7 +135,7 @@ def _electra(c: ConfigFields) -> EncoderSpec:
         ROBERTA_HEADS, activation="gelu", word_dense=f"{p}.dense", word_norm=f"{p}.LayerNorm", words="generator_lm_head",
         word_bias="generator_lm_head.bias",
     )  # fmt: skip
-    return _spec(c, "electra.", words=_projected(c, 128), head=head)
+    return read_spec(c, "electra.", words=_projected(c, 128), head=head)
 
 
 def _projected(c: ConfigFields, default: int | None) -> dict[str, Any]:
@@ -205,8 +157,9 @@ def _xlm_roberta_xl(c: ConfigFields) -> EncoderSpec:
     """Read XLM-R XL (Goyal et al. 2021)."""
     spec = _roberta(c)
     names = LayerNames(middle_norm="attention.self_attn_layer_norm", last_norm="LayerNorm")
-    words = replace(spec.words, norm="")
-    return replace(spec, words=words, names=names, norm_first=True, last_norm="encoder.LayerNorm")
+    return replace(
+        spec, inputs=replace(spec.words, norm=""), names=names, norm_first=True, last_norm="encoder.LayerNorm"
+    )
 
 
 def _data2vec_text(c: ConfigFields) -> EncoderSpec:
@@ -216,13 +169,13 @@ def _data2vec_text(c: ConfigFields) -> EncoderSpec:
 def _ernie(c: ConfigFields) -> EncoderSpec:
     """Read ERNIE (Sun et al. 2019)."""
     c.only("use_task_id", False, None)
-    return _spec(c, "ernie.")
+    return read_spec(c, "ernie.")
 
 
 def _megatron_bert(c: ConfigFields) -> EncoderSpec:
     """Read Megatron's BERT (Shoeybi et al. 2019)."""
     names = LayerNames(middle_norm="attention.ln", last_norm="ln")
-    return _spec(c, "bert.", words={"norm": ""}, names=names, norm_first=True, last_norm="encoder.ln")
+    return read_spec(c, "bert.", words={"norm": ""}, names=names, norm_first=True, last_norm="encoder.ln")
 
 
 def _rembert(c: ConfigFields) -> EncoderSpec:
@@ -232,7 +185,7 @@ def _rembert(c: ConfigFields) -> EncoderSpec:
         word_bias="cls.predictions.decoder.bias", word_width=c.whole("output_embedding_size", 1664),
     )  # fmt: skip
     words = _factorised(c, "encoder.embedding_hidden_mapping_in", "input_embedding_size", 256)
-    return _spec(c, "rembert.", words=words, head=head)
+    return read_spec(c, "rembert.", words=words, head=head)
 
 
 def _roformer(c: ConfigFields) -> EncoderSpec:
@@ -241,7 +194,7 @@ def _roformer(c: ConfigFields) -> EncoderSpec:
     words = {**_projected(c, c.whole("hidden_size")), "table": ""}
     act = c.chosen("hidden_act", "gelu", ACTIVATIONS)
     head = replace(BERT_HEADS, dense="classifier.dense", activation=act, out="classifier.out_proj", inner=False)
-    spec = _spec(c, "roformer.", words=words, head=head, interleaved=True)
+    spec = read_spec(c, "roformer.", words=words, head=head, interleaved=True)
     return replace(spec, thetas=(10000.0,) * len(spec.layers))
 
 
@@ -262,8 +215,8 @@ def _modernbert(c: ConfigFields) -> EncoderSpec:
         "mlp.Wi#1/2",
     )  # fmt: skip
     words = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm", "table": ""}
-    fields = _Fields(types="", eps="norm_eps", activation="hidden_activation")
-    spec = _spec(
+    fields = Fields(types="", eps="norm_eps", activation="hidden_activation")
+    spec = read_spec(
         c, "model.", fields, "layers.{}", eps=1e-5, words=words, names=names, head=head, norm_first=True,
         last_norm="final_norm", bare_first=True, unbiased=frozenset(p for k, ps in parts.items() if not biased[k] for p in ps),
     )  # fmt: skip
@@ -292,8 +245,8 @@ def _nomic_bert(c: ConfigFields) -> EncoderSpec:
         "attn.Wqkv#0/3", "attn.Wqkv#1/3", "attn.Wqkv#2/3", "attn.out_proj", "norm1", "mlp.fc12", "mlp.fc2", "norm2", "mlp.fc11"
     )  # fmt: skip
     head = replace(BERT_HEADS, word_norm="cls.predictions.transform.layer_norm")
-    spec = _spec(
-        c, "nomic_bert.", _Fields(size="head_dim"), "encoder.layers.{}", "silu", words={"table": "", "norm": "emb_ln"},
+    spec = read_spec(
+        c, "nomic_bert.", Fields(size="head_dim"), "encoder.layers.{}", "silu", words={"table": "", "norm": "emb_ln"},
         names=names, head=head, unbiased=frozenset({"query", "key", "value", "out", "inner", "gate", "outer"}),
     )  # fmt: skip
     return replace(spec, thetas=(_theta(c, 1000.0),) * len(spec.layers))
@@ -305,8 +258,8 @@ def _jina_embeddings_v3(c: ConfigFields) -> EncoderSpec:
         "mixer.Wqkv#0/3", "mixer.Wqkv#1/3", "mixer.Wqkv#2/3", "mixer.out_proj", "norm1", "mlp.fc1", "mlp.fc2", "norm2"
     )
     words = {"table": "", "norm": "emb_ln"}
-    spec = _spec(
-        c, "roberta.", _Fields(size="head_dim"), "encoder.layers.{}", eps=1e-5, words=words, names=names, head=ROBERTA_HEADS
+    spec = read_spec(
+        c, "roberta.", Fields(size="head_dim"), "encoder.layers.{}", eps=1e-5, words=words, names=names, head=ROBERTA_HEADS
     )  # fmt: skip
     return replace(spec, thetas=(_theta(c, 20000.0),) * len(spec.layers))
 
@@ -325,8 +278,8 @@ def _eurobert(c: ConfigFields) -> EncoderSpec:
     biased = {
         "attention_bias": ("query", "key", "value", "out"), "mlp_bias": ("inner", "gate", "outer")
     }  # fmt: skip
-    spec = _spec(
-        c, "model.", _Fields(types="", eps="rms_norm_eps", size="head_dim"), "layers.{}", "silu", 1e-5,
+    spec = read_spec(
+        c, "model.", Fields(types="", eps="rms_norm_eps", size="head_dim"), "layers.{}", "silu", 1e-5,
         words={"words": "embed_tokens", "norm": "", "table": ""}, names=names, head=head, norm="rms_norm", norm_first=True,
         last_norm="norm", unbiased=frozenset(p for k, ps in biased.items() if not c.truth(k, False) for p in ps),
     )  # fmt: skip
@@ -363,8 +316,8 @@ def _deberta_v2(c: ConfigFields) -> EncoderSpec:
     words = {"token_types": c.whole("type_vocab_size") if types else 0}
     if not c.truth("position_biased_input", True):
         words["table"] = ""  # type: ignore[assignment]
-    spec = _spec(
-        c, "deberta.", _UNTYPED, eps=1e-7, words=words, names=names, disentangled=near,
+    spec = read_spec(
+        c, "deberta.", UNTYPED, eps=1e-7, words=words, names=names, disentangled=near,
         head=replace(BERT_HEADS, activation=act, inner=False),
     )  # fmt: skip
     return replace(spec, scale=float((spec.size * (1 + len(ways))) ** -0.5))
@@ -385,8 +338,8 @@ def _t5(c: ConfigFields, each_layer: bool = False) -> EncoderSpec:
         f"layer.0.{table}" if each_layer else f"encoder.block.0.layer.0.{table}",
         c.whole("relative_attention_num_buckets", 32), c.whole("relative_attention_max_distance", 128), each_layer,
     )  # fmt: skip
-    fields = _Fields("num_layers", "d_model", "num_heads", "d_ff", "", "", "layer_norm_epsilon", "", "d_kv")
-    return _spec(
+    fields = Fields("num_layers", "d_model", "num_heads", "d_ff", "", "", "layer_norm_epsilon", "", "d_kv")
+    return read_spec(
         c, "transformer.", fields, "encoder.block.{}", activations[kind], 1e-6, {"words": "shared", "table": "", "norm": ""},
         names=names, norm="rms_norm", norm_first=True, last_norm="encoder.final_layer_norm", scale=1.0, buckets=near,
         unbiased=frozenset({"query", "key", "value", "out", "inner", "gate", "outer"}),
@@ -421,4 +374,5 @@ ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "t5": _t5,
     "mt5": _t5,
     "umt5": _umt5,
+    **VISION,
 }

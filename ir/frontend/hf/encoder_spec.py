@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
 
 Emitted = Callable[[GraphBuilder, GVar], GVar]
@@ -44,6 +45,7 @@ class LayerNames:
     """Names of the weights of a layer. `name#1/3` is the second of three equal parts of the rows of one matrix.
 
     middle_norm, last_norm: norms of attention and of the feed-forward block, behind or before them
+    middle_scale, last_scale: factors of the results of attention and of the feed-forward block; empty: there are none
     gate: second matrix of a gated feed-forward block (Shazeer 2020), whose values are not activated; empty: there is none
     """
 
@@ -56,6 +58,8 @@ class LayerNames:
     outer: str = "output.dense"
     last_norm: str = "output.LayerNorm"
     gate: str = ""
+    middle_scale: str = ""
+    last_scale: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,59 @@ class Words:
     @property
     def positions(self) -> int:
         return self.rows if self.padding is None else self.rows - self.padding - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Embeddings of the patches of images of one size (Dosovitskiy et al. 2021).
+
+    sizes: height and width of an image, and of a patch
+    tokens: names of the vectors before those of the patches; registers: of those between, which have no positions
+    registers_count: number of registers
+    flat: tables and tokens are stored without a dim for the batch
+    norm: before the first layer; empty: there is none
+    """
+
+    channels: int
+    size: tuple[int, int]
+    patch: tuple[int, int]
+    projection: str = "embeddings.patch_embeddings.projection"
+    biased: bool = True
+    table: str = "embeddings.position_embeddings"
+    tokens: tuple[str, ...] = ("embeddings.cls_token",)
+    registers: str = ""
+    registers_count: int = 0
+    flat: bool = False
+    norm: str = ""
+
+    @property
+    def leading(self) -> int:
+        """Number of vectors before those of the patches."""
+        return len(self.tokens) + self.registers_count
+
+    @property
+    def positions(self) -> int:
+        """Number of vectors of an image."""
+        (h, w), (p, q) = self.size, self.patch
+        return self.leading + (h // p) * (w // q)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooler:
+    """One vector of all, beside the last hidden state.
+
+    kind: position it is taken from: the first, the last or the first that holds the token `eos` (None: the largest token); `probe`:
+        attention of a learned query (Zhai et al. 2022)
+    norm, dense: names of what follows, if anything; activation: after `dense`
+    optional: a folder may lack it
+    """
+
+    kind: Literal["first", "last", "eos", "probe"]
+    norm: str = ""
+    dense: str = ""
+    activation: str = ""
+    eos: int | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +229,10 @@ class EncoderSpec:
     interleaved: rotary embeddings pair neighbouring elements, not the halves of a head
     disentangled: attention bias by content and position
     bare_first: the first layer has no norm before attention
+    causal: a position attends to none behind it
+    pooler: of a bare model, whose results are the last hidden state and the pooled vector; None: text is pooled by the mean
+    projection: name of the product of the pooled vector in models with a projection, and its size
+    image_classes: vectors that an image's classes are read from, side by side: the first, the mean of the patches
     windows: distance up to which each layer attends; None: all
     """
 
@@ -182,7 +243,7 @@ class EncoderSpec:
     inner: int
     eps: float
     activation: str
-    words: Words
+    inputs: Words | Patches
     prefixes: tuple[str, ...]
     names: LayerNames = field(default_factory=LayerNames)
     head: HeadNames = BERT_HEADS
@@ -198,3 +259,69 @@ class EncoderSpec:
     interleaved: bool = False
     bare_first: bool = False
     windows: tuple[int | None, ...] = ()
+    causal: bool = False
+    pooler: Pooler | None = None
+    projection: tuple[str, int] | None = None
+    image_classes: tuple[Literal["first", "mean"], ...] = ("first",)
+
+    @property
+    def words(self) -> Words:
+        """Embeddings of text."""
+        assert isinstance(self.inputs, Words)
+        return self.inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Names of the fields of config.json; empty: the family has none, and the number is 0 or BERT's."""
+
+    layers: str = "num_hidden_layers"
+    hidden: str = "hidden_size"
+    heads: str = "num_attention_heads"
+    inner: str = "intermediate_size"
+    rows: str = "max_position_embeddings"
+    types: str = "type_vocab_size"
+    eps: str = "layer_norm_eps"
+    activation: str = "hidden_act"
+    size: str = ""
+
+
+UNTYPED = Fields(types="")
+FURTHEST = 1 << 20  # positions of a family without a table of them
+
+
+def read_spec(
+    c: ConfigFields,
+    prefix: str,
+    fields: Fields = Fields(),
+    path: str = "encoder.layer.{}",
+    act: str = "gelu",
+    eps: float = 1e-12,
+    words: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> EncoderSpec:
+    """Read the fields of BERT (Devlin et al. 2019). words, parts: what the family has otherwise."""
+    layers, hidden, heads = (c.whole(name) for name in (fields.layers, fields.hidden, fields.heads))
+    inner = c.whole(fields.inner)
+    own: dict[str, Any] = {
+        "layers": tuple(path.format(i) for i in range(layers)),
+        "size": c.whole(fields.size, hidden // heads) if fields.size else hidden // heads,
+        "eps": c.number(fields.eps, eps, 0, 1, "a number in [0, 1)") if fields.eps else eps,
+        "activation": c.chosen(fields.activation, act, ACTIVATIONS) if fields.activation else act,
+        "prefixes": (prefix,),
+    }
+    if not fields.size:
+        c.multiple(fields.hidden, hidden, fields.heads, heads)
+    if "inputs" not in parts:
+        own["inputs"] = _words(c, fields, hidden, words or {})
+    return EncoderSpec(hidden=hidden, heads=heads, inner=inner, **{**own, **parts})
+
+
+def _words(c: ConfigFields, fields: Fields, hidden: int, words: Mapping[str, Any]) -> Words:
+    text: dict[str, Any] = {
+        "width": hidden,
+        "vocabulary": c.whole("vocab_size"),
+        "rows": c.whole(fields.rows) if fields.rows else FURTHEST,
+        "token_types": c.whole(fields.types) if fields.types else 0,
+    }
+    return Words(**{**text, **words})

@@ -9,12 +9,14 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.hf.config import read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, symbol_bounds
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
 from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
+from relax_tune.ir.frontend.hf.encoder_spec import Patches
 from relax_tune.ir.frontend.hf.heads import (
     MODULES,
     Pooling,
+    bare_results,
     head_stage,
     normalized,
     pooled,
@@ -46,6 +48,10 @@ def load_hf(
     they are a third input, `token_type_ids (b, n) i64`, where the model has several. Heads give `logits` of masked words
     (b, n, vocabulary), of a sequence (b, labels) or of each position (b, n, labels), or the logits of the first and last position
     of an answer, (b, n) each. Positions count from 0; RoBERTa models leave out padding tokens, whatever the mask says.
+
+    An encoder of images takes `pixel_values (b, channels, height, width) f32` of the size in its configuration. It gives the last
+    hidden state, a pooled vector where the family has one, or the `logits` of classes (b, labels). So does the text encoder of CLIP
+    or SigLIP. With a projection the result is the projected vector alone.
 
     A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
@@ -111,15 +117,22 @@ def _load_encoder(
     spec = encoder_spec(data, where)
     stages: list[Stage]
     head = None
+    image = isinstance(spec.inputs, Patches)
+    if image and (pooling not in (None, "none", "cls") or (pooling is None and normalize is not None)):
+        raise UserError(
+            f"pooling: wanted none or cls of a model of images, found {pooling or 'mean'!r}; give one of them"
+        )
     if pooling is not None or normalize is not None:
         stages = [] if pooling == "none" else [pooled(pooling or "mean")]
         stages += [normalized] if stages and normalize is not False else []
     elif (root / MODULES).is_file():
         stages = sentence_stages(root, spec.hidden)
     else:
-        head = head_stage(data, where)
-        stages = [pooled("mean"), normalized] if head is None else [head]
-    b, n = symbol_bounds(spec.words.positions, bounds)
+        head = head_stage(data, where, spec)
+        bare: list[Stage] = [bare_results] if image or spec.pooler is not None else [pooled("mean"), normalized]
+        stages = bare if head is None else [head]
+    positions = spec.inputs.positions
+    b, n = (batch_bounds(bounds), (positions, positions)) if image else symbol_bounds(positions, bounds)
     return Encoder(spec, HfWeights(inner, spec.prefixes), types=head is not None).build(b, n, stages)
 
 

@@ -9,19 +9,34 @@ from typing import Any, Literal
 import numpy as np
 
 from relax_tune.errors import ParseError
-from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import Expr, add, const, sub
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Patches
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Reshape, Slice
-from relax_tune.ir.op.math.elementwise import Add, Cast, Div, Gelu, MaximumScalar, Mul, Relu, Sigmoid, Sqrt, Tanh
-from relax_tune.ir.op.math.logic import NotEqual, Where
+from relax_tune.ir.op.indexing.gather import GatherElements
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    Cast,
+    Div,
+    Gelu,
+    MaximumScalar,
+    Mul,
+    MulScalar,
+    Relu,
+    Sigmoid,
+    Sqrt,
+    Tanh,
+)
+from relax_tune.ir.op.math.logic import Equal, NotEqual, Where
+from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, MeanPool, Sum
+from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Max, Mean, MeanPool, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax
 
 Pooling = Literal["mean", "cls", "max", "mean_sqrt_len", "none"]
 
@@ -40,9 +55,9 @@ def pooled(kind: str) -> Callable[[Encoder, GVar], GVar]:
     """Pool the positions of the mask, as sentence-transformers does: (b, n, hidden) to (b, hidden)."""
 
     def stage(encoder: Encoder, x: GVar) -> GVar:
-        g, mask = encoder.g, encoder.mask
         if kind == "cls":
             return first_position(encoder, x)
+        g, mask = encoder.g, encoder.mask
         weights = g.call(Cast(f32), mask)
         if kind == "mean":
             return g.call(MeanPool(1e-9), x, weights, hint="pooled")
@@ -61,9 +76,14 @@ def pooled(kind: str) -> Callable[[Encoder, GVar], GVar]:
 
 def first_position(encoder: Encoder, x: GVar) -> GVar:
     """Take the first position: (b, n, hidden) to (b, hidden)."""
+    return position(encoder, x, const(0))
+
+
+def position(encoder: Encoder, x: GVar, number: Expr, hint: str = "pooled") -> GVar:
+    """Take one position: (b, n, hidden) to (b, hidden)."""
     batch, _ = encoder.dims
-    first = encoder.g.call(Slice(1, const(0), const(1)), x)
-    return encoder.g.call(Reshape((batch, const(encoder.spec.hidden))), first, hint="pooled")
+    one = encoder.g.call(Slice(1, number, add(number, const(1))), x)
+    return encoder.g.call(Reshape((batch, const(encoder.spec.hidden))), one, hint=hint)
 
 
 def normalized(encoder: Encoder, x: GVar) -> GVar:
@@ -165,24 +185,113 @@ def _dense(folder: Path, width: int) -> tuple[Stage, int]:
 # heads of transformers
 
 
-def head_stage(data: Mapping[str, Any], where: str) -> Stage | None:
+def head_stage(data: Mapping[str, Any], where: str, spec: EncoderSpec) -> Stage | None:
     """Return the head that `architectures` names, None for a bare encoder.
 
-    Heads: masked words, a class of the sequence or of each position, the answer to a question. Raises ParseError for others."""
+    Heads: masked words, a class of the sequence, of each position or of an image, the answer to a question, a projection. Raises
+    ParseError for others."""
     c = ConfigFields(data, where)
     named = data.get("architectures")
     if named is None or named == []:
         return None
+    heads: Mapping[str, Head] = HEADS
+    if spec.projection is not None:
+        heads = PROJECTIONS
+    if isinstance(spec.inputs, Patches):
+        heads = {**(PROJECTIONS if spec.projection is not None else {}), **IMAGE_HEADS}
     name = str(named[0]) if isinstance(named, list) else ""
-    task = next((t for t in ("Model", *HEADS) if name.endswith(t) and not name.endswith("HeadModel")), "")
-    if task != "Model" and task not in HEADS:
+    task = next((t for t in ("Model", *heads) if name.endswith(t) and not name.endswith("HeadModel")), "")
+    if not task:
         raise c.wrong(
             "architectures",
-            f"an encoder or one with a head among {', '.join(HEADS)} (with pooling=, its encoder alone is read)",
+            f"an encoder or one with a head among {', '.join(heads)} (with pooling=, its encoder alone is read)",
         )
     if task == "Model":
         return None
-    return lambda encoder, x: HEADS[task](encoder, x, c)
+    return lambda encoder, x: heads[task](encoder, x, c)
+
+
+def bare_results(encoder: Encoder, x: GVar) -> GVar | tuple[GVar, ...]:
+    """Give the last hidden state of a bare model, and its pooled vector where it has one."""
+    p = encoder.spec.pooler
+    if p is None or (p.optional and not encoder.weights.has(f"{p.dense}.weight")):
+        return x
+    return x, pooler_output(encoder, x)
+
+
+def pooler_output(encoder: Encoder, x: GVar) -> GVar:
+    """Emit the pooled vector (b, hidden) of a bare model."""
+    g, s, (batch, length) = encoder.g, encoder.spec, encoder.dims
+    p = s.pooler
+    assert p is not None
+    if p.kind == "probe":
+        return _probed(encoder, x)
+    if p.kind == "eos":
+        ids = encoder.ids
+        if p.eos is not None:
+            ids = g.call(Cast(i64), g.call(Equal(), ids, g.constant("eos", np.asarray(p.eos, np.int64))))
+        where = g.call(ExpandDims((1, 2)), g.call(ArgMax(1), ids, hint="eos_position"))
+        where = g.call(BroadcastTo((batch, const(1), const(s.hidden))), where)
+        y = g.call(Reshape((batch, const(s.hidden))), g.call(GatherElements(1), x, where), hint="pooled")
+    else:
+        y = position(encoder, x, const(0) if p.kind == "first" else sub(length, const(1)))
+    if p.norm:
+        y = encoder.norm(y, p.norm)
+    if p.dense:
+        y = encoder.linear(y, p.dense, s.hidden, s.hidden)
+    return ACTIVATIONS[p.activation](g, y) if p.activation else y
+
+
+def _probed(encoder: Encoder, x: GVar) -> GVar:
+    """Pool by attention of a learned query (Zhai et al. 2022), then a feed-forward block."""
+    g, s, (batch, length) = encoder.g, encoder.spec, encoder.dims
+    size = s.hidden // s.heads
+    get = encoder.weights.get
+    joint, shifts = (
+        get("head.attention.in_proj_weight", (3 * s.hidden, s.hidden)),
+        get("head.attention.in_proj_bias", (3 * s.hidden,)),
+    )
+    query = get("head.probe", (1, 1, s.hidden))[0] @ joint[: s.hidden].T + shifts[: s.hidden]
+
+    def heads(k: int, part: str) -> GVar:
+        rows = slice(k * s.hidden, (k + 1) * s.hidden)
+        w = g.constant(f"head.{part}.weight", np.ascontiguousarray(joint[rows].T))
+        y = g.call(Add(), g.call(Matmul(), x, w), g.constant(f"head.{part}.bias", shifts[rows]))
+        y = g.call(Reshape((batch, length, const(s.heads), const(size))), y)
+        return g.call(Permute((0, 2, 1, 3)), y, hint=part)
+
+    q = g.constant("head.query", np.ascontiguousarray(query.reshape(1, s.heads, 1, size)))
+    probe = g.call(BroadcastTo((batch, const(s.heads), const(1), const(size))), q)
+    seen = g.call(Attention(float(1 / np.sqrt(size)), hides_rows=False), probe, heads(1, "key"), heads(2, "value"))
+    y = encoder.linear(g.call(Reshape((batch, const(s.hidden))), seen), "head.attention.out_proj", s.hidden, s.hidden)
+    inner = encoder.linear(encoder.norm(y, "head.layernorm"), "head.mlp.fc1", s.hidden, s.inner)
+    inner = ACTIVATIONS[s.activation](g, inner)
+    return g.call(Add(), encoder.linear(inner, "head.mlp.fc2", s.inner, s.hidden), y, hint="pooled")
+
+
+def _projected(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    assert encoder.spec.projection is not None
+    name, width = encoder.spec.projection
+    y = pooler_output(encoder, x)
+    return encoder.dense(y, encoder.weights, name, encoder.spec.hidden, width, biased=False, hint="embeds")
+
+
+def _image(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    g, s = encoder.g, encoder.spec
+    assert isinstance(s.inputs, Patches)
+    patches = x
+    if s.inputs.leading:
+        patches = g.call(Slice(1, const(s.inputs.leading), const(s.inputs.positions)), x, hint="patches")
+    parts = [first_position(encoder, x) if kind == "first" else g.call(Mean((1,)), patches) for kind in s.image_classes]
+    y = parts[0] if len(parts) == 1 else g.call(Concat(1), *parts, hint="pooled")
+    return encoder.dense(y, encoder.weights, "classifier", len(parts) * s.hidden, _labels(c), hint="logits")
+
+
+def _image_with_teacher(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the mean of the classes of both tokens of DeiT."""
+    names = ("cls_classifier", "distillation_classifier")
+    each = [_classes(encoder, position(encoder, x, const(k)), name, _labels(c)) for k, name in enumerate(names)]
+    return encoder.g.call(MulScalar(0.5), encoder.g.call(Add(), *each), hint="logits")
 
 
 def _labels(c: ConfigFields) -> int:
@@ -253,7 +362,12 @@ def _words(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     return g.call(Add(), g.call(Matmul(transpose_b=True), y, table), bias, hint="logits")
 
 
-HEADS: Mapping[str, Callable[[Encoder, GVar, ConfigFields], GVar | tuple[GVar, ...]]] = {
+Head = Callable[[Encoder, GVar, ConfigFields], "GVar | tuple[GVar, ...]"]
+PROJECTIONS: Mapping[str, Head] = {"ModelWithProjection": _projected}
+IMAGE_HEADS: Mapping[str, Head] = {
+    "ForImageClassification": _image, "ForImageClassificationWithTeacher": _image_with_teacher,
+}  # fmt: skip
+HEADS: Mapping[str, Head] = {
     "ForMaskedLM": _words, "ForSequenceClassification": _sequence, "ForTokenClassification": _positions,
     "ForQuestionAnswering": _answer,
 }  # fmt: skip

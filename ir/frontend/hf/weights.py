@@ -99,6 +99,10 @@ class HfWeights:
         for name in names if listed is None else listed:
             self._files[name] = (path, file)
 
+    def has(self, name: str) -> bool:
+        """Return whether the encoder has a tensor `name`."""
+        return self._prefix + name in self.names
+
     def get(self, name: str, shape: Sequence[int], inner: bool = True) -> NDArray[Any]:
         """Read the tensor `name` as float32. Raises ParseError naming it, the wanted and the found shape.
 

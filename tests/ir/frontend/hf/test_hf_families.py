@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.support.effort import thinned
 
-from relax_tune.errors import ParseError
+from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.passes.pipeline import lower
@@ -36,18 +36,20 @@ def write(root: Path, name: str, **changes: Any) -> dict[str, Array]:
 @pytest.mark.parametrize("name", thinned(MADE["MODELS"], 2))
 def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
     results = write(tmp_path, name)
-    bare = MADE["MODELS"][name][0].endswith("Model") and "pixel_values" not in MADE["MODELS"][name][1]
-    module = load_hf(tmp_path, "none" if bare else None)
+    bare = MADE["MODELS"][name][0].endswith("Model")
+    pooled = any(key.startswith("pooler_output") for key in results)
+    module = load_hf(tmp_path, "none" if bare and not pooled else None)
     params = [p.name for p in module.graphs["main"].params]
     config = json.loads((tmp_path / "config.json").read_text())
     for form in (module, lower(module).module):
         for b, n in MADE["SHAPES"]:
             given = MADE["inputs"](b, n, config)
             found = evaluate_function(form, [given[p] for p in params])
-            wanted = [results[key] for r in MADE["RESULTS"] if (key := f"{r}_{b}_{n}") in results]
+            wanted = [results[key] for r in (*MADE["RESULTS"], *MADE["EMBEDS"]) if (key := f"{r}_{b}_{n}") in results]
             parts = found if isinstance(found, tuple) else (found,)
             for part, want in zip(parts, wanted, strict=True):
-                seen = given["attention_mask"] == 1 if want.shape[:2] == (b, n) else slice(None)
+                mask = given.get("attention_mask", np.zeros(0))
+                seen = mask == 1 if want.shape[:2] == mask.shape else slice(None)
                 np.testing.assert_allclose(part[seen], want[seen], rtol=1e-4, atol=1e-4)
 
 
@@ -59,6 +61,12 @@ def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path)
         ("nomic_bert", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: wanted 'default', found 'yarn'"),
         ("ernie", {"use_task_id": True}, "use_task_id: wanted False, found True"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: wanted one of relu, gated-gelu"),
+        ("dinov2", {"image_size": 2}, "image_size: wanted at least the size of a patch"),
+        (
+            "clip_vision",
+            {"architectures": ["CLIPModelForWords"]},
+            "head among ModelWithProjection, ForImageClassification",
+        ),
         ("t5", {"architectures": ["T5ForConditionalGeneration"]}, "architectures: wanted an encoder"),
     ],
 )
@@ -66,3 +74,15 @@ def test_encoder_with_other_fields_is_refused(name: str, changes: dict[str, Any]
     write(tmp_path, name, **changes)
     with pytest.raises(ParseError, match=says):
         load_hf(tmp_path)
+
+
+def test_model_of_images_has_no_other_symbols_and_pooling(tmp_path: Path) -> None:
+    write(tmp_path, "dinov2_with_registers")
+    assert [b.var.name for b in load_hf(tmp_path, bounds={"b": (1, 4)}).bounds] == ["b"]
+    with pytest.raises(UserError, match=r"symbol b .batch., found n"):
+        load_hf(tmp_path, bounds={"n": (1, 4)})
+    with pytest.raises(UserError, match="pooling: wanted none or cls of a model of images, found 'mean'"):
+        load_hf(tmp_path, "mean")
+    given = MADE["inputs"](2, 1, {"image_size": 8})["pixel_values"]
+    hidden, pooled = (evaluate_function(load_hf(tmp_path, how, False), [given]) for how in ("none", "cls"))
+    np.testing.assert_allclose(pooled, hidden[:, 0], rtol=1e-6)
