@@ -284,7 +284,7 @@ def test_config_of_wrong_json_type_is_refused(bert: Path, contents: bytes, says:
     assert says in text and "config.json" in text
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
+@pytest.mark.parametrize("kind", ["rwkv", "", None, 3, ["bert"], {"bert": 1}, "x" * 10_000])
 def test_unknown_architecture_error_lists_known_ones(bert: Path, kind: Any) -> None:
     configured(bert, model_type=kind)
     assert "wanted a model_type among bert, " in refused(bert)

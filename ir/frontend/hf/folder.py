@@ -10,6 +10,10 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.decoders.builder import DecoderBuilder
+from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
+from relax_tune.ir.frontend.hf.decoders.family import read_spec
+from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
 from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
 from relax_tune.ir.frontend.hf.encoder_spec import Patches
@@ -23,8 +27,6 @@ from relax_tune.ir.frontend.hf.heads import (
     sentence_stages,
     transformer_folder,
 )
-from relax_tune.ir.frontend.hf.llama import Llama
-from relax_tune.ir.frontend.hf.llama_config import FAMILIES, LlamaConfig, llama_config
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
@@ -86,7 +88,7 @@ def load_hf(
             )
         if sentence:
             raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
-        return _load_decoder(root, llama_config(data, where), bounds, every_position, cache_dtype)
+        return _load_decoder(root, read_spec(FAMILIES[kind], data, where), bounds, every_position, cache_dtype)
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
@@ -138,22 +140,23 @@ def _load_encoder(
 
 def _load_decoder(
     root: Path,
-    config: LlamaConfig,
+    spec: DecoderSpec,
     bounds: Mapping[str, tuple[int, int]] | None,
     every_position: bool,
     cache_dtype: CacheType,
 ) -> IRModule:
     """Import the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
     given = checked_bounds(bounds)
-    m = given.pop("m", (1, max(1, config.positions - 1)))
-    if m[1] >= config.positions:
+    most = spec.usual_positions([given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given])
+    m = given.pop("m", (1, max(1, most - 1)))
+    if m[1] >= spec.positions:
         raise UserError(
-            f"bound of m: wanted less than {config.positions}, the positions this model has, found {m[1]}; lower the bound"
+            f"bound of m: wanted less than {spec.positions}, the positions this model has, found {m[1]}; lower the bound"
         )
-    b, n = symbol_bounds(config.positions, given)
+    b, n = symbol_bounds(spec.positions, {"n": (1, most), **given})
     if n[0] < 1 and not every_position:
         raise UserError(
             f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
         )
-    model = Llama(config, HfWeights(root), max(n[1], m[1] + 1))
+    model = DecoderBuilder(spec, HfWeights(root), min(n[0], m[0] + 1), max(n[1], m[1] + 1))
     return model.module(b, n, m, every_position, dtype(cache_dtype))

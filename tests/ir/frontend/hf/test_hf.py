@@ -168,8 +168,8 @@ def rewrite(folder: Path, **changes: Any) -> None:
 def test_wrong_configurations(folder: Path) -> None:
     for changes, message in (
         (
-            {"model_type": "gpt2"},
-            "among bert, roberta, .*qwen3, gemma, found 'gpt2'",
+            {"model_type": "rwkv"},
+            "among bert, roberta, .*qwen3, gemma, .*, found 'rwkv'",
         ),
         ({"hidden_size": "8"}, "hidden_size: wanted a whole number from 1 to 2147483647, found '8'"),
         ({"hidden_act": "mish"}, "hidden_act: wanted one of gelu, relu, .* found 'mish'"),

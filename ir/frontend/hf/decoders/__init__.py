@@ -1,0 +1,1 @@
+"""Import of decoders: one table of families, one builder."""
