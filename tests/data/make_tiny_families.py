@@ -33,6 +33,7 @@ T5 = {
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
 }  # fmt: skip
 MODERN = {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
+MOBILE = {"intra_bottleneck_size": 8, "num_feedforward_networks": 2}
 NARROW = {**SIZES, "embedding_size": 8}
 VIT = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
@@ -53,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "jina_embeddings_v3": ("JinaEmbeddingsV3Model", SIZES),
     "eurobert": ("EuroBertForSequenceClassification", {**SIZES, "num_key_value_heads": 1}),
     "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
+    "mobilebert": ("MobileBertForMaskedLM", {**NARROW, **MOBILE}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),

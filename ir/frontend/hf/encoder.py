@@ -9,15 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import Expr, Var, const
+from relax_tune.ir.core.expr import Expr, Var, add, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, Disentangled, EncoderSpec, Part, Patches, Words
+from relax_tune.ir.frontend.hf.encoder_spec import (
+    ACTIVATIONS,
+    Bottleneck,
+    Disentangled,
+    EncoderSpec,
+    Part,
+    Patches,
+    Words,
+)
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
@@ -119,15 +128,20 @@ class Encoder:
     def embed(self, w: Words, ids: GVar, types: GVar | None, length: Var) -> GVar:
         g = self.g
         self.words = self.weight(f"{w.words}.weight", w.vocabulary, w.width)
-        kinds = f"{w.types}.weight"
+        kinds, width = f"{w.types}.weight", self.spec.hidden if w.trigram else w.width
         row: NDArray[Any] | None = None
         if w.token_types and types is None:
-            row = self.weights.get(kinds, (w.token_types, w.width))[0]
+            row = self.weights.get(kinds, (w.token_types, width))[0]
         x = g.call(Take(), self.words, ids)
+        if w.trigram:
+            none, one = const(0), const(1)
+            wide = g.call(Pad((none, one, none), (none, one, none)), x)
+            after, before = (g.call(Slice(1, k, add(k, length)), wide) for k in (const(2), none))
+            x = self.linear(g.call(Concat(2), after, x, before), w.project, 3 * w.width, width)
         if types is not None:
-            x = g.call(Add(), x, g.call(Take(), self.weight(kinds, w.token_types, w.width), types))
+            x = g.call(Add(), x, g.call(Take(), self.weight(kinds, w.token_types, width), types))
         if w.table:
-            table, name = self.weights.get(f"{w.table}.weight", (w.rows, w.width)), "position"
+            table, name = self.weights.get(f"{w.table}.weight", (w.rows, width)), "position"
             if row is not None:
                 table, name = table + row, "position_and_type_0"
             positions = g.constant(f"{w.table.rpartition('.')[0]}.{name}", table)
@@ -135,8 +149,8 @@ class Encoder:
         elif row is not None:
             x = g.call(Add(), x, g.constant("embeddings.type_0", row))
         if w.norm:
-            x = self.norm(x, w.norm, w.width)
-        return self.linear(x, w.project, w.width, self.spec.hidden) if w.project else x
+            x = self.norm(x, w.norm, width)
+        return self.linear(x, w.project, w.width, self.spec.hidden) if w.project and not w.trigram else x
 
     def placed(self, table: Constant, ids: GVar, length: Var, padding: int | None) -> Value:
         """Return the position embeddings.
@@ -157,6 +171,8 @@ class Encoder:
         gamma = self.weight(f"{name}.weight", width)
         if s.norm == "rms_norm":
             return self.g.call(RmsNorm(s.eps), x, gamma)
+        if s.norm == "affine":
+            return self.g.call(Add(), self.g.call(Mul(), x, gamma), self.weight(f"{name}.bias", width))
         if "norm" in s.unbiased:
             beta = self.constant(f"{name}.bias", lambda: np.zeros(width, np.float32))
         else:
@@ -207,6 +223,8 @@ class Encoder:
     def layer(self, x: GVar, number: int) -> GVar:
         g, s = self.g, self.spec
         path, names = s.layers[number], s.names
+        if s.bottleneck is not None:
+            return self.narrow(x, number, s.bottleneck)
         middle, last = f"{path}.{names.middle_norm}", f"{path}.{names.last_norm}"
         if s.norm_first:
             bare = s.bare_first and number == 0
@@ -215,6 +233,24 @@ class Encoder:
             return g.call(Add(), self.scaled(self.feed_forward(self.norm(x, last), path), path, names.last_scale), x)
         x = self.norm(g.call(Add(), self.attention(x, number), x), middle)
         return self.norm(g.call(Add(), self.feed_forward(x, path), x), last)
+
+    def narrow(self, x: GVar, number: int, b: Bottleneck) -> GVar:
+        """Emit a layer between a product that narrows and one that widens (Sun et al. 2020, figure 1)."""
+        g, s, path = self.g, self.spec, self.spec.layers[number]
+
+        def narrowed(name: str) -> GVar:
+            y = self.linear(x, f"{path}.bottleneck.{name}.dense", s.hidden, b.width)
+            return self.norm(y, f"{path}.bottleneck.{name}.LayerNorm", b.width)
+
+        def added(y: GVar, other: GVar, name: str, width: int) -> GVar:
+            return self.norm(g.call(Add(), y, other), f"{path}.{name}.LayerNorm", width)
+
+        y = added(self.attention(narrowed("attention"), number, x), narrowed("input"), "attention.output", b.width)
+        for block in (*(f"ffn.{k}." for k in range(b.blocks - 1)), ""):
+            y = added(self.feed_forward(y, f"{path}.{block}".rstrip(".")), y, f"{block}output", b.width)
+        return added(
+            self.linear(y, f"{path}.output.bottleneck.dense", b.width, s.hidden), x, "output.bottleneck", s.hidden
+        )
 
     def scaled(self, x: GVar, path: str, name: str) -> GVar:
         """Scale the result of a block (LayerScale; Touvron et al. 2021), if the family does."""
@@ -226,12 +262,17 @@ class Encoder:
         order = halves(s.heads, s.size) if s.interleaved and part in ("query", "key") else None
         return self.linear(x, f"{path}.{getattr(s.names, part)}", width, out, part not in s.unbiased, order)
 
-    def attention(self, x: GVar, number: int) -> GVar:
+    def attention(self, x: GVar, number: int, wide_side: GVar | None = None) -> GVar:
+        """Emit attention. wide_side: of a narrow layer, where values come from."""
         g, s, path = self.g, self.spec, self.spec.layers[number]
+        narrow = s.bottleneck.width if s.bottleneck is not None else s.hidden
         groups, size, wide = s.groups or s.heads, s.size, s.heads * s.size
 
         def heads(part: Part, count: int) -> GVar:
-            y = self.part(x, path, part, s.hidden, count * size)
+            source, width = x, narrow
+            if part == "value" and wide_side is not None:
+                source, width = wide_side, s.hidden
+            y = self.part(source, path, part, width, count * size)
             y = g.call(Reshape((*self.dims, const(count), const(size))), y)
             y = g.call(Permute((0, 2, 1, 3)), y, hint=part)
             return self.rotated(y, s.thetas[number]) if s.thetas and part != "value" else y
@@ -245,14 +286,15 @@ class Encoder:
         seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
         context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
         context = g.call(Reshape((*self.dims, const(wide))), context)
-        return self.part(context, path, "out", wide, s.hidden)
+        return self.part(context, path, "out", wide, narrow)
 
     def feed_forward(self, x: GVar, path: str) -> GVar:
         g, s = self.g, self.spec
-        inner = ACTIVATIONS[s.activation](g, self.part(x, path, "inner", s.hidden, s.inner))
+        width = s.bottleneck.width if s.bottleneck is not None else s.hidden
+        inner = ACTIVATIONS[s.activation](g, self.part(x, path, "inner", width, s.inner))
         if s.names.gate:
-            inner = g.call(Mul(), inner, self.part(x, path, "gate", s.hidden, s.inner))
-        return self.part(inner, path, "outer", s.inner, s.hidden)
+            inner = g.call(Mul(), inner, self.part(x, path, "gate", width, s.inner))
+        return self.part(inner, path, "outer", s.inner, width)
 
     # positions in attention
 

@@ -12,6 +12,7 @@ from relax_tune.ir.frontend.hf.encoder_spec import (
     BERT_HEADS,
     ROBERTA_HEADS,
     UNTYPED,
+    Bottleneck,
     Buckets,
     Disentangled,
     EncoderSpec,
@@ -350,6 +351,27 @@ def _umt5(c: ConfigFields) -> EncoderSpec:
     return _t5(c, each_layer=True)
 
 
+def _mobilebert(c: ConfigFields) -> EncoderSpec:
+    """Read MobileBERT (Sun et al. 2020)."""
+    for key, value in (
+        ("use_bottleneck", True), ("key_query_shared_bottleneck", True), ("use_bottleneck_attention", False), ("trigram_input", True),
+        ("classifier_activation", True), ("tie_word_embeddings", True),
+    ):  # fmt: skip
+        c.only(key, value)
+    kind = c.chosen("normalization_type", "no_norm", ("no_norm", "layer_norm"))
+    width, heads = c.whole("intra_bottleneck_size", 128), c.whole("num_attention_heads")
+    c.only("true_hidden_size", width)
+    c.multiple("intra_bottleneck_size", width, "num_attention_heads", heads)
+    words = {
+        "width": c.whole("embedding_size", 128), "trigram": True, "project": "embeddings.embedding_transformation"
+    }  # fmt: skip
+    head = replace(BERT_HEADS, word_width=c.whole("hidden_size"), word_rest="cls.predictions.dense")
+    return read_spec(
+        c, "mobilebert.", act="relu", words=words, head=head, norm="affine" if kind == "no_norm" else "layer_norm",
+        size=width // heads, bottleneck=Bottleneck(width, c.whole("num_feedforward_networks", 4)),
+    )  # fmt: skip
+
+
 ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "bert": _bert,
     "roberta": _roberta,
@@ -371,6 +393,7 @@ ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "jina_embeddings_v3": _jina_embeddings_v3,
     "eurobert": _eurobert,
     "deberta-v2": _deberta_v2,
+    "mobilebert": _mobilebert,
     "t5": _t5,
     "mt5": _t5,
     "umt5": _umt5,

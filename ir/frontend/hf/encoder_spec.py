@@ -12,7 +12,7 @@ from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
 
 Emitted = Callable[[GraphBuilder, GVar], GVar]
-Norm = Literal["layer_norm", "rms_norm"]
+Norm = Literal["layer_norm", "rms_norm", "affine"]
 Part = Literal["query", "key", "value", "out", "inner", "gate", "outer", "norm"]
 
 
@@ -69,6 +69,7 @@ class Words:
     width: size of the vectors; where it is not the encoder's, `project` makes them so
     rows: rows of the table of positions
     token_types: number of token types, possibly 0
+    trigram: words are joined with their neighbours, and `project` stands before the positions (Sun et al. 2020)
     padding: token without a position, behind whose row the positions of others start; None: positions are those in the text
     """
 
@@ -82,6 +83,7 @@ class Words:
     types: str = "embeddings.token_type_embeddings"
     norm: str = "embeddings.LayerNorm"
     project: str = ""
+    trigram: bool = False
 
     @property
     def positions(self) -> int:
@@ -174,6 +176,17 @@ class Disentangled:
 
 
 @dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """Narrow layers between wide ones (Sun et al. 2020, MobileBERT); values of attention come from the wide side.
+
+    width: of the narrow side. blocks: feed-forward blocks of a layer
+    """
+
+    width: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNames:
     """Names of the weights of the heads of a family. Of a sequence: dense, its activation, and out; of words: all others.
 
@@ -183,6 +196,7 @@ class HeadNames:
     norm: behind the activation of `dense`; empty: there is none
     everywhere: `dense` also stands before the classes of positions and the answer
     biased, norm_biased: dense parts and norms have a bias
+    word_rest: name of the columns of the table of words beyond those of the embeddings; empty: there are none
     word_width: width of the vectors before the table of words; None: that of the embeddings
     """
 
@@ -202,6 +216,7 @@ class HeadNames:
     biased: bool = True
     norm_biased: bool = True
     word_width: int | None = None
+    word_rest: str = ""
 
 
 BERT_HEADS = HeadNames(
@@ -229,6 +244,7 @@ class EncoderSpec:
     interleaved: rotary embeddings pair neighbouring elements, not the halves of a head
     disentangled: attention bias by content and position
     bare_first: the first layer has no norm before attention
+    bottleneck: sizes of narrow layers
     causal: a position attends to none behind it
     pooler: of a bare model, whose results are the last hidden state and the pooled vector; None: text is pooled by the mean
     projection: name of the product of the pooled vector in models with a projection, and its size
@@ -259,6 +275,7 @@ class EncoderSpec:
     interleaved: bool = False
     bare_first: bool = False
     windows: tuple[int | None, ...] = ()
+    bottleneck: Bottleneck | None = None
     causal: bool = False
     pooler: Pooler | None = None
     projection: tuple[str, int] | None = None

@@ -353,7 +353,11 @@ def _words(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
         y = ACTIVATIONS[names.word_activation or s.activation](g, y)
         y = _normed(encoder, y, names.word_norm, width)
     table = encoder.words
-    if not c.truth("tie_word_embeddings", True) or names.word_width:
+    if names.word_rest:
+        more = weights.get(f"{names.word_rest}.weight", (width - s.words.width, vocabulary), inner=False)
+        words = weights.get(f"{s.words.words}.weight", (vocabulary, s.words.width))
+        table = g.constant(names.word_rest, np.concatenate([words, more.T], axis=1))
+    elif not c.truth("tie_word_embeddings", True) or names.word_width:
         own = weights.get(f"{names.words}.weight", (vocabulary, width), inner=False)
         table = g.constant(f"{names.words}.weight", own)
     if not names.word_bias:

@@ -61,6 +61,7 @@ def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path)
         ("nomic_bert", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: wanted 'default', found 'yarn'"),
         ("ernie", {"use_task_id": True}, "use_task_id: wanted False, found True"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: wanted one of relu, gated-gelu"),
+        ("mobilebert", {"trigram_input": False}, "trigram_input: wanted True, found False"),
         ("dinov2", {"image_size": 2}, "image_size: wanted at least the size of a patch"),
         (
             "clip_vision",
