@@ -75,8 +75,10 @@ class GraphBuilder:
         return self.function(function.name)
 
     def in_scope(self) -> tuple[Var, ...]:
-        """Return the symbols that have a value here, by name."""
-        return tuple(sorted(self._seen, key=lambda v: v.name))
+        """Return the symbols that have a value here, by name. A declared symbol has one where a parameter shows it."""
+        shown = {v for p in self._params for v in info_symbols(p.info)}
+        seen = shown | (self._seen - {b.var for b in self._bounds})
+        return tuple(sorted(seen, key=lambda v: v.name))
 
     def symbol(self, name: str, lower: int = 0, upper: int | None = None) -> Var:
         """Declare a shape symbol with `lower <= value` and, when given, `value <= upper`."""

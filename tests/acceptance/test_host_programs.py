@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.test_artifact import forged
-from tests.support.programs import agree, compiled, interpreted_refuses, ones, opened, read, refuse, run, same
+from tests.support.programs import agree, compiled, ones, opened, read, refuse, run, same
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import ArtifactError, BuildError, UserError

@@ -137,8 +137,23 @@ def cases() -> list[Case]:
         ("half_numbers", x, lambda a: (lambda h: tuple(y.float() for y in (h * 0.7071, h / 0.7071, h**1.7, 0.3 - h, h.fmod(0.7071), torch.div(h, 0.37, rounding_mode="floor"), fn.leaky_relu(h, 0.7071), torch.lerp(h, h * 3, 0.7071))))(a.half())),
         ("integer_pools", [(SIGNED, (3, 4, 6))], lambda i: (fn.avg_pool2d(i, 2), fn.avg_pool2d(i, 3, 2, 1, count_include_pad=False), fn.avg_pool2d(i, 2, 3, 1, ceil_mode=True), fn.avg_pool2d(i, 2, divisor_override=3))),
         ("quotients", x, lambda a: (a * (a.shape[0] / 3), a + 1 / (a.shape[0] + 1), torch.ones(torch.sym_int(a.shape[0] / 2) + 1), torch.ones(math.ceil(a.shape[0] / 4) + 2))),
+        ("branches_and_loops", [(F, (3,)), (F, (3,))], control_flow),
     ]  # fmt: skip
     return found
+
+
+def control_flow(a: Any, b: Any) -> Any:
+    """A branch in a loop whose end its values decide; a scan that stacks rows."""
+    import torch
+    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def body(i: Any, x: Any) -> Any:
+        return i + 1, torch.cond(x.sum() > 2, lambda x: x * 0.5 - 1, lambda x: x + b.sum().abs(), (x,))
+
+    count, last = while_loop(lambda i, x: (i < 7) & (x.sum() < 40), body, (torch.tensor(0), a))
+    state, rows = scan(lambda h, x: (torch.tanh(h + x), h * x), torch.zeros(3), a)
+    return count, last, state, rows
 
 
 def example(case: Case, n: int) -> list[Array]:

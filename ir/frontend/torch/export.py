@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
-from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor
+from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchGraph, TorchProgram, TorchSymbol, TorchTensor
 
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
@@ -152,7 +152,7 @@ class _Reader:
                     constants[n.name] = self._weight(spec, weights, stored)
             elif n.op == "output":
                 outputs = self._outputs(n, signature)
-            else:
+            elif self._graph_of(n) is None:
                 calls.append(self._call(n))
         return TorchProgram(
             self._symbols(), tuple(inputs), constants, weights, tuple(calls), outputs, tuple(self._limits())
@@ -275,6 +275,19 @@ class _Reader:
             op, args = "sym.known", (self._dim(value),)
         return TorchCall(n.name, op, args, kwargs, self._meta(value), source)
 
+    def _graph_of(self, n: Any) -> Any:
+        """Return the graph that a node names, as branches and loops have; None for other nodes."""
+        named = getattr(n.graph.owning_module, n.target, None) if n.op == "get_attr" else None
+        return named.graph if isinstance(named, self.torch.fx.GraphModule) else None
+
+    def _inner(self, graph: Any) -> TorchGraph:
+        nodes = list(graph.nodes)
+        params = tuple(n.name for n in nodes if n.op == "placeholder")
+        calls = (n for n in nodes if n.op not in ("placeholder", "output") and self._graph_of(n) is None)
+        results = nodes[-1].args[0]
+        listed = results if isinstance(results, (list, tuple)) else [results]
+        return TorchGraph(params, tuple(map(self._call, calls)), tuple(map(self._argument, listed)))
+
     def _saturates(self, element: Any) -> bool:
         """Return whether a cast to a small float gives its largest number for larger ones; versions of torch differ."""
         return bool(self.torch.tensor(1e30).to(element).float().isfinite())
@@ -286,13 +299,16 @@ class _Reader:
         name = getattr(target, "__name__", str(target))
         if isinstance(target, self.torch._ops.OpOverload):
             return str(target)
+        if isinstance(target, self.torch._ops.HigherOrderOperator):
+            return f"higher_order.{target.name()}"
         if getattr(target, "__module__", "") in ("_operator", "math", "torch"):
             return name if name == "getitem" else f"sym.{name.removeprefix('sym_')}"
         return str(target)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, self.torch.fx.Node):
-            return Ref(value.name)
+            graph = self._graph_of(value)
+            return Ref(value.name) if graph is None else self._inner(graph)
         if isinstance(value, (list, tuple)):
             return [self._argument(v) for v in value]
         if value is None or isinstance(value, (bool, int, float, str)):

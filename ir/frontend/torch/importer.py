@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import dims, functions, groups, images, logic, math, neural, order, select, window
+from relax_tune.ir.frontend.torch import control, dims, functions, groups, logic, math, neural, order, select
 from relax_tune.ir.frontend.torch import shape as torch_shape
 from relax_tune.ir.frontend.torch.export import plain_program
+from relax_tune.ir.frontend.torch.images import resize, window
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
-from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchTensor, dim_of
+from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
 
 Bounds = Mapping[str, tuple[int, int]]
 
@@ -30,7 +32,7 @@ SUPPORTED: Mapping[str, Handler] = {
     **torch_shape.HANDLERS,
     **neural.HANDLERS,
     **window.HANDLERS,
-    **images.HANDLERS,
+    **resize.HANDLERS,
     **functions.HANDLERS,
     **select.HANDLERS,
     **groups.HANDLERS,
@@ -139,8 +141,24 @@ class _Importer:
 
     # nodes
 
+    def _inside(self, w: Writer, graph: TorchGraph, args: Sequence[Any]) -> list[ImportedValue]:
+        """Import a graph that is an argument of a node, by another writer. Returns its results."""
+        before, self.w, self.env = (self.w, self.env), w, dict(zip(graph.params, args, strict=True))
+        try:
+            for call in graph.nodes:
+                self.env[call.name] = self._node(call)
+            found = [self._value(r) for r in graph.results]
+        finally:
+            self.w, self.env = before
+        for item in found:
+            if not isinstance(item, ImportedValue):
+                raise ParseError(f"wanted tensors as results of a graph of an operator, found {item!r:.60}")
+        return found
+
     def _node(self, call: TorchCall) -> Any:
         handler = SUPPORTED.get(call.op)
+        if call.op in control.HANDLERS:
+            handler = partial(control.HANDLERS[call.op], self._inside)
         near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)

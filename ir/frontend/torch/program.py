@@ -73,6 +73,15 @@ class TorchCall:
 
 
 @dataclass(frozen=True, slots=True)
+class TorchGraph:
+    """A graph that is an argument of a node: parameters by name, nodes in order, and results."""
+
+    params: tuple[str, ...]
+    nodes: tuple[TorchCall, ...]
+    results: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TorchProgram:
     """An exported program.
 
@@ -116,10 +125,7 @@ def to_json(program: TorchProgram) -> str:
         "outputs": [[n, _plain(v)] for n, v in program.outputs],
         "limits": [list(limit) for limit in program.limits],
     }
-    nodes = [
-        [c.name, c.op, _plain(c.args), {k: _plain(v) for k, v in c.kwargs.items()}, _plain(c.result), c.source]
-        for c in program.nodes
-    ]
+    nodes = _plain(program.nodes)
     lines = [f" {json.dumps(k)}: {json.dumps(v)}," for k, v in head.items()]
     body = ",\n".join("  " + json.dumps(n) for n in nodes)
     return "\n".join(["{", *lines, ' "nodes": [', body, " ]", "}", ""])
@@ -135,10 +141,7 @@ def from_json(text: str, weights: Mapping[str, NDArray[Any]]) -> TorchProgram:
         tuple((n, _read(t)) for n, t in found["inputs"]),
         found["constants"],
         weights,
-        tuple(
-            TorchCall(n, op, tuple(map(_read, args)), {k: _read(v) for k, v in kw.items()}, _read(result), source)
-            for n, op, args, kw, result, source in found["nodes"]
-        ),
+        tuple(map(_call, found["nodes"])),
         tuple((n, _read(v)) for n, v in found["outputs"]),
         tuple((d, low, high) for d, low, high in found.get("limits", ())),
     )
@@ -153,6 +156,17 @@ def _plain(value: Any) -> Any:
 @_plain.register
 def _(value: Ref) -> Any:
     return {"ref": value.name}
+
+
+@_plain.register
+def _(value: TorchCall) -> Any:
+    kwargs = {k: _plain(v) for k, v in value.kwargs.items()}
+    return [value.name, value.op, _plain(value.args), kwargs, _plain(value.result), value.source]
+
+
+@_plain.register
+def _(value: TorchGraph) -> Any:
+    return {"graph": [list(value.params), _plain(value.nodes), _plain(value.results)]}
 
 
 @_plain.register
@@ -181,6 +195,9 @@ def _read(value: Any) -> Any:
         return [_read(v) for v in value]
     if not isinstance(value, dict):
         return value
+    if "graph" in value:
+        params, nodes, results = value["graph"]
+        return TorchGraph(tuple(params), tuple(map(_call, nodes)), tuple(map(_read, results)))
     if "ref" in value:
         return Ref(value["ref"])
     if "dtype" in value:
@@ -188,3 +205,8 @@ def _read(value: Any) -> Any:
     if "float" in value:
         return float(value["float"])
     return TorchTensor(tuple(value["tensor"]), dtype(value["of"]) if value["of"] else None, value["as"])
+
+
+def _call(found: Sequence[Any]) -> TorchCall:
+    name, op, args, kwargs, result, source = found
+    return TorchCall(name, op, tuple(map(_read, args)), {k: _read(v) for k, v in kwargs.items()}, _read(result), source)

@@ -116,7 +116,10 @@ def test_a_branch_without_a_side_is_named() -> None:
     proto = model("(bool k) => (float[1] y) { y = Identity(k) }")
     proto.graph.node[0].CopyFrom(node("If", ["k"], ["y"], then_branch=branch))
     said = refused(proto)
-    assert "operator If (domain ai.onnx, opset 20, version 19)" in said and "wanted a graph in attribute else_branch" in said
+    assert (
+        "operator If (domain ai.onnx, opset 20, version 19)" in said
+        and "wanted a graph in attribute else_branch" in said
+    )
 
 
 def test_sparse_constants_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""Import of ONNX operators on images: windows, resampling, sampling."""
