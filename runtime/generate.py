@@ -81,13 +81,13 @@ def generate(
     """
     request = _request(model, prompts, max_new_tokens, config, **options)
     if request.config.num_beams > 1:
-        added = [h.tokens.tolist() for found in _search(request) for h in found]
+        added = [h.tokens for found in _search(request) for h in found]
     else:
-        added = [[] for _ in request.rows]
+        added = [np.empty(0, np.int64) for _ in request.rows]
         for numbers in request.groups():
-            for tokens, live in group_steps(request, numbers):
-                for at in np.flatnonzero(live):
-                    added[numbers[at]].append(int(tokens[at]))
+            steps = list(group_steps(request, numbers))
+            for at, number in enumerate(numbers if steps else ()):
+                added[number] = np.array([tokens[at] for tokens, live in steps if live[at]], np.int64)
     return as_result(prompts, added, request.config.filler, request.config.num_return_sequences)
 
 

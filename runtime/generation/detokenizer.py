@@ -20,7 +20,8 @@ class IncrementalDetokenizer:
 
     A token may be a part of a character's bytes, or need the tokens before it to be read. So text is given once it does not end
     within a character, as the difference that a token makes to the text of those before it. Text that may be the start of a stop
-    string waits until it is none.
+    string waits until it is none. A decoder with byte fallback may read bytes that are no text in another way once more of them come;
+    text that was given stays.
 
     prompt: the tokens before the first one, whose text is not given. stop_strings: words at which the text ends; neither they nor
     what follows is given.

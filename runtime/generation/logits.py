@@ -104,14 +104,16 @@ def keep_top_p(scores: Floats, top_p: float, least: int = 1) -> Floats:
 
     least: number of tokens that stay in any case.
     """
-    found = np.full_like(scores, -np.inf)
+    found = scores.copy()
     for row, kept in zip(scores, found):
-        possible = np.flatnonzero(row > -np.inf)
-        order = possible[np.argsort(row[possible], kind="stable")]
-        below = np.cumsum(softmax(row[order]), dtype=np.float32) <= np.float32(1 - top_p)
-        below[max(0, len(order) - least) :] = False
-        chosen = order[~below]
-        kept[chosen] = row[chosen]
+        values = np.sort(row[row > -np.inf])
+        below = int((np.cumsum(softmax(values), dtype=np.float32) <= np.float32(1 - top_p)).sum())
+        below = min(below, max(0, len(values) - least))
+        if below:
+            limit = values[below]
+            kept[row < limit] = -np.inf
+            equal = below - int(np.searchsorted(values, limit))  # of equal tokens, the first ones go
+            kept[np.flatnonzero(row == limit)[:equal]] = -np.inf
     return found
 
 
@@ -157,11 +159,12 @@ def draw(scores: Floats, generators: Sequence[np.random.Generator]) -> Ids:
     for n, (row, generator) in enumerate(zip(scores, generators, strict=True)):
         possible = np.flatnonzero(row != -np.inf)
         with np.errstate(invalid="ignore"):  # NaN and infinities are refused
-            sums = np.cumsum(np.exp(row[possible].astype(np.float64) - row[possible].max(initial=-np.inf)))
+            chances = np.exp(row[possible] - row[possible].max(initial=-np.inf))
+            sums = np.cumsum(chances, dtype=np.float64)
         if not len(sums) or not np.isfinite(sums[-1]):
             raise no_choice(scores, n)
-        at = np.searchsorted(sums, generator.random() * sums[-1], side="right")
-        found[n] = possible[min(int(at), len(possible) - 1)]
+        at = int(np.searchsorted(sums, generator.random() * sums[-1], side="right"))
+        found[n] = possible[at if at < len(sums) else np.flatnonzero(chances)[-1]]
     return found
 
 

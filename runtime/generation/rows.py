@@ -122,9 +122,9 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
             scores = process_logits(config, history[present, :at], scores, at - n, custom)
         found = draw(scores, [generators[i] for i in present]) if config.do_sample else take_likeliest(scores)
         history[present, at] = found
-        tokens = np.where(live, history[:, at], config.filler)
-        yield tokens, live.copy()
+        yield (found if live.all() else np.where(live, history[:, at], config.filler)), live
         if stoppers:
+            live = live.copy()  # the one given is its receiver's
             for i in np.flatnonzero(live):
                 live[i] = not stoppers[i].put(int(history[i, at]))
             keep = np.flatnonzero(live[present])
@@ -142,14 +142,13 @@ def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.
     return [np.random.default_rng(None if seed is None else [seed, int(n)]) for n in numbers]
 
 
-def as_result(prompts: Any, added: Sequence[Sequence[int]], filler: int, times: int) -> Any:
+def as_result(prompts: Any, added: Sequence[Ids], filler: int, times: int) -> Any:
     """Return the prompts with their added tokens: an array with filler for an array, else a list of rows."""
-    rows = [np.array(a, np.int64) for a in added]
     if not isinstance(prompts, np.ndarray):
-        given = [np.asarray(p, np.int64).reshape(-1) for p in prompts for _ in range(times)]
-        return [np.concatenate(pair) for pair in zip(given, rows, strict=True)]
-    longest = max((len(r) for r in rows), default=0)
-    filled = np.full((len(rows), longest), filler, np.int64)
-    for at, row in zip(filled, rows):
+        given = [np.asarray(p, np.int64) for p in prompts for _ in range(times)]
+        return [np.concatenate(pair) for pair in zip(given, added, strict=True)]
+    longest = max((len(r) for r in added), default=0)
+    filled = np.full((len(added), longest), filler, np.int64)
+    for at, row in zip(filled, added):
         at[: len(row)] = row
     return np.concatenate([np.repeat(prompts.astype(np.int64), times, axis=0), filled], axis=1)

@@ -43,6 +43,23 @@ def test_text_comes_in_whole_characters() -> None:
     assert found[-2:] == ["e", ""]
 
 
+def test_text_of_byte_pairs_equals_the_text_of_all_tokens() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = level, tokenizers.decoders.ByteLevel()
+    options = {
+        "vocab_size": 300,
+        "special_tokens": ["<s>"],
+        "initial_alphabet": level.alphabet(),
+        "show_progress": False,
+    }
+    tokenizer.train_from_iterator([TEXT] * 9, tokenizers.trainers.BpeTrainer(**options))
+    random = np.random.default_rng(0)
+    for ids in [tokenizer.encode(TEXT).ids, *random.integers(0, tokenizer.get_vocab_size(), (50, 20)).tolist()]:
+        assert "".join(pieces(IncrementalDetokenizer(tokenizer, ids[:0]), ids)) == tokenizer.decode(ids)
+
+
 def test_incomplete_characters_come_at_the_end() -> None:
     assert pieces(IncrementalDetokenizer(Bytes()), [65, 0xE6, 0x97]) == ["A", "", "", "\ufffd"]
     assert pieces(IncrementalDetokenizer(Bytes()), [0xFF, 66, 256, 67]) == ["", "\ufffdB", "", "C", ""]

@@ -95,6 +95,23 @@ def test_padded_prompts_give_the_tokens_of_single_rows(llama: tuple[rt.Artifact,
         assert beams[0].score == beams[1].score != beams[2].score
 
 
+def test_ended_rows_leave_the_batch(llama: tuple[rt.Artifact, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact, wanted = llama
+    rows = wanted["tokens_2_7"]
+    with artifact.open() as model:
+        run, sizes = model.run, list[int]()
+        monkeypatch.setattr(
+            model, "run", lambda inputs, function: (sizes.append(len(inputs[0])), run(inputs, function))[1]
+        )
+        for end in (int(rows[0, 3]), int(rows[1, 9])):
+            lengths = [next((n + 1 for n, t in enumerate(row) if t == end), ADDED) for row in rows]
+            sizes.clear()
+            found = generate(model, ids(2, 7), ADDED, eos_token_id=end)[:, 7:]
+            assert sizes == [2, *(sum(length > n for length in lengths) for n in range(1, max(lengths)))]
+            filled = [[*row[:length], *[end] * (max(lengths) - length)] for row, length in zip(rows, lengths)]
+            np.testing.assert_array_equal(found, filled)
+
+
 def test_generation_of_wrong_arguments_is_refused(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
     three = ids(1, 3)
     nan = np.full((1, VOCABULARY), np.nan, np.float32)
