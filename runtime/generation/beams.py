@@ -60,8 +60,6 @@ class RowBeams:
         """
         config = self._config
         k, size = log_probs.shape
-        if self.done:  # it is here because the model takes no fewer rows
-            return np.arange(k), np.zeros(k, np.int64)
         total = (log_probs + self._scores[:, None]).reshape(-1)
         wanted = min(max(2, 1 + len(config.eos_ids)) * k, len(total))
         chosen = largest(total if self._generator is None else total + _gumbel(self._generator, len(total)), wanted)
@@ -142,8 +140,6 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
         kept = [at for at, i in enumerate(live) if not rows[i].done]
         if not kept:
             return [row.results() for row in rows]
-        if len(kept) * k < decoder.least_rows:
-            kept = list(range(len(live)))
         state.select(np.concatenate([at * k + chosen[at][0] for at in kept]))
         state.extend(np.concatenate([chosen[at][1] for at in kept]))
         live = [live[at] for at in kept]

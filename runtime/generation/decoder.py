@@ -44,14 +44,22 @@ class Decoder:
 
     def prefill(self, ids: NDArray[np.int64]) -> DecodingState:
         """Compute the logits and caches of rows (b, n)."""
-        return DecodingState(self.model, self.model.run([ids], PREFILL))
+        return DecodingState(self, self.run([ids], PREFILL))
+
+    def run(self, arrays: list[NDArray[Any]], function: str) -> list[NDArray[Any]]:
+        """Call a function; rows that the model wants in addition repeat the last one, and their results are dropped."""
+        rows = len(arrays[0])
+        if rows >= self.least_rows:
+            return self.model.run(arrays, function)
+        filled = [np.concatenate([a, np.repeat(a[-1:], self.least_rows - rows, axis=0)]) for a in arrays]
+        return [result[:rows] for result in self.model.run(filled, function)]
 
 
 class DecodingState:
     """The logits (b, vocabulary) f32 after the last token of each row, and the rows' caches."""
 
-    def __init__(self, model: Model, results: list[NDArray[Any]]) -> None:
-        self._model = model
+    def __init__(self, decoder: Decoder, results: list[NDArray[Any]]) -> None:
+        self._decoder = decoder
         self._set(results)
 
     def _set(self, results: list[NDArray[Any]]) -> None:
@@ -60,7 +68,7 @@ class DecodingState:
 
     def extend(self, tokens: NDArray[np.int64]) -> None:
         """Add a token to every row, (b,), and compute what follows."""
-        self._set(self._model.run([tokens[:, None], *self.caches], DECODE))
+        self._set(self._decoder.run([tokens[:, None], *self.caches], DECODE))
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """Take these rows, in this order, some perhaps several times; the caches are copied unless nothing changes."""

@@ -102,7 +102,7 @@ def _unpadded(number: int, row: Ids, mask: NDArray[np.bool_]) -> Ids:
 def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[Ids, NDArray[np.bool_]]]:
     """Yield the next token of every row of a group, and which rows are still going on: (b,), (b,).
 
-    A row that has ended has the filler, and leaves the batch where the model takes fewer rows.
+    A row that has ended has the filler, and leaves the batch.
     """
     config, decoder, custom = request.config, request.decoder, request.custom
     prompt = np.stack([request.rows[n] for n in numbers])
@@ -130,9 +130,8 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
             keep = np.flatnonzero(live[present])
             if not len(keep):
                 return
-            if decoder.least_rows <= len(keep) < len(present):
-                state.select(keep)
-                present, found = present[keep], found[keep]
+            state.select(keep)
+            present, found = present[keep], found[keep]
         if at + 1 < n + limit:
             state.extend(found)
 

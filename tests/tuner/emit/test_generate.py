@@ -19,6 +19,7 @@ from relax_tune.database.records import VariantRecord
 from relax_tune.errors import UserError
 from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.generate import beam_search, generate, generate_steps
+from relax_tune.runtime.generation.decoder import Decoder
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.task.task import Choices
 
@@ -110,6 +111,13 @@ def test_ended_rows_leave_the_batch(llama: tuple[rt.Artifact, dict[str, Any]], m
             assert sizes == [2, *(sum(length > n for length in lengths) for n in range(1, max(lengths)))]
             filled = [[*row[:length], *[end] * (max(lengths) - length)] for row, length in zip(rows, lengths)]
             np.testing.assert_array_equal(found, filled)
+        few, many = Decoder(model), Decoder(model)
+        many.least_rows = 4  # as of a model of four rows
+        states = [d.prefill(ids(2, 7)) for d in (few, many)]
+        for state in states:
+            state.extend(rows[:, 0])
+        assert states[0].logits.shape == states[1].logits.shape == (2, VOCABULARY)
+        np.testing.assert_allclose(states[0].logits, states[1].logits, atol=1e-4)
 
 
 def test_generation_of_wrong_arguments_is_refused(llama: tuple[rt.Artifact, dict[str, Any]]) -> None:
