@@ -1,13 +1,13 @@
-"""Tiny random models of many families by torch.export and by ONNX: right, or refused by name.
+"""Tiny random models of many families by torch.export, by ONNX and from folders: right, or refused by name.
 
-    python experiments/model_families.py                    (both ways, writes experiments/results/model_families.{json,md})
+    python experiments/model_families.py                    (all ways, writes experiments/results/model_families.{json,md})
     python experiments/model_families.py --only 'yolo_.*'   (some models, printed)
     python experiments/model_families.py --only 'yolo_.*' --update   (some models; the results of the others are kept)
 
 It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py` and `family_plain.py`.
 
 Each model is exported by torch.export with dynamic dims (batch, and length or height and width), and from there by
-torch.onnx.export with the same dims. Each of the two is imported, built for target `c` with generic schedules, and run at four
+torch.onnx.export with the same dims. Encoders are also saved as folders and read from there. Each is imported, built for target `c` with generic schedules, and run at four
 or five shapes: batch 1, length 1, and prime sizes among them. Results must agree with torch's own at the same weights: floats
 within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values equal, and shapes and types alike.
 
@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
-WAYS = ("torch", "onnx")
+WAYS = ("torch", "onnx", "folder")
 BAD = ("wrong", "crashed")
 EXAMPLE_SEED, CASE_SEED = 1, 2
 LONGEST = {"n": 64, "m": 64, "past": 63, "h": 1024, "w": 1024}
@@ -112,6 +112,33 @@ def imported(program: Any, way: str) -> tuple[Any, Any]:
     return load_onnx(proto), proto
 
 
+def from_folder(model: Any) -> Any:
+    """The module of an encoder's folder; None where a model is no encoder of one call."""
+    from family_models import Call
+
+    from relax_tune.ir.frontend.hf.folder import load_hf
+
+    inner = getattr(model, "inner", None)
+    if type(model).forward not in {c.forward for c in (Call, *Call.__subclasses__())} or not hasattr(
+        inner, "save_pretrained"
+    ):
+        return None
+    if "use_cache" in model.fixed:
+        return None
+    plain = model.result == "last_hidden_state" and "input_ids" in model.names
+    with tempfile.TemporaryDirectory() as folder:
+        inner.save_pretrained(folder)
+        return load_hf(folder, "none" if plain or "BertModel" in type(inner).__name__ else None)
+
+
+def named_inputs(module: Any, model: Any, given: Sequence[Any]) -> list[Array]:
+    """The inputs of a folder's module; token types are 0 where a model leaves them out."""
+    known = {name: t.numpy() for name, t in zip(model.names, given, strict=True)}
+    return [
+        known[p.name] if p.name in known else np.zeros_like(known["input_ids"]) for p in module.graphs["main"].params
+    ]
+
+
 def by_evaluator(proto: Any, inputs: Sequence[Array]) -> list[Array]:
     """What onnx's own evaluator says of a model."""
     from onnx.reference import ReferenceEvaluator
@@ -141,8 +168,10 @@ def difference(found: Array, wanted: Array) -> str:
     return f"largest error {float(np.max(error)):.3g} of largest value {largest:.3g}"
 
 
-def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = None) -> Report:
-    """Build, run at every shape, compare with torch; where these differ, with what onnx says of the exported model."""
+def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = None, folder: bool = False) -> Report:
+    """Build, run at every shape, compare with torch; where these differ, with what onnx says of the exported model.
+
+    folder: inputs go by name, padding may differ, and a module may give fewer of the results"""
     import torch
 
     from relax_tune.database.memory_store import MemoryStore
@@ -164,9 +193,10 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
             given = family.inputs(torch.Generator().manual_seed(CASE_SEED), shape)
             with torch.no_grad():
                 wanted = as_tuple(model(*given))
-            found = executor.run([t.numpy() for t in given])
-            for place, (f, w) in enumerate(zip(found, wanted, strict=True)):
-                why = difference(np.asarray(f), w.numpy())
+            found = executor.run(named_inputs(module, model, given) if folder else [t.numpy() for t in given])
+            for place, (f, w) in enumerate(zip(found, wanted, strict=not folder)):
+                seen = given[1].numpy() == 1 if folder and len(given) > 1 and w.shape[:2] == given[1].shape else ...
+                why = difference(np.asarray(f)[seen], w.numpy()[seen])
                 if not why:
                     continue
                 if proto is not None and not difference(f, by_evaluator(proto, [t.numpy() for t in given])[place]):
@@ -192,21 +222,29 @@ def attempt(name: str, ways: Sequence[str], device: Any) -> Iterator[Report]:
 
     family = families()[name]
     torch.manual_seed(0)
+    model = program = failed = None
     try:
         model = draw(family.make())
-        program = exported(model, family)
+        if set(ways) - {"folder"}:
+            program = exported(model, family)
     except Exception as error:
-        for way in ways:
-            yield {"model": name, "way": way, "status": "export failed", "why": first_line(error)}
-        return
+        failed = error
     for way in ways:
         started, report = time.monotonic(), {"model": name, "way": way}
         try:
-            module, proto = imported(program, way)
+            folder, proto = way == "folder", None
+            if failed is not None and (model is None or not folder):
+                module, proto = None, failed
+            elif folder:
+                module = from_folder(model)
+                if module is None:
+                    continue
+            else:
+                module, proto = imported(program, way)
             if module is None:
                 report |= {"status": "export failed", "why": first_line(proto)}
             else:
-                report |= compared(module, model, family, device, proto)
+                report |= compared(module, model, family, device, proto, folder)
         except RelaxTuneError as error:
             report |= {"status": "refused", "why": first_line(error)}
         except Exception as error:
@@ -231,6 +269,7 @@ def serve(names: Sequence[str], ways: Sequence[str]) -> None:
         print(json.dumps({"begin": name}), flush=True)
         for report in attempt(name, ways, device):
             print(json.dumps(report), flush=True)
+        print(json.dumps({"end": name}), flush=True)
     device.close()
 
 
@@ -253,6 +292,8 @@ def run_all(names: Sequence[str], ways: Sequence[str], cache: str) -> Iterator[R
             if "begin" in message:
                 current, missing = message["begin"], list(ways)
                 left.remove(current)
+            elif "end" in message:
+                missing = []
             else:
                 missing.remove(message["way"])
                 yield message
@@ -309,7 +350,7 @@ def summary(reports: Sequence[Report], env: dict[str, str]) -> str:
     for way in WAYS:
         c = Counter(r["status"] for r in reports if r["way"] == way)
         lines.append(f"| {way} | " + " | ".join(str(c[s]) for s in statuses) + " |")
-    lines += ["", "| model | torch | onnx |", "|---|---|---|"]
+    lines += ["", "| model | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
     table = {(r["model"], r["way"]): r["status"] for r in reports}
     models = dict.fromkeys(r["model"] for r in reports)
     lines += [f"| {m} | " + " | ".join(table.get((m, way), "") for way in WAYS) + " |" for m in models]

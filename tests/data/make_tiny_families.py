@@ -34,6 +34,7 @@ T5 = {
 }  # fmt: skip
 MODERN = {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
 MOBILE = {"intra_bottleneck_size": 8, "num_feedforward_networks": 2}
+ESM = {"mask_token_id": 7, "token_dropout": True, "position_embedding_type": "rotary"}
 NARROW = {**SIZES, "embedding_size": 8}
 VIT = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
@@ -55,6 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBertForSequenceClassification", {**SIZES, "num_key_value_heads": 1}),
     "deberta-v2": ("DebertaV2ForQuestionAnswering", {**SIZES, **DEBERTA}),
     "mobilebert": ("MobileBertForMaskedLM", {**NARROW, **MOBILE}),
+    "esm": ("EsmForMaskedLM", {**SIZES, **ESM}),
     "t5": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu"}),
     "umt5": ("UMT5EncoderModel", T5),
     "vit": ("ViTModel", {**VIT, "image_size": [9, 14]}),
@@ -104,8 +106,9 @@ def main(out: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             path = Path(folder, "model.safetensors")
-            shapes = {key: value.shape for key, value in load_file(path).items()}
-            save_file({key: weight(key, shape) for key, shape in shapes.items()}, path, {"format": "pt"})
+            stored = load_file(path)
+            shapes = {key: value.shape for key, value in stored.items() if not key.endswith("inv_freq")}
+            save_file({**stored, **{k: weight(k, shape) for k, shape in shapes.items()}}, path, {"format": "pt"})
             model = cls.from_pretrained(folder, attn_implementation="eager").eval()
             text = Path(folder, "config.json").read_bytes()
         config = json.loads(text)

@@ -27,13 +27,13 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, MaximumScalar, Minimum, Mul, MulScalar, Sub
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import LayerNorm
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import CumSum
 
 Stage = Callable[["Encoder", GVar], "GVar | tuple[GVar, ...]"]
@@ -133,6 +133,8 @@ class Encoder:
         if w.token_types and types is None:
             row = self.weights.get(kinds, (w.token_types, width))[0]
         x = g.call(Take(), self.words, ids)
+        if w.dropped is not None:
+            x = self.kept(x, ids, w.dropped)
         if w.trigram:
             none, one = const(0), const(1)
             wide = g.call(Pad((none, one, none), (none, one, none)), x)
@@ -151,6 +153,17 @@ class Encoder:
         if w.norm:
             x = self.norm(x, w.norm, width)
         return self.linear(x, w.project, w.width, self.spec.hidden) if w.project and not w.trigram else x
+
+    def kept(self, x: GVar, ids: GVar, dropped: int) -> GVar:
+        """Zero the embeddings of one token, and scale the others to the share that training kept."""
+        g = self.g
+        other = g.call(Cast(f32), g.call(NotEqual(), ids, g.constant("dropped", np.asarray(dropped, np.int64))))
+        length = g.call(Cast(f32), g.call(Sum((1,)), self.mask))
+        gone = g.call(Sum((1,)), g.call(AddScalar(1.0), g.call(MulScalar(-1.0), other)))
+        share = g.call(AddScalar(1.0), g.call(MulScalar(-1.0), g.call(Div(), gone, length)))
+        factor = g.call(Div(), g.constant("share_of_training", np.asarray(1 - 0.15 * 0.8, np.float32)), share)
+        factors = g.call(Mul(), other, g.call(ExpandDims((1,)), factor))
+        return g.call(Mul(), x, g.call(ExpandDims((2,)), factors), hint="kept")
 
     def placed(self, table: Constant, ids: GVar, length: Var, padding: int | None) -> Value:
         """Return the position embeddings.

@@ -28,7 +28,6 @@ from relax_tune.ir.frontend.hf.vision_families import VISION
 def encoder_spec(data: Mapping[str, Any], where: str) -> EncoderSpec:
     """Read and check the configuration of one of ENCODERS. Raises ParseError naming the field."""
     c = ConfigFields(data, where)
-    c.only("position_embedding_type", "absolute", None)
     c.only("is_decoder", False, None)
     c.only("add_cross_attention", False, None)
     c.only("pruned_heads", {}, None)
@@ -372,6 +371,24 @@ def _mobilebert(c: ConfigFields) -> EncoderSpec:
     )  # fmt: skip
 
 
+def _esm(c: ConfigFields) -> EncoderSpec:
+    """Read ESM-1b and ESM-2 (Rives et al. 2021, Lin et al. 2023), encoders of proteins."""
+    c.only("is_folding_model", False, None)
+    rotary = c.chosen("position_embedding_type", "absolute", ("absolute", "rotary")) == "rotary"
+    words = {
+        "norm": "embeddings.layer_norm" if c.data.get("emb_layer_norm_before") else "",
+        "dropped": c.whole("mask_token_id") if c.data.get("token_dropout") else None,
+        **({"table": ""} if rotary else {"padding": _padding(c)}),
+    }
+    names = LayerNames(middle_norm="attention.LayerNorm", last_norm="LayerNorm")
+    plain = ConfigFields({**c.data, "position_embedding_type": "absolute"}, c.where)
+    spec = read_spec(
+        plain, "esm.", Fields(types="", activation=""), words=words, names=names, head=ROBERTA_HEADS, norm_first=True,
+        last_norm="encoder.emb_layer_norm_after",
+    )  # fmt: skip
+    return replace(spec, thetas=(_theta(c, 10000.0),) * len(spec.layers)) if rotary else spec
+
+
 ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "bert": _bert,
     "roberta": _roberta,
@@ -394,6 +411,7 @@ ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "eurobert": _eurobert,
     "deberta-v2": _deberta_v2,
     "mobilebert": _mobilebert,
+    "esm": _esm,
     "t5": _t5,
     "mt5": _t5,
     "umt5": _umt5,

@@ -69,6 +69,7 @@ class Words:
     width: size of the vectors; where it is not the encoder's, `project` makes them so
     rows: rows of the table of positions
     token_types: number of token types, possibly 0
+    dropped: token whose embeddings are 0, as if by dropout; the others are scaled as in training (Rives et al. 2021)
     trigram: words are joined with their neighbours, and `project` stands before the positions (Sun et al. 2020)
     padding: token without a position, behind whose row the positions of others start; None: positions are those in the text
     """
@@ -84,6 +85,7 @@ class Words:
     norm: str = "embeddings.LayerNorm"
     project: str = ""
     trigram: bool = False
+    dropped: int | None = None
 
     @property
     def positions(self) -> int:
@@ -318,6 +320,7 @@ def read_spec(
     **parts: Any,
 ) -> EncoderSpec:
     """Read the fields of BERT (Devlin et al. 2019). words, parts: what the family has otherwise."""
+    c.only("position_embedding_type", "absolute", None)
     layers, hidden, heads = (c.whole(name) for name in (fields.layers, fields.hidden, fields.heads))
     inner = c.whole(fields.inner)
     own: dict[str, Any] = {
