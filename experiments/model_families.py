@@ -7,9 +7,10 @@
 It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py` and `family_plain.py`.
 
 Each model is exported by torch.export with dynamic dims (batch, and length or height and width), and from there by
-torch.onnx.export with the same dims. Encoders are also saved as folders and read from there. Each is imported, built for target `c` with generic schedules, and run at four
-or five shapes: batch 1, length 1, and prime sizes among them. Results must agree with torch's own at the same weights: floats
-within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values equal, and shapes and types alike.
+torch.onnx.export with the same dims. Encoders are also saved as folders and read from there. Each is imported, built for target
+`c` with generic schedules, and run at four or five shapes: batch 1, length 1, and prime sizes among them. Results must agree with
+torch's own at the same weights: floats within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values
+equal, and shapes and types alike.
 
 Statuses: `right`; `refused`, an error of this package that names what stops it; `export failed`, torch's own error before this
 package sees the model; `exporter differs`: not torch's result, but that of onnx's own evaluator for the exported model; `wrong`;

@@ -12,6 +12,7 @@ from relax_tune.ir.frontend.hf.weights import read_json
 from relax_tune.ir.frontend.shared.bounds import LARGEST, checked_bounds
 
 Bounds = Mapping[str, tuple[int, int]]
+MOST_LAYERS = 4096
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -37,6 +38,13 @@ class ConfigFields:
         if type(value) is not int or not 1 <= value <= LARGEST:
             raise self.wrong(key, f"a whole number from 1 to {LARGEST}")
         return value
+
+    def layers(self, key: str) -> int:
+        """Read a number of layers."""
+        found = self.whole(key)
+        if found > MOST_LAYERS:
+            raise self.wrong(key, f"at most {MOST_LAYERS} layers")
+        return found
 
     def number(self, key: str, default: float | None, low: float, high: float, wanted: str) -> float:
         """Read a number with `low <= number < high`, described by `wanted`. `default` stands for a missing field."""

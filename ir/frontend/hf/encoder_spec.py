@@ -321,7 +321,7 @@ def read_spec(
 ) -> EncoderSpec:
     """Read the fields of BERT (Devlin et al. 2019). words, parts: what the family has otherwise."""
     c.only("position_embedding_type", "absolute", None)
-    layers, hidden, heads = (c.whole(name) for name in (fields.layers, fields.hidden, fields.heads))
+    layers, hidden, heads = c.layers(fields.layers), c.whole(fields.hidden), c.whole(fields.heads)
     inner = c.whole(fields.inner)
     own: dict[str, Any] = {
         "layers": tuple(path.format(i) for i in range(layers)),

@@ -24,7 +24,6 @@ from relax_tune.ir.frontend.hf.decoders.spec import (
 
 SILU, TANH_GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
 ACTIVATIONS = (*SILU, *TANH_GELU, "gelu", "gelu_python", "relu", "relu2", "quick_gelu")
-MOST_LAYERS = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -221,9 +220,7 @@ def read_spec(family: Family, data: Mapping[str, Any], where: str) -> DecoderSpe
     size = _size(c, f, hidden, heads)
     divisor = c.number(f.root.name, f.root.default, 1e-30, 1e30, "a number above 0") if f.root else size
     scale = optional(c, f.scale)
-    count = c.whole(f.layers)
-    if count > MOST_LAYERS:
-        raise c.wrong(f.layers, f"at most {MOST_LAYERS} layers")
+    count = c.layers(f.layers)
     windows = _windows(c, f, count)
     rope = None if f.rope is None else read_rope(c, f.rope, size)
     layers = tuple(
