@@ -146,21 +146,23 @@ class _Run:
         return self.body(self.f.bindings, self.f.ret)
 
     def body(self, bindings: Sequence[g.AnyBinding], ret: g.Value) -> Result:
-        """Run a body whose result is the function's."""
+        """Run a body whose result is the function's. A call of the function itself that gives its result is left to `run`."""
         last = bindings[-1] if bindings and bindings[-1].var is ret else None
         value = last.value if isinstance(last, g.Binding) else None
-        ends = isinstance(value, (g.If, g.CallFunction))
+        again = isinstance(value, g.CallFunction) and self.calls_itself(value)
+        ends = again or isinstance(value, g.If)
         for binding in bindings[: len(bindings) - ends]:
             self.values[binding.var] = self.binding(binding)
-        if isinstance(value, g.If):
+        if last is not None and isinstance(value, g.CallFunction) and again:
+            return _TailCall(self.f, self.arguments(value.args, last), self.computed(value.args))
+        if last is not None and isinstance(value, g.If):
             side = value.then if bool(self.value(value.cond)) else value.orelse
-            return self.body(side.bindings, side.ret)
-        if isinstance(value, g.CallFunction):
-            args = self.arguments(value.args, last)
-            target = self.value(value.callee)
-            assert isinstance(target, g.FunctionRef)
-            return _TailCall(_graph(self.module, target.name), args, self.computed(value.args))
+            result = self.body(side.bindings, side.ret)
+            return result if isinstance(result, _TailCall) else self.checked(last, result)
         return self.value(ret)
+
+    def calls_itself(self, v: g.CallFunction) -> bool:
+        return isinstance(v.callee, g.FunctionRef) and v.callee.name == self.f.name
 
     # annotations
 
@@ -255,6 +257,10 @@ class _Run:
                 self.check_bounds(f"{self.f.name}: match_cast of {name}")
             except UserError as e:
                 raise UserError(f"{e}\n{excerpt(self.f, b)}") from None
+        return self.checked(b, value)
+
+    def checked(self, b: g.AnyBinding, value: Result) -> Result:
+        """Return the value of a binding. A value that contradicts its annotation is an error."""
         try:
             self.agree(b.var.info, value, f"value {b.var.name}", b, UserError)
         except UserError as e:

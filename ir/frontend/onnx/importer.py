@@ -11,8 +11,9 @@ from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.onnx import attention, control, math, numeric, recurrent, reduce, select
+from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
+from relax_tune.ir.frontend.onnx.control import graphs, recurrent
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
 from relax_tune.ir.frontend.onnx.images import resize, sample, window
@@ -32,7 +33,7 @@ SUPPORTED: Mapping[str, Handler] = {
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
 }  # fmt: skip
 
-KNOWN = {**SUPPORTED, **control.HANDLERS}
+KNOWN = {**SUPPORTED, **graphs.HANDLERS}
 
 
 def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
@@ -199,7 +200,7 @@ class _Importer:
             return [i for i in found if i is not None]
 
         try:
-            return list(control.HANDLERS[node.op](control.GraphScope(self.w, env, inside), node))
+            return list(graphs.HANDLERS[node.op](graphs.GraphScope(self.w, env, inside), node))
         except ParseError as error:
             raise error if str(error).startswith("node ") else node.refuse(str(error)) from None
         except (DeduceError, KeyError, ValueError, IndexError, OverflowError) as error:
@@ -214,7 +215,7 @@ class _Importer:
         depth: int,
         env: dict[str, ImportedValue | None],
     ) -> Sequence[ImportedValue | None]:
-        if domain == "" and node.op in control.HANDLERS:
+        if domain == "" and node.op in graphs.HANDLERS:
             return self._controlled(node, env, opsets, depth)
         problem = problem_of(self.onnx, proto, node.opset, node.version) if domain == "" else None
         if problem is not None:

@@ -14,6 +14,7 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
+from relax_tune.ir.frontend.onnx.control import recurrent
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.shape_values import KNOWN
 from relax_tune.ir.interp.interp_graph import run_function
@@ -307,7 +308,8 @@ def test_newer_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> No
 def test_every_handler_is_exercised() -> None:
     text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER)))
     used = set(re.findall(r"= (\w+)(?:<[^(]*>)?\(", text))
-    assert set(SUPPORTED) - used == UNKNOWN_TO_ONNX | {"Scatter", "Upsample"}  # of old opsets, tested beside them
+    elsewhere = {"Scatter", "Upsample", *recurrent.HANDLERS}  # tested with old opsets, and with control flow
+    assert set(SUPPORTED) - used == UNKNOWN_TO_ONNX | elsewhere
 
 
 def test_global_lp_pool() -> None:

@@ -11,8 +11,8 @@ from tests.ir.frontend.onnx.onnx_models import check, model, onnx
 from tests.ir.frontend.onnx.test_onnx import CASES, NEWER, UNKNOWN_TO_ONNX, f, positive
 
 from relax_tune.errors import ParseError
-from relax_tune.ir.frontend.onnx import recurrent
 from relax_tune.ir.frontend.onnx import versions as onnx_versions
+from relax_tune.ir.frontend.onnx.control import recurrent
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.old_forms import FIRST
 from relax_tune.ir.frontend.onnx.versions import VERSIONS
