@@ -52,9 +52,8 @@ MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class _TailCall:
-    """A call whose result is that of its caller. inner: for each argument whether the caller has computed it."""
+    """A function's call of itself whose result is its own. inner: for each argument whether the function has computed it."""
 
-    callee: g.Function
     args: Sequence[Result]
     inner: Sequence[bool]
 
@@ -124,7 +123,7 @@ class _Run:
     def run(self, args: Sequence[Result]) -> Result:
         result = self.until_tail(args)
         while isinstance(result, _TailCall):
-            result = _Run(self.module, result.callee, self.given, self.depth, result.inner).until_tail(result.args)
+            result = _Run(self.module, self.f, self.given, self.depth, result.inner).until_tail(result.args)
         undecided = any(d.proof is not Proof.NO for d in differences(self.f.ret_info, self.f.ret.info))
         self.agree(self.f.ret_info, result, "the result", self.f.ret, UserError if undecided else VerifyError)
         return result
@@ -154,7 +153,7 @@ class _Run:
         for binding in bindings[: len(bindings) - ends]:
             self.values[binding.var] = self.binding(binding)
         if last is not None and isinstance(value, g.CallFunction) and again:
-            return _TailCall(self.f, self.arguments(value.args, last), self.computed(value.args))
+            return _TailCall(self.arguments(value.args, last), self.computed(value.args))
         if last is not None and isinstance(value, g.If):
             side = value.then if bool(self.value(value.cond)) else value.orelse
             result = self.body(side.bindings, side.ret)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -83,10 +83,6 @@ class LoopBody:
             self.captured[item] = replace(item, value=self.w.g.parameter(name, item.info))
         return self.captured[item]
 
-    def counter(self) -> ImportedValue:
-        """Return the number of the iteration as a value without dims."""
-        return self.w.of(self.w.size(self.index))
-
 
 def row(body: LoopBody, item: ImportedValue, axis: int, at: Expr) -> Value:
     """Return row `at` of a value from outside, without its axis; the nearest row where `at` is none, as no iteration asks."""
@@ -153,10 +149,13 @@ class _Plan:
         g, symbols = w.g, outer.g.in_scope()
         for v in symbols:
             g.parameter(f"size_{v.name}", PrimInfo(i64, v))
-        index = Var(fresh("index", {v.name for v in symbols}))
+        taken = {v.name for v in symbols}
+        index = Var(fresh("index", taken))
         g.parameter("index", PrimInfo(i64, index))
         body = LoopBody(w, index)
-        body.state = [w.of(g.parameter(f"state_{k}", self.state_info(k, item))) for k, item in enumerate(self.initial)]
+        body.state = [
+            w.of(g.parameter(f"state_{k}", self.state_info(k, item, taken))) for k, item in enumerate(self.initial)
+        ]
         stacks = [
             g.parameter(f"rows_{k}", TensorInfo((index, *(r.shape or ())), r.dtype))
             for k, r in enumerate(self.rows or ())
@@ -192,10 +191,10 @@ class _Plan:
         found = outer.g.emit(CallFunction(ref, (*prims, *begin, *(outer.tensor(i) for i in body.captured))), "loop")
         return self.results(outer, found)
 
-    def state_info(self, place: int, item: ImportedValue) -> TensorInfo:
-        """Return the annotation of a value of the state at any iteration."""
+    def state_info(self, place: int, item: ImportedValue, taken: Collection[str]) -> TensorInfo:
+        """Return the annotation of a value of the state at any iteration. taken: names of other symbols."""
         dims = (
-            Var(f"state_{place}_{axis}") if (place, axis) in self.free else d
+            Var(fresh(f"state_{place}_{axis}", taken)) if (place, axis) in self.free else d
             for axis, d in enumerate(item.info.shape or ())
         )
         return TensorInfo(tuple(dims), item.dtype)
@@ -283,8 +282,8 @@ def _unknown(value: Value) -> TensorInfo:
 
 
 def _new(w: Writer, hint: str) -> Var:
-    """Return a symbol that has no value yet."""
-    return Var(w.g.fresh(hint))
+    """Return a symbol that has no value yet, under a name that no other symbol has."""
+    return Var(fresh(w.g.fresh(hint), {v.name for v in w.g.in_scope()}))
 
 
 def _same(w: Writer, a: Expr, b: Expr) -> bool:

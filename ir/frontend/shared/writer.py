@@ -245,9 +245,13 @@ class Writer:
 
     def size(self, e: Expr) -> Value:
         """Return an integer over the shape symbols as a tensor without dims."""
+        return self.tensor(self.number(e))
+
+    def number(self, e: Expr) -> ImportedValue:
+        """Return an integer over the shape symbols as an item without dims."""
         scalar = np.empty((), object)
         scalar[()] = e
-        return self.tensor(self.known(scalar))
+        return self.known(scalar)
 
     def full(self, shape: Sequence[Expr], value: float, element: DType) -> Value:
         """Return a tensor filled with one value."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from relax_tune.ir.frontend.shared.control import LoopBody, Values, branch, loop, row
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import TorchNode
@@ -44,9 +42,7 @@ def _scan(inside: Inside, w: Writer, n: TorchNode) -> Values:
         made = inside(b.w, combine, [*b.state, *now, *_outside(b, more)])
         return None, made[: len(initial)], made[len(initial) :]
 
-    length = np.empty((), object)
-    length[()] = items[0].shape[0]
-    last, rows = loop(w, initial, step, w.known(length))
+    last, rows = loop(w, initial, step, w.number(items[0].shape[0]))
     return [*last, *rows]
 
 

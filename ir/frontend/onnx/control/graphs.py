@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from relax_tune.ir.core.expr import Expr, Var, expr
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.shared.compositions import permute, reversed_along
@@ -63,7 +60,7 @@ def _loop(s: GraphScope, node: OnnxNode) -> Values:
 
     def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
         local = _seen_by(body, graph, s.env)
-        given = (body.w.known(_scalar(body.index)), body.going, *body.state)
+        given = (body.w.number(body.index), body.going, *body.state)
         local.update(zip((i.name for i in graph.input), given, strict=True))
         go, *rest = s.inside(body.w, graph, local)
         return go, rest[: len(state)], rest[len(state) :]
@@ -103,7 +100,7 @@ def _scan(s: GraphScope, node: OnnxNode) -> Values:
         made = s.inside(body.w, graph, local)
         return None, made[: len(state)], made[len(state) :]
 
-    last, rows = loop(s.w, state, step, s.w.known(_scalar(length)))
+    last, rows = loop(s.w, state, step, s.w.number(length))
     found = []
     forms = zip(
         rows, _list(node, "scan_output_axes", stacked), _list(node, "scan_output_directions", stacked), strict=True
@@ -138,12 +135,6 @@ def _list(node: OnnxNode, name: str, count: int) -> Sequence[int]:
     found = [int(v) for v in node.attributes.get(name, [0] * count)]
     if len(found) != count:
         raise node.refuse(f"wanted {count} numbers in {name}, found {len(found)}")
-    return found
-
-
-def _scalar(value: Expr | Var) -> Any:
-    found = np.empty((), object)
-    found[()] = expr(value)
     return found
 
 

@@ -200,9 +200,7 @@ def _direction(
             made = [v.emit(Where(), inside, m, v.tensor(s)) for m, s in zip(made, body.state, strict=True)]
         return None, [v.of(m) for m in made], [v.of(shown)]
 
-    count = np.empty((), object)
-    count[()] = length
-    last, (rows,) = loop(w, initial, step, w.known(count))
+    last, (rows,) = loop(w, initial, step, w.number(length))
     every = w.tensor(rows)
     return reversed_along(w, every, 0) if back else every, [w.tensor(s) for s in last]
 

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import Array, model, onnx, reference
 from tests.support.effort import EFFORT
-from tests.support.programs import agree, opened
+from tests.support.programs import agree, checked, opened
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.registry import OPERATORS
+from relax_tune.ir.text.parser import parse_module
+from relax_tune.ir.text.printer import print_text
 
 BRANCH = """(bool c, float[n, 3] x) => (float[m, 3] y) {
   y = If(c) <then_branch = left () => (float[m, 3] a) { a = Concat<axis = 0>(x, x) },
@@ -40,6 +43,12 @@ NESTED = """(float[n, m] x, float[n, m] z) => (float[p] total)
     w = Loop(columns, always, v) <body = inner (int64 j, bool d, float[1] u) => (bool on, float[1] t) {
       on = Identity(d) r = Gather<axis = 0>(z, i) e = Gather<axis = 0>(row, j) f = Gather<axis = 0>(r, j) g = Mul(e, f)
       t = Add(u, g) }> }> }"""
+# Both states double their size at each iteration; a dim has the name that a result's symbol would have.
+BOTH_GROW = """(float[last] x, int64 count) => (float[m] y) <bool always = {1}, int64 two = {2}> {
+  y = Loop(count, always, x) <body = outer (int64 i, bool c, float[a] v) => (bool go, float[b] w) {
+    go = Identity(c)
+    w = Loop(two, always, v) <body = inner (int64 j, bool d, float[p] u) => (bool on, float[q] t) {
+      on = Identity(d) t = Concat<axis = 0>(u, u) }> }> }"""
 SCAN = """(float[n, b, k] x, float[b, k] h) => (float[b, k] last, float[b, n, k] every) {
   last, every = Scan(h, x) <num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1], scan_output_directions = [1],
     body = step (float[b, k] s, float[b, k] now) => (float[b, k] t, float[b, k] out) { u = Tanh(s) t = Add(u, now) out = Mul(t, t) }> }"""
@@ -71,6 +80,17 @@ def test_loop_with_an_end_by_values() -> None:
 
 def test_loop_state_grows() -> None:
     compare(GROWING, *([f(2), np.array(count)] for count in (1, 5)))
+
+
+def test_loop_in_a_loop_with_growing_states_is_the_same_read_from_text() -> None:
+    """The symbols of both loops and a dim of the user's have different names."""
+    made = checked(load_onnx(model(BOTH_GROW)))
+    module = parse_module(print_text(made), OPERATORS, made.constants)
+    for n, count in ((1, 1), (2, 3)):
+        found, wanted = run_function(module, "main", [f(n), np.array(count)]), f(n)
+        for _ in range(count):
+            wanted = np.tile(wanted, 4)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_loop_in_a_loop_reads_both_outsides() -> None:
