@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,6 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType, bool_, i64
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars, lt, maximum, minimum, substitute
 from relax_tune.ir.core.graph import CallFunction, Constant, FunctionRef, GVar, PrimValue, TupleValue, Value
-from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import CallableInfo, PrimInfo, TensorInfo, TupleInfo
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.indexing.movement import Concat, Slice
@@ -149,13 +148,10 @@ class _Plan:
         g, symbols = w.g, outer.g.in_scope()
         for v in symbols:
             g.parameter(f"size_{v.name}", PrimInfo(i64, v))
-        taken = {v.name for v in symbols}
-        index = Var(fresh("index", taken))
+        index = Var("index")
         g.parameter("index", PrimInfo(i64, index))
         body = LoopBody(w, index)
-        body.state = [
-            w.of(g.parameter(f"state_{k}", self.state_info(k, item, taken))) for k, item in enumerate(self.initial)
-        ]
+        body.state = [w.of(g.parameter(f"state_{k}", self.state_info(k, item))) for k, item in enumerate(self.initial)]
         stacks = [
             g.parameter(f"rows_{k}", TensorInfo((index, *(r.shape or ())), r.dtype))
             for k, r in enumerate(self.rows or ())
@@ -191,10 +187,10 @@ class _Plan:
         found = outer.g.emit(CallFunction(ref, (*prims, *begin, *(outer.tensor(i) for i in body.captured))), "loop")
         return self.results(outer, found)
 
-    def state_info(self, place: int, item: ImportedValue, taken: Collection[str]) -> TensorInfo:
-        """Return the annotation of a value of the state at any iteration. taken: names of other symbols."""
+    def state_info(self, place: int, item: ImportedValue) -> TensorInfo:
+        """Return the annotation of a value of the state at any iteration."""
         dims = (
-            Var(fresh(f"state_{place}_{axis}", taken)) if (place, axis) in self.free else d
+            Var(f"state_{place}_{axis}") if (place, axis) in self.free else d
             for axis, d in enumerate(item.info.shape or ())
         )
         return TensorInfo(tuple(dims), item.dtype)
@@ -282,8 +278,8 @@ def _unknown(value: Value) -> TensorInfo:
 
 
 def _new(w: Writer, hint: str) -> Var:
-    """Return a symbol that has no value yet, under a name that no other symbol has."""
-    return Var(fresh(w.g.fresh(hint), {v.name for v in w.g.in_scope()}))
+    """Return a symbol that has no value yet. The printer tells symbols of one name apart."""
+    return Var(w.g.fresh(hint))
 
 
 def _same(w: Writer, a: Expr, b: Expr) -> bool:
