@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +15,27 @@ from tests.fuzz.draft import Draft
 from tests.fuzz.execute import Array, Way
 from tests.fuzz.operators import ENTRIES
 
+import relax_tune
+from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Binding, Call, Function
 from relax_tune.ir.core.struct_info import TensorInfo
 
 Pair = tuple[str, str, str, str]
+PRODUCT = Path(relax_tune.__file__).parent
+UNTRIED = ("ir/frontend", "runtime/generate.py", "runtime/generation", "tuner/cli")
+"""Importers of model files, generation of text and commands, which no program of the fuzzer comes through."""
+
+
+def code_under_test() -> str:
+    """The hash of the sources that the programs try."""
+    found = hashlib.sha256()
+    folders = os.walk(PRODUCT, followlinks=True)
+    for path in sorted(Path(folder, f) for folder, _, files in folders for f in files if f.endswith(".py")):
+        name = path.relative_to(PRODUCT).as_posix()
+        if not name.startswith(UNTRIED):
+            found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
 
 
 @dataclass
@@ -45,7 +63,7 @@ class Tally:
     """programs: by target and policy. pairs: (operator, dtype, consumer or -, target); fused: those in one tensor function.
 
     counts: of elements and calls; refusals: reasons why programs were not built; millis: of processor time, by kind of work.
-    next: number after those of all batches."""
+    next: number after those of all batches. found_before: findings of earlier runs."""
 
     programs: Counter[str] = field(default_factory=Counter)
     uses: Counter[str] = field(default_factory=Counter)
@@ -56,6 +74,7 @@ class Tally:
     millis: Counter[str] = field(default_factory=Counter)
     findings: list[Place] = field(default_factory=list)
     next: int = 0
+    found_before: int = 0
 
     def add(self, other: Tally) -> None:
         for name, value in vars(other).items():
@@ -65,18 +84,21 @@ class Tally:
         self.next = max(self.next, other.next)
 
     def write(self, path: Path) -> None:
-        """Write all but the findings."""
+        """Write all but the findings, whose number is kept, with the hash of the code under test."""
         counters = {n: [[k, c] for k, c in v.items()] for n, v in vars(self).items() if isinstance(v, Counter)}
-        path.write_text(json.dumps({**counters, "next": self.next, "found": len(self.findings)}))
+        found = self.found_before + len(self.findings)
+        path.write_text(json.dumps({**counters, "next": self.next, "found": found, "code": code_under_test()}))
 
     @classmethod
     def read(cls, path: Path) -> Tally:
-        """What an earlier run wrote; an empty one where there is no file."""
+        """What an earlier run wrote; an empty one where there is no file. Raises UserError for totals of other code."""
         told, found = json.loads(path.read_text()) if path.exists() else {}, cls()
+        if told and told.get("code") != code_under_test():
+            raise UserError(f"{path}: wanted totals of this code, found those of other code; give another file")
         for name, value in vars(found).items():
             if isinstance(value, Counter):
                 value.update({tuple(k) if isinstance(k, list) else k: c for k, c in told.get(name, [])})
-        found.next = told.get("next", 0)
+        found.next, found.found_before = told.get("next", 0), told.get("found", 0)
         return found
 
     @property
@@ -111,7 +133,7 @@ class Tally:
             f"{len(self.pairs)} of (operator, dtype, consumer, target): {targets}; in one kernel {len(self.fused)}: {fused}",
             f"{dict(self.counts)}",
             f"not built: {dict(self.refusals.most_common(8))}",
-            f"{len(self.findings)} findings",
+            f"{self.found_before + len(self.findings)} findings",
         ])  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fuzz import run as fuzz
-from tests.fuzz.coverage import Tally
+from tests.fuzz.coverage import Tally, code_under_test
 from tests.fuzz.draft import Draft, Grower, Step, arguments
 from tests.fuzz.execute import Outcome, Trial, Way, execute
 from tests.fuzz.operators import ENTRIES
@@ -133,6 +133,14 @@ def test_tally_written_and_read_goes_on(tmp_path: Path) -> None:
     assert (found.next, found.total) == (7, 2)
     assert found.pairs[("exp", "f32", "mul_scalar", "c")] == found.fused[("exp", "f32", "mul_scalar", "c")] == 2
     assert ("mul_scalar", "f32", "sum", "c") not in found.fused
+
+
+def test_tally_of_other_code_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "totals.json"
+    Tally(next=7).write(path)
+    path.write_text(path.read_text().replace(code_under_test(), "0" * 64))
+    with pytest.raises(UserError, match="wanted totals of this code"):
+        Tally.read(path)
 
 
 @pytest.mark.slow
