@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +49,39 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
     if op.name in ROWS:
         odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
         return np.broadcast_to(odd.any(-1, keepdims=True) | any(o.any() for o in others), found.shape)
-    if op.name in OTHERS and any(_odd(a, op.name == "mean_pool").any() for a in _floats(args)):
-        return np.ones(found.shape, bool)
+    if op.name in OTHERS:
+        product = "prod" in op.name or getattr(op, "mode", "") == "mul"
+        odd = [
+            _odd(a, product or op.name == "mean_pool") if is_floating(a.dtype) else np.zeros(a.shape, bool)
+            for a in args
+        ]
+        mask = reached(op, args, odd) if any(o.any() for o in odd) else np.zeros(found.shape, bool)
+        return mask | far(op, args) if product and _floats(args) else mask
     return None
+
+
+def far(op: OperatorSpec, args: Sequence[Any]) -> Array:
+    """Products that may leave the range of numbers on the way, in one order or another; scatters round each step to their type."""
+    info = ml_dtypes.finfo(_floats(args)[0].dtype)
+    most, least = _summed(_floats(args)[0]) if "prod" in op.name else (float(info.max), float(info.smallest_normal))
+    sizes = [np.where(a == 0, 1, np.nan_to_num(np.abs(_wide(a)), nan=1)) if is_floating(a.dtype) else a for a in args]
+    above, below = (
+        op.evaluate([limit(a, 1) if a.dtype == np.float64 else a for a in sizes]) for limit in (np.maximum, np.minimum)
+    )
+    return np.asarray((above > most / 8) | (below < least * 8))
+
+
+def reached(op: OperatorSpec, args: Sequence[Any], marked: Sequence[Array]) -> Array:
+    """The elements of a result that marked elements of the arguments have a part in: NaN where these are NaN."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.uniform(1, 2, a.shape) if is_floating(a.dtype) else a for a in args]
+    marked_args = [np.where(m, math.nan, a) if m.any() else a for a, m in zip(drawn, marked)]
+    if op.name != "grid_sample":
+        return np.isnan(op.evaluate(marked_args))
+    if marked[1].any():  # places decide what is read
+        return np.ones(op.evaluate(drawn).shape, bool)
+    near = _wide(args[1]), 4 * float(ml_dtypes.finfo(args[1].dtype).eps)
+    return np.logical_or.reduce([np.isnan(op.evaluate([marked_args[0], near[0] + k * near[1]])) for k in (-1, 0, 1)])
 
 
 def periodic(op: OperatorSpec, args: Sequence[Any], found: Array, target: str) -> Any:

@@ -462,7 +462,7 @@ ENTRIES: Mapping[str, Entry] = {
     "cum_sum": Entry(scans(scan.CumSum), "summed"), "cum_prod": Entry(scans(scan.CumProd), "summed", 2),
     "arg_max": Entry(arg_max), "top_k": Entry(top_k),
     "matmul": Entry(matmul, "summed"), "einsum": Entry(einsum, "summed"), "conv": Entry(conv, "summed"),
-    "pool": Entry(pool, "summed"), "mean_pool": Entry(mean_pool, "summed"),
+    "pool": Entry(pool, "summed"), "mean_pool": Entry(mean_pool, "summed", 2),
     "softmax": Entry(rows(lambda w: reduce.Softmax()), "summed", 8),
     "layer_norm": Entry(rows(lambda w: reduce.LayerNorm(), 2), "summed", 8),
     "l2_normalize": Entry(rows(lambda w: reduce.L2Normalize()), "summed", 8),

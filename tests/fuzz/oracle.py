@@ -34,6 +34,7 @@ RUNS, MORE = 6, 24
 NOMINAL, UNROUNDED = 0, RUNS
 POISONS = (math.nan, 0.0, -math.inf, 2.0, math.inf)
 """What stands for a value that nobody can ask for, run by run. Every function and comparison tells two of them apart."""
+SAMPLED = frozenset(["resize", "grid_sample"])
 EXTREMES = frozenset([
     "maximum", "minimum", "relu", "maximum_scalar", "max", "min", "max_or_lowest", "min_or_highest", "pool",
 ])  # fmt: skip
@@ -220,6 +221,10 @@ class _Run:
         by = {"summed": 2 + max((np.size(a) for a in args), default=0) ** 0.5, "approximate": 1}.get(entry.rounding, 0)
         plain = entry.rounding == "summed" and not entry.ulps
         wide = [self.moved(a, by, plain) if moved and by else _wide(a) for a in args]
+        if moved and op.name == "grid_sample":  # places are counted from one end, -1
+            wide[1] = wide[1] + 4 * float(ml_dtypes.finfo(args[1].dtype).eps) * self.rng.choice(
+                [-1.0, 1.0], wide[1].shape
+            )
         if op.name == "power":  # of negative numbers only whole powers have a value
             wide[1] = np.where(args[1] == np.rint(_wide(args[1])), _wide(args[1]), wide[1])
         result = op.evaluate(wide)
@@ -237,6 +242,10 @@ class _Run:
                 if self.number == 4:  # what may be of either sign may be 0
                     step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
                 found = np.asarray(wide_found + step).astype(target)
+            if op.name in LINEAR and target == np.float64:
+                found = found + self.lost(op, args, wide, found)
+            if op.name in SAMPLED and getattr(op, "kernel", "") != "nearest":
+                found = self.weighed(op, args[0], found)
             if self.number == 3:
                 found = self.cancelled(op, [_wide(a) for a in args], found)
             if op.name in EXTREMES:
@@ -283,6 +292,23 @@ class _Run:
         if self.number == 3 and rounding != "rounded":  # what is below the normal numbers may be 0
             other = np.where(np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal), 0 * wide, other)
         return np.asarray(np.where(hit, other.astype(found.dtype), found))
+
+    def lost(self, op: OperatorSpec, args: Sequence[Any], wide: Sequence[Any], found: Array) -> Array:
+        """Draw what sums lose in the order of a loop, as the run itself does. wide: arguments as moved, or exact"""
+        if all(a is w or np.array_equal(a, w, equal_nan=True) for a, w in zip(args, wide)):
+            return np.zeros(found.shape)
+        total = op.evaluate([np.abs(a) if is_floating(a.dtype) else a for a in wide])
+        terms = max(np.size(a) for a in args) / max(1, found.size)
+        by = float(np.finfo(np.float64).eps) * terms**0.5 * np.where(np.isfinite(total), total, 0)
+        return np.asarray(by * self.rng.choice([-1.0, 1.0], found.shape))
+
+    def weighed(self, op: OperatorSpec, x: Array, found: Array) -> Array:
+        """Move what was interpolated by what the weights of x lose, whose terms cancel near 0."""
+        axes = getattr(op, "axes", None) or range(2, x.ndim)  # of grid_sample, whose result is (n, c, places...)
+        most = np.where(np.isfinite(_wide(x)), np.abs(_wide(x)), 0).max(tuple(axes), initial=0, keepdims=True)
+        most = most if most.ndim == found.ndim else most.reshape(*x.shape[:2], *[1] * (found.ndim - 2))
+        by = 4 * float(ml_dtypes.finfo(found.dtype).eps) * most
+        return np.asarray(_wide(found) + by * self.rng.choice([-1.0, 1.0], found.shape)).astype(found.dtype)
 
     def cancelled(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Replace sums by 0 where their terms cancel but for rounding: another order of float32 may reach 0 exactly."""
