@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from relax_tune.errors import RelaxTuneError
+from relax_tune.tuner.cli.report.printable import printable
 
 USER_ERROR, NOTHING_MEASURED = 2, 3
 
@@ -172,7 +173,7 @@ class LazyCommands(TyperGroup):
         try:
             return super().invoke(ctx)
         except RelaxTuneError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             raise typer.Exit(USER_ERROR) from None
 
 

@@ -137,12 +137,12 @@ def _stream(
     """Complete one text, and print what is certain after each token."""
     decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
     tokens, added = list(ids), []
-    console.out(text, end="", highlight=False)
+    console.print(text, end="", soft_wrap=True)
     for step in generate_steps(model, [ids], config=config, tokenizer=tokenizer):
         tokens.append(int(step.tokens[0]))
         added.append("" if tokens[-1] in config.eos_ids else decoder.put(tokens[-1]))
-        console.out(added[-1], end="", highlight=False)
+        console.print(added[-1], end="", soft_wrap=True)
         console.file.flush()
     added.append(decoder.end())
-    console.out(added[-1], highlight=False)
+    say(console, added[-1])
     return Completion(np.array([tokens], np.int64), "".join(added))

@@ -6,13 +6,24 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from relax_tune.tuner.cli.report.printable import printable
 
 # Wider than any table: readers of a pipe or a file need whole lines.
 PLAIN_WIDTH = 10_000
+
+
+class PlainConsole(Console):
+    """Console that shows control characters instead of sending them to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -24,7 +35,7 @@ def make_console(*, stderr: bool = False) -> Console:
     forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
     stream = sys.stderr if stderr else sys.stdout
     styled = None if forced or (stream is not None and stream.isatty()) else False
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=styled)
+    console = PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=styled)
     if not on_terminal(console):
         console.width = PLAIN_WIDTH
     return console

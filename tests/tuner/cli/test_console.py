@@ -1,0 +1,43 @@
+"""What reaches a terminal of texts that strangers wrote."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.cli.report.console import make_console, make_table, say
+from relax_tune.tuner.cli.report.printable import printable
+
+TITLE = "\x1b]0;owned\x07"
+
+
+def test_console_texts_with_control_characters_are_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", written := io.StringIO())
+    console = make_console()
+    table = make_table("name")
+    table.add_row(f"task{TITLE}\x9b2J")
+    console.print(table)
+    say(console, f"text{TITLE}")
+    console.print(f"token{TITLE}", end="", soft_wrap=True)
+    found = written.getvalue()
+    assert not set(found) & set("\x1b\x07\x9b")
+    assert found.count(r"\x1b]0;owned\x07") == 3 and r"\x9b2J" in found
+
+
+def test_error_of_a_name_with_control_characters_is_shown_escaped() -> None:
+    done = CliRunner().invoke(app, ["show", f"missing{TITLE}.rta"])
+    assert done.exit_code == 2 and "owned" in done.output
+    assert "\x1b]" not in done.output and "\x07" not in done.output
+
+
+@given(st.text())
+def test_printable_any_text_has_no_control_characters(text: str) -> None:
+    found = printable(text)
+    assert all(c in "\t\n" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in found)
+    if not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
+        assert found == text
