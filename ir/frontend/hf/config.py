@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,24 @@ class ConfigFields:
             raise self.wrong(key, f"a whole number from 1 to {LARGEST}")
         return value
 
+    def wholes(self, key: str, default: Sequence[int], count: int | None = None, least: int = 1) -> tuple[int, ...]:
+        """Read a list of integers of at least `least`. `count`: its length, if known."""
+        found = self.data.get(key)
+        found = default if found is None else found
+        right = isinstance(found, (list, tuple)) and all(type(v) is int and least <= v <= LARGEST for v in found)
+        if not right or not 1 <= len(found) <= MOST_LAYERS or count not in (None, len(found)):
+            many = "" if count is None else f"{count} "
+            raise self.wrong(key, f"a list of {many}whole numbers of at least {least}")
+        return tuple(found)
+
+    def pair(self, key: str, default: int) -> tuple[int, int]:
+        """Read a height and width, as one number or two."""
+        found = self.data.get(key)
+        if isinstance(found, (list, tuple)):
+            height, width = self.wholes(key, (), 2)
+            return height, width
+        return (self.whole(key, default),) * 2
+
     def layers(self, key: str) -> int:
         """Read a number of layers."""
         found = self.whole(key)
@@ -70,6 +88,11 @@ class ConfigFields:
         """Require a field to be missing or to have one of `values`; the message names the first."""
         if key in self.data and not any(self.data[key] is v or self.data[key] == v for v in values):
             raise self.wrong(key, repr(values[0]))
+
+    def labels(self) -> int:
+        """Read the number of classes."""
+        named = self.data.get("id2label")
+        return len(named) if isinstance(named, dict) and named else self.whole("num_labels", 2)
 
     def multiple(self, key: str, value: int, of: str, unit: int) -> None:
         """Require `value`, the field `key`, to be a multiple of `unit`, the field `of`."""

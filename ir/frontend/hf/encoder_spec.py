@@ -9,7 +9,7 @@ from typing import Any, Literal
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
+from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, MaximumScalar, Mul, MulScalar, Relu, Sigmoid, Tanh
 
 Emitted = Callable[[GraphBuilder, GVar], GVar]
 Norm = Literal["layer_norm", "rms_norm", "affine"]
@@ -26,10 +26,18 @@ def _gated(inner: Emitted) -> Emitted:
     return lambda g, x: g.call(Mul(), x, g.call(Sigmoid(), inner(g, x)))
 
 
+def _relu6(g: GraphBuilder, x: GVar) -> GVar:
+    """Emit `min(max(x, 0), 6)`, the minimum as a maximum of negatives."""
+    below = g.call(MaximumScalar(-6.0), g.call(MulScalar(-1.0), g.call(Relu(), x)))
+    return g.call(MulScalar(-1.0), below)
+
+
 _silu, _tanh_gelu = _gated(lambda g, x: x), _gated(_cubic)
 ACTIVATIONS: Mapping[str, Emitted] = {
     "gelu": lambda g, x: g.call(Gelu(), x),
     "relu": lambda g, x: g.call(Relu(), x),
+    "relu6": _relu6,
+    "sigmoid": lambda g, x: g.call(Sigmoid(), x),
     "tanh": lambda g, x: g.call(Tanh(), x),
     "silu": _silu,
     "swish": _silu,

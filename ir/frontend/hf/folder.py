@@ -27,11 +27,12 @@ from relax_tune.ir.frontend.hf.heads import (
     sentence_stages,
     transformer_folder,
 )
+from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
-SUPPORTED = (*ENCODERS, *FAMILIES)
+SUPPORTED = (*ENCODERS, *IMAGES, *FAMILIES)
 
 
 def load_hf(
@@ -53,7 +54,8 @@ def load_hf(
 
     An encoder of images takes `pixel_values (b, channels, height, width) f32` of the size in its configuration. It gives the last
     hidden state, a pooled vector where the family has one, or the `logits` of classes (b, labels). So does the text encoder of CLIP
-    or SigLIP. With a projection the result is the projected vector alone.
+    or SigLIP. With a projection the result is the projected vector alone. Convolutional models, PoolFormer and SegFormer take any
+    height and width, the symbols `h` and `w`; segmentation gives `logits` (b, labels, rows, columns), a backbone its stages.
 
     A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
@@ -71,29 +73,39 @@ def load_hf(
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
-    for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
-        if value not in get_args(known):
-            raise UserError(
-                f"{name}: wanted one of {', '.join(get_args(known))}, found {value!r:.80}; give one of them"
-            )
+    _check_names(pooling, cache_dtype)
     root = Path(folder)
     sentence = (root / MODULES).is_file()
     inner = transformer_folder(root) if sentence else root
     data, where = read_config(inner), str(inner / "config.json")
     kind = _model_type(data, where)
-    if kind in FAMILIES:
+    if kind not in ENCODERS:
         if pooling is not None or normalize is not None:
-            raise UserError(
-                f"pooling and normalize: wanted an encoder, found {kind}, whose results are logits; leave them out"
-            )
+            what = "whose results are logits" if kind in FAMILIES else "which pools as its folder says"
+            raise UserError(f"pooling and normalize: wanted an encoder, found {kind}, {what}; leave them out")
         if sentence:
             raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
+    if kind in FAMILIES:
         return _load_decoder(root, read_spec(FAMILIES[kind], data, where), bounds, every_position, cache_dtype)
+    _refuse_options_of_decoders(kind, cache_dtype, every_position)
+    if kind in IMAGES:
+        return load_images(root, data, where, bounds)
+    return _load_encoder(root, inner, data, pooling, normalize, bounds)
+
+
+def _check_names(pooling: str | None, cache_dtype: str) -> None:
+    for name, value, known in (("pooling", pooling or "none", Pooling), ("cache_dtype", cache_dtype, CacheType)):
+        if value not in get_args(known):
+            raise UserError(
+                f"{name}: wanted one of {', '.join(get_args(known))}, found {value!r:.80}; give one of them"
+            )
+
+
+def _refuse_options_of_decoders(kind: str, cache_dtype: str, every_position: bool) -> None:
     if cache_dtype != "f32":
         raise UserError(f"cache_dtype: wanted a decoder, found {kind}, which keeps no keys and values; leave it out")
     if every_position:
         raise UserError(f"every_position: wanted a decoder, found {kind}, whose result is an embedding; leave it out")
-    return _load_encoder(root, inner, data, pooling, normalize, bounds)
 
 
 def _model_type(data: Mapping[str, Any], where: str) -> str:

@@ -284,19 +284,14 @@ def _image(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
         patches = g.call(Slice(1, const(s.inputs.leading), const(s.inputs.positions)), x, hint="patches")
     parts = [first_position(encoder, x) if kind == "first" else g.call(Mean((1,)), patches) for kind in s.image_classes]
     y = parts[0] if len(parts) == 1 else g.call(Concat(1), *parts, hint="pooled")
-    return encoder.dense(y, encoder.weights, "classifier", len(parts) * s.hidden, _labels(c), hint="logits")
+    return encoder.dense(y, encoder.weights, "classifier", len(parts) * s.hidden, c.labels(), hint="logits")
 
 
 def _image_with_teacher(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     """Emit the mean of the classes of both tokens of DeiT."""
     names = ("cls_classifier", "distillation_classifier")
-    each = [_classes(encoder, position(encoder, x, const(k)), name, _labels(c)) for k, name in enumerate(names)]
+    each = [_classes(encoder, position(encoder, x, const(k)), name, c.labels()) for k, name in enumerate(names)]
     return encoder.g.call(MulScalar(0.5), encoder.g.call(Add(), *each), hint="logits")
-
-
-def _labels(c: ConfigFields) -> int:
-    named = c.data.get("id2label")
-    return len(named) if isinstance(named, dict) and named else c.whole("num_labels", 2)
 
 
 def _classes(encoder: Encoder, x: GVar, name: str, out: int, hint: str | None = None) -> GVar:
@@ -324,14 +319,14 @@ def _normed(encoder: Encoder, x: GVar, name: str, width: int) -> GVar:
 def _sequence(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     names = encoder.spec.head
     if names.pooled == "late":
-        return pooled("mean")(encoder, _classes(encoder, _transformed(encoder, x), names.out, _labels(c)))
+        return pooled("mean")(encoder, _classes(encoder, _transformed(encoder, x), names.out, c.labels()))
     first = pooled(names.pooled)(encoder, x)
-    return _classes(encoder, _transformed(encoder, first), names.out, _labels(c), "logits")
+    return _classes(encoder, _transformed(encoder, first), names.out, c.labels(), "logits")
 
 
 def _positions(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     y = _transformed(encoder, x) if encoder.spec.head.everywhere else x
-    return _classes(encoder, y, "classifier", _labels(c), "logits")
+    return _classes(encoder, y, "classifier", c.labels(), "logits")
 
 
 def _answer(encoder: Encoder, x: GVar, c: ConfigFields) -> tuple[GVar, ...]:

@@ -28,17 +28,8 @@ _CLIP = LayerNames(
 _QKV: frozenset[Part] = frozenset({"query", "key", "value"})
 
 
-def _pair(c: ConfigFields, key: str, default: int) -> tuple[int, int]:
-    """Read a size as one number or two."""
-    found = c.data.get(key)
-    if isinstance(found, list) and len(found) == 2:
-        each = ConfigFields({key: found[0], "other": found[1]}, c.where)
-        return each.whole(key), each.whole("other")
-    return (c.whole(key, default),) * 2
-
-
 def _patches(c: ConfigFields, size: int, patch: int, **parts: Any) -> Patches:
-    found = Patches(c.whole("num_channels", 3), _pair(c, "image_size", size), _pair(c, "patch_size", patch), **parts)
+    found = Patches(c.whole("num_channels", 3), c.pair("image_size", size), c.pair("patch_size", patch), **parts)
     if found.positions == found.leading:
         raise c.wrong("image_size", f"at least the size of a patch, {found.patch}")
     return found

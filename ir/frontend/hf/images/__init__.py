@@ -1,0 +1,1 @@
+"""Import of convolutional and hierarchical models of images from Hugging Face folders."""

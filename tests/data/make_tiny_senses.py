@@ -1,0 +1,127 @@
+"""Makes tiny_senses.npz: results of models of images, of speech, and of images beside text by the original framework.
+
+Needs torch and transformers:
+
+    python tests/data/make_tiny_senses.py [NAME ...]
+
+Of each model of MODELS: `NAME/config` (config.json as bytes), `NAME/tensors` (the names and shapes of its weights as JSON; the weights
+are those of `weight`), and of case `K` its results `NAME/K/0`, `NAME/K/1` ..., by `inputs(case, config)`. Given
+names, the models of those alone are made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+FAMILIES = runpy.run_path(str(Path(__file__).with_name("make_tiny_families.py")))
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 2], "num_labels": 3}
+RESIDUAL = {**STAGES, "embedding_size": 6}
+NEXT = {**STAGES, "num_stages": 2}
+MOBILE = {"depth_multiplier": 0.1, "min_depth": 4, "num_labels": 3}
+EFFICIENT = {
+    "width_coefficient": 0.25, "depth_coefficient": 1.0, "in_channels": [32, 16], "out_channels": [16, 24], "strides": [1, 2],
+    "kernel_sizes": [3, 5], "num_block_repeats": [1, 2], "expand_ratios": [1, 6], "hidden_dim": 320, "num_labels": 3,
+}  # fmt: skip
+POOLED = {**STAGES, "num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]}
+REDUCED = {
+    **STAGES, "num_encoder_blocks": 2, "patch_sizes": [7, 3], "strides": [4, 2], "sr_ratios": [2, 1], "num_attention_heads": [1, 2],
+    "mlp_ratios": [2, 2], "decoder_hidden_size": 12,
+}  # fmt: skip
+WINDOWS = {
+    "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3, "image_size": [25, 17], "patch_size": 2, "num_labels": 3,
+}  # fmt: skip
+ANY, FEW = ((1, 37, 41), (3, 48, 33)), ((1, 16, 11), (2, 13, 17))
+MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
+    "resnet": ("ResNetForImageClassification", {**RESIDUAL, "hidden_act": "gelu"}, ANY),
+    "resnet-basic": ("ResNetModel", {**RESIDUAL, "layer_type": "basic", "downsample_in_first_stage": True}, ((1, 1, 2), (2, 29, 31))),
+    "resnet-early": ("ResNetBackbone", {**RESIDUAL, "downsample_in_bottleneck": True, "out_features": ["stem", "stage2"]}, FEW),
+    "regnet": ("RegNetForImageClassification", {**RESIDUAL, "groups_width": 4, "hidden_act": "silu"}, ANY),
+    "regnet-x": ("RegNetModel", {**RESIDUAL, "groups_width": 8, "layer_type": "x", "downsample_in_first_stage": False}, FEW),
+    "convnext": ("ConvNextForImageClassification", {**NEXT, "layer_norm_eps": 0.25}, ANY),
+    "convnext-bare": ("ConvNextModel", {**NEXT, "layer_scale_init_value": 0.0, "hidden_act": "relu"}, ((2, 8, 11),)),
+    "convnextv2": ("ConvNextV2Backbone", {**NEXT, "out_features": ["stage1", "stage2"], "patch_size": 3}, FEW),
+    "mobilenet_v1": ("MobileNetV1ForImageClassification", MOBILE, ((1, 1, 3), (2, 67, 48))),
+    "mobilenet_v1-bare": ("MobileNetV1Model", {**MOBILE, "tf_padding": False, "hidden_act": "gelu"}, FEW),
+    "mobilenet_v2": ("MobileNetV2ForImageClassification", {**MOBILE, "num_labels": 1}, ((1, 1, 3), (2, 67, 48))),
+    "mobilenet_v2-segments": ("MobileNetV2ForSemanticSegmentation", {**MOBILE, "output_stride": 8}, ((2, 37, 41),)),
+    "mobilenet_v2-later": (
+        "MobileNetV2Model", {**MOBILE, "tf_padding": False, "first_layer_is_expansion": False, "finegrained_output": False,
+        "output_stride": 16}, ((2, 37, 41),),
+    ),
+    "efficientnet": ("EfficientNetForImageClassification", EFFICIENT, ((1, 5, 6), (3, 64, 41))),
+    "efficientnet-max": (
+        "EfficientNetModel", {**EFFICIENT, "pooling_type": "max", "depthwise_padding": [1], "kernel_sizes": [3, 4]}, ((1, 7, 9),),
+    ),
+    "poolformer": ("PoolFormerForImageClassification", POOLED, ANY),
+    "poolformer-bare": ("PoolFormerModel", {**POOLED, "use_layer_scale": False, "pool_size": 5}, ((1, 3, 5), (2, 37, 41))),
+    "segformer": ("SegformerForSemanticSegmentation", REDUCED, ANY),
+    "segformer-classes": ("SegformerForImageClassification", {**REDUCED, "num_labels": 1}, ((2, 31, 37),)),
+    "swin": ("SwinForImageClassification", WINDOWS, ((1, 25, 17), (3, 25, 17))),
+    "swin-bare": ("SwinModel", {**WINDOWS, "image_size": 16, "use_absolute_embeddings": True, "qkv_bias": False}, ((2, 16, 16),)),
+}  # fmt: skip
+RESULTS = (
+    "logits", "feature_maps", "logits_per_image", "logits_per_text", "text_embeds", "image_embeds", "last_hidden_state", "pooler_output",
+)  # fmt: skip
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Array:
+    """A weight of a model by its name: as in make_tiny_families, but means near 0 and small variances."""
+    found: Array = FAMILIES["weight"](name, shape)
+    if name.endswith("running_var"):
+        deep = any(part in name for part in ("1x1", "3x3", "first_conv"))  # MobileNet V2, which would amplify rounding
+        return found * np.float32(0.5 if deep else 0.2)
+    return found - np.float32(1) if name.endswith("running_mean") else found
+
+
+def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
+    """Every input of a model by its name."""
+    rng = np.random.default_rng(case)
+    return {"pixel_values": rng.standard_normal((case[0], 3, *case[1:])).astype(np.float32)}
+
+
+def results(said: Any) -> list[Any]:
+    """Results of a model in the order of the importer."""
+    found = [getattr(said, name) for name in RESULTS if getattr(said, name, None) is not None]
+    return [part for each in found for part in (each if isinstance(each, tuple) else (each,))]
+
+
+def main(out: Path, names: list[str]) -> None:
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    found: dict[str, Array] = dict(np.load(out)) if out.exists() else {}
+    found = {k: v for k, v in found.items() if k.partition("/")[0] in MODELS}
+    for name in names or MODELS:
+        kind, options, cases = MODELS[name]
+        cls = getattr(transformers, kind)
+        model = cls(cls.config_class(**options))
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            path = Path(folder, "model.safetensors")
+            stored = load_file(path)
+            shapes = {k: v.shape for k, v in stored.items() if v.dtype == np.float32}
+            save_file({**stored, **{k: weight(k, shape) for k, shape in shapes.items()}}, path, {"format": "pt"})
+            model = cls.from_pretrained(folder, attn_implementation="eager").eval()
+            text = Path(folder, "config.json").read_bytes()
+        found = {k: v for k, v in found.items() if k.partition("/")[0] != name}
+        found[f"{name}/config"] = np.frombuffer(text, np.uint8)
+        found[f"{name}/tensors"] = np.frombuffer(json.dumps(shapes).encode(), np.uint8)
+        for number, case in enumerate(cases):
+            given = inputs(case, json.loads(text))
+            with torch.no_grad():
+                said = model(**{k: torch.from_numpy(v) for k, v in given.items()})
+            found |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(said))}
+    np.savez_compressed(out, **found)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).with_name("tiny_senses.npz"), sys.argv[1:])

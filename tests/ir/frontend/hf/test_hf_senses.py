@@ -1,0 +1,98 @@
+"""Models of images, of speech, and of images beside text against the original framework, at weights drawn by name."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tests.support.effort import thinned
+
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.frontend.hf.folder import load_hf
+from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.ir.passes.pipeline import lower
+
+DATA = Path(__file__).parents[3] / "data"
+MADE = runpy.run_path(str(DATA / "make_tiny_senses.py"))
+Array = np.ndarray[Any, Any]
+
+
+def write(root: Path, name: str, **changes: Any) -> dict[str, Array]:
+    """A folder with a model; its results by torch."""
+    with np.load(DATA / "tiny_senses.npz") as found:
+        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
+        shapes = json.loads(found[f"{name}/tensors"].tobytes())
+        results = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
+    save_file({k: MADE["weight"](k, tuple(shape)) for k, shape in shapes.items()}, root / "model.safetensors")
+    (root / "config.json").write_text(json.dumps(config))
+    return results
+
+
+@pytest.mark.parametrize("name", thinned(MADE["MODELS"], 8))
+def test_model_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
+    results = write(tmp_path, name)
+    module = load_hf(tmp_path)
+    params = [p.name for p in module.graphs["main"].params]
+    config = json.loads((tmp_path / "config.json").read_text())
+    for form in (module, lower(module).module):
+        for number, case in enumerate(MADE["MODELS"][name][2]):
+            given = MADE["inputs"](case, config)
+            found = evaluate_function(form, [given[p] for p in params])
+            parts = found if isinstance(found, tuple) else (found,)
+            wanted = [results[key] for k in range(9) if (key := f"{number}/{k}") in results]
+            assert [part.shape for part in parts] == [want.shape for want in wanted]
+            for part, want in zip(parts, wanted, strict=True):
+                np.testing.assert_allclose(part, want, rtol=1e-4, atol=1e-4 * max(1.0, np.abs(want).max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("resnet", {"layer_type": "wide"}, "layer_type: wanted one of basic, bottleneck, found 'wide'"),
+        ("resnet", {"depths": [1]}, "depths: wanted a list of 2 whole numbers of at least 1"),
+        (
+            "resnet",
+            {"architectures": ["ResNetForSemanticSegmentation"]},
+            "name ends in Model, ForImageClassification, Back",
+        ),
+        ("regnet", {"architectures": ["RegNetBackbone"]}, "architectures: wanted one whose name ends in Model"),
+        ("resnet-early", {"out_features": ["stage3"]}, "out_features: wanted names among stem, stage1, stage2"),
+        ("convnext", {"hidden_act": "mish"}, "hidden_act: wanted one of gelu"),
+        ("convnext", {"layer_scale_init_value": "big"}, "layer_scale_init_value: wanted a number"),
+        ("efficientnet", {"strides": [1, 3]}, "strides: wanted strides of 1 or 2"),
+        ("efficientnet", {"hidden_dim": 640}, "hidden_dim: wanted 320, the channels behind the last layer, found 640"),
+        ("efficientnet", {"pooling_type": "sum"}, "pooling_type: wanted one of mean, max"),
+        ("poolformer", {"pool_size": 4}, "pool_size: wanted an odd number, found 4"),
+        ("segformer", {"reshape_last_stage": False}, "reshape_last_stage: wanted True, found False"),
+        ("swin", {"window_size": 6}, "window_size: wanted at most 5, the least side of the image in stage 2, found 6"),
+        ("swin-bare", {"image_size": 15}, "image_size: wanted a multiple of patch_size"),
+        ("swin", {"architectures": ["SwinForMaskedImageModeling"]}, "architectures: wanted one whose name ends in"),
+    ],
+)
+def test_model_of_images_with_other_fields_is_refused(
+    name: str, changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=says):
+        load_hf(tmp_path)
+
+
+def test_bounds_of_image_beyond_the_layers_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "efficientnet")
+    assert [(b.var.name, b.lower, b.upper) for b in load_hf(tmp_path).bounds] == [
+        ("b", 1, None), ("h", 4, 1280), ("w", 4, 1280),
+    ]  # fmt: skip
+    fixed = load_hf(tmp_path, bounds={"h": (64, 64), "b": (1, 8)})
+    assert [(b.lower, b.upper) for b in fixed.bounds] == [(1, 8), (64, 64), (4, 1280)]
+    for name, span in (("h", (3, 64)), ("w", (4, 1281))):
+        with pytest.raises(UserError, match=f"bound of {name}: wanted 4 to 1280, sizes this model can take, found"):
+            load_hf(tmp_path, bounds={name: span})
+    with pytest.raises(UserError, match=r"symbols b .batch., h .height., w .width., found n"):
+        load_hf(tmp_path, bounds={"n": (1, 4)})
+    with pytest.raises(UserError, match="pooling and normalize: wanted an encoder, found efficientnet"):
+        load_hf(tmp_path, "cls")
