@@ -9,5 +9,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Return the text with its control characters as Python writes them, so that it moves no cursor and sets no title."""
+    """Return the text with its control characters as Python writes them.
+
+    Printed, it then moves no cursor and sets no title."""
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
