@@ -39,6 +39,15 @@ WINDOWS = {
     "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 3, "image_size": [25, 17], "patch_size": 2, "num_labels": 3,
 }  # fmt: skip
 ANY, FEW = ((1, 37, 41), (3, 48, 33)), ((1, 16, 11), (2, 13, 17))
+LAYERS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+SOUND = {
+    **LAYERS, "conv_dim": [6, 8], "conv_stride": [3, 2], "conv_kernel": [5, 3], "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 2, "vocab_size": 9, "classifier_proj_size": 6, "num_labels": 3,
+}  # fmt: skip
+STABLE = {**SOUND, "do_stable_layer_norm": True, "feat_extract_norm": "layer"}
+SPOKEN = ((1, 11), (3, 101))
+BEIT = {**LAYERS, "image_size": 12, "patch_size": 4, "num_labels": 3, "use_relative_position_bias": True}
+SQUARE = ((2, 12, 12),)
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "resnet": ("ResNetForImageClassification", {**RESIDUAL, "hidden_act": "gelu"}, ANY),
     "resnet-basic": ("ResNetModel", {**RESIDUAL, "layer_type": "basic", "downsample_in_first_stage": True}, ((1, 1, 2), (2, 29, 31))),
@@ -65,6 +74,28 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "segformer": ("SegformerForSemanticSegmentation", REDUCED, ANY),
     "segformer-classes": ("SegformerForImageClassification", {**REDUCED, "num_labels": 1}, ((2, 31, 37),)),
     "swin": ("SwinForImageClassification", WINDOWS, ((1, 25, 17), (3, 25, 17))),
+    "beit": ("BeitForImageClassification", {**BEIT, "use_shared_relative_position_bias": True, "use_mask_token": True}, SQUARE),
+    "beit-first": ("BeitModel", {**BEIT, "use_mean_pooling": False, "use_absolute_position_embeddings": True}, SQUARE),
+    "data2vec-vision": ("Data2VecVisionForImageClassification", {**BEIT, "layer_scale_init_value": 0.0}, SQUARE),
+    "wav2vec2": ("Wav2Vec2ForCTC", SOUND, SPOKEN),
+    "wav2vec2-stable": ("Wav2Vec2ForSequenceClassification", {**STABLE, "conv_bias": True, "use_weighted_layer_sum": True}, SPOKEN),
+    "wav2vec2-bare": ("Wav2Vec2Model", {**STABLE, "do_stable_layer_norm": False, "num_conv_pos_embeddings": 5}, SPOKEN),
+    "wav2vec2-frames": ("Wav2Vec2ForAudioFrameClassification", {**SOUND, "use_weighted_layer_sum": True}, SPOKEN),
+    "hubert": ("HubertForSequenceClassification", {**SOUND, "conv_pos_batch_norm": True, "feat_proj_layer_norm": False}, SPOKEN),
+    "hubert-stable": ("HubertForCTC", {**STABLE, "hidden_act": "relu", "feat_extract_activation": "silu"}, SPOKEN),
+    "unispeech": ("UniSpeechForCTC", {**STABLE, "num_ctc_classes": 9, "layer_norm_eps": 0.25}, SPOKEN),
+    "unispeech-sat": ("UniSpeechSatForSequenceClassification", SOUND, SPOKEN),
+    "wavlm": ("WavLMForCTC", {**SOUND, "num_buckets": 8, "max_bucket_distance": 10}, SPOKEN),
+    "wavlm-stable": ("WavLMModel", {**STABLE, "num_buckets": 12, "max_bucket_distance": 9}, SPOKEN),
+    "data2vec-audio": ("Data2VecAudioForCTC", {**SOUND, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 4}, SPOKEN),
+    "spectrogram": (
+        "ASTForAudioClassification", {**LAYERS, "patch_size": 4, "frequency_stride": 3, "time_stride": 2, "max_length": 20,
+        "num_mel_bins": 13, "num_labels": 3}, ((1, 20, 13), (3, 20, 13)),
+    ),
+    "spectrogram-bare": (
+        "ASTModel", {**LAYERS, "patch_size": 4, "frequency_stride": 4, "time_stride": 5, "max_length": 16, "num_mel_bins": 8,
+        "qkv_bias": False}, ((2, 16, 8),),
+    ),
     "swin-bare": ("SwinModel", {**WINDOWS, "image_size": 16, "use_absolute_embeddings": True, "qkv_bias": False}, ((2, 16, 16),)),
 }  # fmt: skip
 RESULTS = (
@@ -84,7 +115,17 @@ def weight(name: str, shape: tuple[int, ...]) -> Array:
 def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
     """Every input of a model by its name."""
     rng = np.random.default_rng(case)
-    return {"pixel_values": rng.standard_normal((case[0], 3, *case[1:])).astype(np.float32)}
+    if "num_mel_bins" in config:
+        return {"input_values": rng.standard_normal(case).astype(np.float32)}
+    if "conv_dim" not in config:
+        return {"pixel_values": rng.standard_normal((case[0], 3, *case[1:])).astype(np.float32)}
+    b, n = case
+    # rows but the first are padded, if the model has a mask
+    known = np.arange(n) < np.maximum(n - 17 * np.arange(b), 11)[:, None]
+    sound = rng.standard_normal(case).astype(np.float32) + np.float32(0.5)
+    if config.get("feat_extract_norm", "layer") == "group":
+        return {"input_values": sound}
+    return {"input_values": np.where(known, sound, np.float32(0)), "attention_mask": known.astype(np.int64)}
 
 
 def results(said: Any) -> list[Any]:

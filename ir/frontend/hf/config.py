@@ -114,6 +114,20 @@ def batch_bounds(bounds: Bounds | None) -> tuple[int, int | None]:
     return given.get("b", (1, None))
 
 
+def sample_bounds(least: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int | None]]:
+    """Return the inclusive bounds of `b` (batch) and `n` (samples of sound). Raises UserError for impossible bounds."""
+    given = checked_bounds(bounds)
+    unknown = sorted(set(given) - {"b", "n"})
+    if unknown:
+        raise UserError(
+            f"wanted bounds of the model's symbols b (batch) and n (samples), found {', '.join(unknown)[:80]}; correct the name"
+        )
+    n: tuple[int, int | None] = given.get("n", (least, None))
+    if n[0] < least:
+        raise UserError(f"bound of n: wanted at least {least}, the samples of one frame, found {n[0]}; raise it")
+    return given.get("b", (1, None)), n
+
+
 def symbol_bounds(positions: int, bounds: Bounds | None) -> tuple[tuple[int, int | None], tuple[int, int]]:
     """Return the inclusive bounds of `b` (batch) and `n` (positions). Raises UserError for impossible bounds."""
     given = checked_bounds(bounds)

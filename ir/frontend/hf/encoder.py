@@ -15,19 +15,34 @@ from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.encoder_spec import (
     ACTIVATIONS,
+    LOWEST,
     Bottleneck,
     Disentangled,
     EncoderSpec,
+    GridBias,
     Part,
     Patches,
     Words,
 )
+from relax_tune.ir.frontend.hf.images.attention import grid_distance
+from relax_tune.ir.frontend.hf.waves import embed_waves
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, MaximumScalar, Minimum, Mul, MulScalar, Sub
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    Div,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Sigmoid,
+    Sub,
+)
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
@@ -38,27 +53,36 @@ from relax_tune.ir.op.reduction.scan import CumSum
 
 Stage = Callable[["Encoder", GVar], "GVar | tuple[GVar, ...]"]
 """What follows an encoder: from its builder and the value so far to the next value, or to the results."""
-LOWEST = float(np.finfo(np.float32).min)
 
 
 class Encoder:
     """Builder of the graph of one encoder.
 
-    types: token types are an input, else all are 0"""
+    types: token types are an input, else all are 0
+    g: builder of the function; batch: name of the symbol of its batch
+    states: inputs of the layers, then the result of the last, once they are emitted"""
 
     ids: GVar
     mask: GVar
     dims: tuple[Var, Expr]
     words: Constant
 
-    def __init__(self, spec: EncoderSpec, weights: HfWeights, types: bool = False) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        weights: HfWeights,
+        types: bool = False,
+        g: GraphBuilder | None = None,
+        batch: str = "b",
+    ) -> None:
         self.spec = spec
         self.weights = weights
         self.types = types and isinstance(spec.inputs, Words) and spec.inputs.token_types > 1
-        self.g = GraphBuilder()
+        self.g, self.batch = g or GraphBuilder(), batch
         self.hidden_bias: GVar | None = None
+        self.states: list[GVar] = []
         self._constants: dict[str, Constant] = {}
-        self._biases: dict[object, GVar | None] = {}
+        self._biases: dict[object, Value | None] = {}
 
     def constant(self, name: str, make: Callable[[], NDArray[Any]]) -> Constant:
         """Return a constant by name, made on first use."""
@@ -69,26 +93,31 @@ class Encoder:
     def weight(self, name: str, *shape: int) -> Constant:
         return self.constant(name, lambda: self.weights.get(name, shape))
 
-    def build(self, b: tuple[int, int | None], n: tuple[int, int], stages: Sequence[Stage]) -> IRModule:
+    def build(self, b: tuple[int, int | None], n: tuple[int, int | None], stages: Sequence[Stage]) -> IRModule:
         """Build the encoder, followed by `stages`: from this builder and the value so far to the next value."""
         x: Any = self.encode(b, n)
         for stage in stages:
             x = stage(self, x)
         return self.g.finish(x)
 
-    def encode(self, b: tuple[int, int | None], n: tuple[int, int]) -> GVar:
+    def encode(self, b: tuple[int, int | None], n: tuple[int, int | None]) -> GVar:
         """Emit the inputs and the last hidden state (b, n, hidden)."""
         s = self.spec
-        batch = self.g.symbol("b", *b)
-        x = self.text(batch, n, s.inputs) if isinstance(s.inputs, Words) else self.image(batch, s.inputs)
+        batch = self.g.symbol(self.batch, *b)
+        if isinstance(s.inputs, Words):
+            x = self.text(batch, n, s.inputs)
+        else:
+            x = self.image(batch, s.inputs) if isinstance(s.inputs, Patches) else embed_waves(self, batch, n, s.inputs)
         for number in range(len(s.layers)):
+            self.states.append(x)
             x = self.layer(x, number)
+        self.states.append(x)
         return self.norm(x, s.last_norm) if s.last_norm else x
 
-    def text(self, batch: Var, n: tuple[int, int], words: Words) -> GVar:
+    def text(self, batch: Var, n: tuple[int, int | None], words: Words) -> GVar:
         """Emit the inputs and embeddings of text."""
         g = self.g
-        length, self.longest = g.symbol("n", *n), n[1]
+        length, self.longest = g.symbol("n", *n), n[1] or words.positions
         self.dims = batch, length
         self.ids = g.input("input_ids", (batch, length), i64)
         mask = self.mask = g.input("attention_mask", (batch, length), i64)
@@ -104,12 +133,18 @@ class Encoder:
         g, width = self.g, self.spec.hidden
         self.dims = batch, const(p.positions)
         self.longest = p.positions
-        pixels = g.input("pixel_values", (batch, const(p.channels), *map(const, p.size)), f32)
+        if p.spectrogram:
+            sound = g.input("input_values", (batch, *map(const, reversed(p.size))), f32)
+            pixels = g.call(ExpandDims((1,)), g.call(Permute((0, 2, 1)), sound))
+        else:
+            pixels = g.input("pixel_values", (batch, const(p.channels), *map(const, p.size)), f32)
         kernel = self.weight(f"{p.projection}.weight", width, p.channels, *p.patch)
-        x = g.call(Conv(p.patch, (1, 1)), pixels, kernel, hint="patches")
+        x = g.call(Conv(p.stride or p.patch, (1, 1)), pixels, kernel, hint="patches")
         count, lead, front = p.positions - p.leading, len(p.tokens), () if p.flat else (1,)
         x = g.call(Permute((0, 2, 1)), g.call(Reshape((batch, const(width), const(count))), x), hint="patches")
-        table = self.weights.get(p.table, (*front, lead + count, width)).reshape(-1, width)
+        table = np.zeros((lead + count, width), np.float32)
+        if p.table:
+            table = self.weights.get(p.table, (*front, lead + count, width)).reshape(-1, width)
         bias = self.weights.get(f"{p.projection}.bias", (width,)) if p.biased else 0
         x = g.call(Add(), x, g.constant("patch_positions", table[lead:] + bias))
         if p.leading:
@@ -292,6 +327,8 @@ class Encoder:
 
         q, k, v = heads("query", s.heads), heads("key", groups), heads("value", groups)
         bias = self.bias(number)
+        if s.buckets is not None and s.buckets.gate:
+            bias = self.gated(x, f"{path}.{s.buckets.gate}", bias)
         if s.disentangled is not None:
             bias = self.disentangled(s.disentangled, q, k, bias, path)
         scale = float(1 / np.sqrt(size)) if s.scale is None else s.scale
@@ -323,7 +360,7 @@ class Encoder:
         sin = self.constant(f"rotary_sin_{theta:g}", lambda: table(np.sin))
         return self.g.call(Rotary(const(0), 2), x, cos, sin)
 
-    def disentangled(self, d: Disentangled, q: GVar, k: GVar, bias: GVar | None, path: str) -> GVar:
+    def disentangled(self, d: Disentangled, q: GVar, k: GVar, bias: Value | None, path: str) -> Value:
         """Add the scores between contents and relative positions (He et al. 2021, equation 4) to a bias."""
         g, s, length = self.g, self.spec, self.dims[1]
         table = self.weights.get(d.table, (2 * d.span, s.hidden))
@@ -353,30 +390,66 @@ class Encoder:
         assert bias is not None
         return bias
 
-    def bias(self, number: int) -> GVar | None:
+    def gated(self, x: GVar, path: str, bias: Value | None) -> GVar:
+        """Scale the biases of each row by a gate of its heads (Chi et al. 2022, WavLM), and hide padding."""
+        g, s = self.g, self.spec
+        assert bias is not None
+        rows = g.call(Reshape((*self.dims, const(s.heads), const(s.size))), x)
+        # the four parts of a gate are summed, which is a product with the sums of their rows
+        weight, shift = (
+            self.weights.get(f"{path}_linear.weight", (8, s.size)),
+            self.weights.get(f"{path}_linear.bias", (8,)),
+        )
+        w = self.constant(f"{path}.weight", lambda: np.ascontiguousarray(weight.reshape(2, 4, s.size).sum(1).T))
+        gates = g.call(Matmul(), g.call(Permute((0, 2, 1, 3)), rows), w)
+        gates = g.call(Add(), gates, self.constant(f"{path}.bias", lambda: shift.reshape(2, 4).sum(1)))
+        first, second = (g.call(Slice(3, const(k), const(k + 1)), g.call(Sigmoid(), gates)) for k in (0, 1))
+        factor = self.constant(f"{path}_const", lambda: self.weights.get(f"{path}_const", (1, s.heads, 1, 1)))
+        gate = g.call(Mul(), first, g.call(AddScalar(-1.0), g.call(Mul(), second, factor)))
+        found = g.call(Mul(), g.call(AddScalar(2.0), gate), bias, hint="gated_bias")
+        return found if self.hidden_bias is None else g.call(Add(), found, self.hidden_bias)
+
+    def bias(self, number: int) -> Value | None:
         """Return what is added to the scores of a layer: (b or 1, heads or 1, n or 1, n)."""
         s = self.spec
         window = s.windows[number] if s.windows else None
-        key = (window, s.layers[number] if s.buckets is not None and s.buckets.each_layer else "")
+        own = s.grid_bias is not None or (s.buckets is not None and s.buckets.each_layer)
+        key = (window, s.layers[number] if own else "")
         if key not in self._biases:
             self._biases[key] = self._bias(window, s.layers[number])
         return self._biases[key]
 
-    def _bias(self, window: int | None, path: str) -> GVar | None:
-        g, buckets, found = self.g, self.spec.buckets, self.hidden_bias
+    def _bias(self, window: int | None, path: str) -> Value | None:
+        g, buckets = self.g, self.spec.buckets
+        found: Value | None = self.hidden_bias
         if window is not None:
             near = np.zeros((2 * window + 3, 1), np.float32)
             near[[0, -1]] = LOWEST
             seen = self.by_distance(f"window_{window}", near)
             found = seen if found is None else g.call(Minimum(), found, seen)
+        if self.spec.grid_bias is not None:
+            found = self.grid_bias(path, self.spec.grid_bias)
         if buckets is not None:
             name = f"{path}.{buckets.table}" if buckets.each_layer else buckets.table
             stored = self.weights.get(f"{name}.weight", (buckets.count, self.spec.heads))
             reach = np.arange(-buckets.furthest, buckets.furthest + 1)
             table = stored[distance_bucket(reach, buckets.count, buckets.furthest)]
             biases = self.by_distance(f"{name}.by_distance", table)
-            found = biases if found is None else g.call(Add(), found, biases)
+            found = biases if found is None or buckets.gate else g.call(Add(), found, biases)
         return found
+
+    def grid_bias(self, path: str, b: GridBias) -> Value:
+        """Return the biases of patches and of the token before them: (heads, n, n)."""
+        p, heads = self.spec.inputs, self.spec.heads
+        assert isinstance(p, Patches)
+        rows, columns = p.grid
+        count = (2 * rows - 1) * (2 * columns - 1) + 3
+        place = np.full((p.positions, p.positions), count - 3)  # from the token to a patch
+        place[:, 0], place[0, 0], place[1:, 1:] = count - 2, count - 1, grid_distance(rows, columns)
+        names = [name for name in (b.shared, f"{path}.{b.own}" if b.own else "") if name]
+        tables = [self.weights.get(f"{name}.relative_position_bias_table", (count, heads)) for name in names]
+        table = np.asarray(np.sum(tables, axis=0), np.float32)
+        return self.constant(f"{path}.bias", lambda: np.ascontiguousarray(table[place].transpose(2, 0, 1)))
 
     def by_distance(self, name: str, table: NDArray[Any]) -> GVar:
         """Read rows of a table (2 r + 1, k) by the distances -r .. r of columns from rows: (k, n, n).

@@ -22,6 +22,7 @@ from relax_tune.ir.frontend.hf.encoder_spec import (
     Words,
     read_spec,
 )
+from relax_tune.ir.frontend.hf.speech_families import SPEECH
 from relax_tune.ir.frontend.hf.vision_families import VISION
 
 
@@ -416,4 +417,5 @@ ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "mt5": _t5,
     "umt5": _umt5,
     **VISION,
+    **SPEECH,
 }

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.config import ConfigFields
@@ -13,6 +15,7 @@ from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, MaximumScalar, Mu
 
 Emitted = Callable[[GraphBuilder, GVar], GVar]
 Norm = Literal["layer_norm", "rms_norm", "affine"]
+LOWEST = float(np.finfo(np.float32).min)
 Part = Literal["query", "key", "value", "out", "inner", "gate", "outer", "norm"]
 
 
@@ -109,6 +112,8 @@ class Patches:
     registers_count: number of registers
     flat: tables and tokens are stored without a dim for the batch
     norm: before the first layer; empty: there is none
+    stride: between patches; None: patches do not overlap
+    spectrogram: the image is one of sound: (b, times, frequencies), without channels
     """
 
     channels: int
@@ -122,6 +127,8 @@ class Patches:
     registers_count: int = 0
     flat: bool = False
     norm: str = ""
+    stride: tuple[int, int] | None = None
+    spectrogram: bool = False
 
     @property
     def leading(self) -> int:
@@ -131,21 +138,65 @@ class Patches:
     @property
     def positions(self) -> int:
         """Number of vectors of an image."""
-        (h, w), (p, q) = self.size, self.patch
-        return self.leading + (h // p) * (w // q)
+        rows, columns = self.grid
+        return self.leading + rows * columns
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches along height and width."""
+        (h, w), (p, q), (down, right) = self.size, self.patch, self.stride or self.patch
+        return max(0, (h - p) // down + 1), max(0, (w - q) // right + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """Embeddings of samples of sound.
+
+    widths, kernels, strides: of the convolutions over samples; biased: they have a bias
+    norm: `group` normalises each channel of the first convolution along time, `layer` the channels of every one
+    activation: of convolutions
+    projected_norm: a norm stands before the projection
+    masked: an input says which samples are no padding
+    reach: size of the kernel of positions; groups: of its channels
+    rounds: convolutions of positions, each normalised without weights; None: one, whose kernel has its norm apart
+    batch_norm: the one convolution has batch norm before it, and no norm of its kernel
+    last_norm: behind the positions; empty: there is none
+    """
+
+    widths: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    biased: bool
+    norm: Literal["group", "layer"]
+    activation: str
+    projected_norm: bool
+    masked: bool
+    reach: int
+    groups: int
+    rounds: int | None = None
+    batch_norm: bool = False
+    last_norm: str = ""
+
+    @property
+    def least(self) -> int:
+        """Smallest number of samples that give a frame."""
+        n = 1
+        for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
+            n = (n - 1) * stride + kernel
+        return n
 
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
     """One vector of all, beside the last hidden state.
 
-    kind: position it is taken from: the first, the last or the first that holds the token `eos` (None: the largest token); `probe`:
-        attention of a learned query (Zhai et al. 2022)
+    kind: position it is taken from: the first, the last or the first that holds the token `eos` (None: the largest token); `pair`:
+        the mean of the first two; `patches`: the mean of those of patches; `probe`: attention of a learned query (Zhai et al. 2022)
     norm, dense: names of what follows, if anything; activation: after `dense`
     optional: a folder may lack it
     """
 
-    kind: Literal["first", "last", "eos", "probe"]
+    kind: Literal["first", "last", "eos", "pair", "patches", "probe"]
     norm: str = ""
     dense: str = ""
     activation: str = ""
@@ -158,12 +209,25 @@ class Buckets:
     """Attention bias by bucket of the distance between two positions (Raffel et al. 2020, section 2.1).
 
     table: name of the biases (count, heads), beneath each layer's path if `each_layer`
-    furthest: distance from which on all share a bucket"""
+    furthest: distance from which on all share a bucket
+    gate: path of the weights beneath a layer's that scale the biases of each row (Chi et al. 2022, WavLM); empty: there are none
+    """
 
     table: str
     count: int
     furthest: int
     each_layer: bool = False
+    gate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GridBias:
+    """Attention bias by the way from one patch to another (Bao et al. 2022, BEiT), with three rows for the token before them.
+
+    shared, own: names of the tables (rows, heads), of all layers and beneath each layer's path; empty: there is none"""
+
+    shared: str
+    own: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +322,8 @@ class EncoderSpec:
     causal: a position attends to none behind it
     pooler: of a bare model, whose results are the last hidden state and the pooled vector; None: text is pooled by the mean
     projection: name of the product of the pooled vector in models with a projection, and its size
-    image_classes: vectors that an image's classes are read from, side by side: the first, the mean of the patches
+    grid_bias: attention bias by the way between patches
+    image_classes: vectors that an image's classes are read from, side by side: the first, the mean of the patches, the pooled one
     windows: distance up to which each layer attends; None: all
     """
 
@@ -269,7 +334,7 @@ class EncoderSpec:
     inner: int
     eps: float
     activation: str
-    inputs: Words | Patches
+    inputs: Words | Patches | Waves
     prefixes: tuple[str, ...]
     names: LayerNames = field(default_factory=LayerNames)
     head: HeadNames = BERT_HEADS
@@ -280,6 +345,7 @@ class EncoderSpec:
     scale: float | None = None
     buckets: Buckets | None = None
     disentangled: Disentangled | None = None
+    grid_bias: GridBias | None = None
     groups: int | None = None
     thetas: tuple[float, ...] = ()
     interleaved: bool = False
@@ -289,7 +355,7 @@ class EncoderSpec:
     causal: bool = False
     pooler: Pooler | None = None
     projection: tuple[str, int] | None = None
-    image_classes: tuple[Literal["first", "mean"], ...] = ("first",)
+    image_classes: tuple[Literal["first", "mean", "pooled"], ...] = ("first",)
 
     @property
     def words(self) -> Words:

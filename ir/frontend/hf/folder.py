@@ -9,14 +9,14 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, symbol_bounds
+from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, sample_bounds, symbol_bounds
 from relax_tune.ir.frontend.hf.decoders.builder import DecoderBuilder
 from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
 from relax_tune.ir.frontend.hf.decoders.family import read_spec
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
 from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
-from relax_tune.ir.frontend.hf.encoder_spec import Patches
+from relax_tune.ir.frontend.hf.encoder_spec import Patches, Waves
 from relax_tune.ir.frontend.hf.heads import (
     MODULES,
     Pooling,
@@ -28,10 +28,12 @@ from relax_tune.ir.frontend.hf.heads import (
     transformer_folder,
 )
 from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
-from relax_tune.ir.frontend.hf.weights import HfWeights
+from relax_tune.ir.frontend.hf.speech_families import MASKED, SPEECH
+from relax_tune.ir.frontend.hf.weights import HfWeights, read_json
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
+PREPROCESSOR = "preprocessor_config.json"
 SUPPORTED = (*ENCODERS, *IMAGES, *FAMILIES)
 
 
@@ -56,6 +58,8 @@ def load_hf(
     hidden state, a pooled vector where the family has one, or the `logits` of classes (b, labels). So does the text encoder of CLIP
     or SigLIP. With a projection the result is the projected vector alone. Convolutional models, PoolFormer and SegFormer take any
     height and width, the symbols `h` and `w`; segmentation gives `logits` (b, labels, rows, columns), a backbone its stages.
+
+    An encoder of sound takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` where its preprocessor gives one.
 
     A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
@@ -127,11 +131,18 @@ def _load_encoder(
     bounds: Mapping[str, tuple[int, int]] | None,
 ) -> IRModule:
     """Import an encoder and what follows it. inner: the folder of the transformer; root: of sentence-transformers' modules."""
-    where = str(inner / "config.json")
+    where, given = str(inner / "config.json"), inner / PREPROCESSOR
+    if data["model_type"] in SPEECH and given.is_file():
+        found = read_json(given, "the configuration of a preprocessor")
+        data = {**data, **({MASKED: found[MASKED]} if MASKED in found else {})}
     spec = encoder_spec(data, where)
     stages: list[Stage]
     head = None
-    image = isinstance(spec.inputs, Patches)
+    image, sound = isinstance(spec.inputs, Patches), isinstance(spec.inputs, Waves)
+    if sound and (pooling not in (None, "none") or normalize is not None):
+        raise UserError(
+            f"pooling: wanted none of a model of sound, found {pooling or 'mean'!r} and normalize {normalize}; correct them"
+        )
     if image and (pooling not in (None, "none", "cls") or (pooling is None and normalize is not None)):
         raise UserError(
             f"pooling: wanted none or cls of a model of images, found {pooling or 'mean'!r}; give one of them"
@@ -143,10 +154,17 @@ def _load_encoder(
         stages = sentence_stages(root, spec.hidden)
     else:
         head = head_stage(data, where, spec)
-        bare: list[Stage] = [bare_results] if image or spec.pooler is not None else [pooled("mean"), normalized]
+        bare: list[Stage] = (
+            [bare_results] if image or sound or spec.pooler is not None else [pooled("mean"), normalized]
+        )
         stages = bare if head is None else [head]
-    positions = spec.inputs.positions
-    b, n = (batch_bounds(bounds), (positions, positions)) if image else symbol_bounds(positions, bounds)
+    b: tuple[int, int | None]
+    n: tuple[int, int | None]
+    if isinstance(spec.inputs, Waves):
+        b, n = sample_bounds(spec.inputs.least, bounds)
+    else:
+        positions = spec.inputs.positions
+        b, n = (batch_bounds(bounds), (positions, positions)) if image else symbol_bounds(positions, bounds)
     return Encoder(spec, HfWeights(inner, spec.prefixes), types=head is not None).build(b, n, stages)
 
 

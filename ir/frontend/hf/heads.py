@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from relax_tune.ir.core.expr import Expr, add, const, sub
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Patches
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Patches, Waves
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.gather import GatherElements
@@ -198,7 +199,10 @@ def head_stage(data: Mapping[str, Any], where: str, spec: EncoderSpec) -> Stage 
     if spec.projection is not None:
         heads = PROJECTIONS
     if isinstance(spec.inputs, Patches):
-        heads = {**(PROJECTIONS if spec.projection is not None else {}), **IMAGE_HEADS}
+        own = SPECTROGRAM_HEADS if spec.inputs.spectrogram else IMAGE_HEADS
+        heads = {**(PROJECTIONS if spec.projection is not None else {}), **own}
+    if isinstance(spec.inputs, Waves):
+        heads = SPEECH_HEADS
     name = str(named[0]) if isinstance(named, list) else ""
     task = next((t for t in ("Model", *heads) if name.endswith(t) and not name.endswith("HeadModel")), "")
     if not task:
@@ -233,6 +237,10 @@ def pooler_output(encoder: Encoder, x: GVar) -> GVar:
         where = g.call(ExpandDims((1, 2)), g.call(ArgMax(1), ids, hint="eos_position"))
         where = g.call(BroadcastTo((batch, const(1), const(s.hidden))), where)
         y = g.call(Reshape((batch, const(s.hidden))), g.call(GatherElements(1), x, where), hint="pooled")
+    elif p.kind == "pair":
+        y = g.call(MulScalar(0.5), g.call(Add(), *(position(encoder, x, const(k)) for k in (0, 1))), hint="pooled")
+    elif p.kind == "patches":
+        y = g.call(Mean((1,)), _patches(encoder, x), hint="pooled")
     else:
         y = position(encoder, x, const(0) if p.kind == "first" else sub(length, const(1)))
     if p.norm:
@@ -276,13 +284,19 @@ def _projected(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     return encoder.dense(y, encoder.weights, name, encoder.spec.hidden, width, biased=False, hint="embeds")
 
 
+def _patches(encoder: Encoder, x: GVar) -> GVar:
+    """Take the vectors of the patches of images."""
+    inputs = encoder.spec.inputs
+    assert isinstance(inputs, Patches)
+    if not inputs.leading:
+        return x
+    return encoder.g.call(Slice(1, const(inputs.leading), const(inputs.positions)), x, hint="patches")
+
+
 def _image(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     g, s = encoder.g, encoder.spec
-    assert isinstance(s.inputs, Patches)
-    patches = x
-    if s.inputs.leading:
-        patches = g.call(Slice(1, const(s.inputs.leading), const(s.inputs.positions)), x, hint="patches")
-    parts = [first_position(encoder, x) if kind == "first" else g.call(Mean((1,)), patches) for kind in s.image_classes]
+    kinds = {"first": first_position, "mean": lambda e, x: g.call(Mean((1,)), _patches(e, x)), "pooled": pooler_output}
+    parts = [kinds[kind](encoder, x) for kind in s.image_classes]
     y = parts[0] if len(parts) == 1 else g.call(Concat(1), *parts, hint="pooled")
     return encoder.dense(y, encoder.weights, "classifier", len(parts) * s.hidden, c.labels(), hint="logits")
 
@@ -292,6 +306,42 @@ def _image_with_teacher(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
     names = ("cls_classifier", "distillation_classifier")
     each = [_classes(encoder, position(encoder, x, const(k)), name, c.labels()) for k, name in enumerate(names)]
     return encoder.g.call(MulScalar(0.5), encoder.g.call(Add(), *each), hint="logits")
+
+
+def _spectrogram(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the classes of a spectrogram, of its pooled and normalised vector."""
+    y = _normed(encoder, pooler_output(encoder, x), "classifier.layernorm", encoder.spec.hidden)
+    return _classes(encoder, y, "classifier.dense", c.labels(), "logits")
+
+
+def _characters(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the logits of characters of each frame (Graves et al. 2006)."""
+    return _classes(encoder, x, "lm_head", c.whole("vocab_size", 32), "logits")
+
+
+def _weighted(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Return the last hidden state, or the sum of the states of all layers with weights of their own."""
+    if not c.truth("use_weighted_layer_sum", False):
+        return x
+    g, states = encoder.g, encoder.states
+    stored = encoder.weights.get("layer_weights", (len(states),), inner=False).astype(np.float64)
+    share = np.exp(stored - stored.max())
+    parts = [g.call(MulScalar(float(w)), y) for w, y in zip(share / share.sum(), states, strict=True)]
+    return reduce(lambda a, b: g.call(Add(), a, b), parts)
+
+
+def _sound(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the classes of a sound: of the mean of its frames, without padding."""
+    width = c.whole("classifier_proj_size", 256)
+    y = _classes(encoder, _weighted(encoder, x, c), "projector", width)
+    inputs = encoder.spec.inputs
+    assert isinstance(inputs, Waves)
+    y = pooled("mean")(encoder, y) if inputs.masked else encoder.g.call(Mean((1,)), y, hint="pooled")
+    return encoder.dense(y, encoder.weights, "classifier", width, c.labels(), hint="logits")
+
+
+def _frames(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    return _classes(encoder, _weighted(encoder, x, c), "classifier", c.labels(), "logits")
 
 
 def _classes(encoder: Encoder, x: GVar, name: str, out: int, hint: str | None = None) -> GVar:
@@ -365,6 +415,10 @@ Head = Callable[[Encoder, GVar, ConfigFields], "GVar | tuple[GVar, ...]"]
 PROJECTIONS: Mapping[str, Head] = {"ModelWithProjection": _projected}
 IMAGE_HEADS: Mapping[str, Head] = {
     "ForImageClassification": _image, "ForImageClassificationWithTeacher": _image_with_teacher,
+}  # fmt: skip
+SPECTROGRAM_HEADS: Mapping[str, Head] = {"ForAudioClassification": _spectrogram}
+SPEECH_HEADS: Mapping[str, Head] = {
+    "ForCTC": _characters, "ForSequenceClassification": _sound, "ForAudioFrameClassification": _frames,
 }  # fmt: skip
 HEADS: Mapping[str, Head] = {
     "ForMaskedLM": _words, "ForSequenceClassification": _sequence, "ForTokenClassification": _positions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder_spec import (
     UNTYPED,
     EncoderSpec,
+    GridBias,
     LayerNames,
     Part,
     Patches,
@@ -17,7 +19,7 @@ from relax_tune.ir.frontend.hf.encoder_spec import (
     read_spec,
 )
 
-_VIT = LayerNames(
+VIT_NAMES = LayerNames(
     "attention.attention.query", "attention.attention.key", "attention.attention.value", "attention.output.dense",
     "layernorm_before", "intermediate.dense", "output.dense", "layernorm_after",
 )  # fmt: skip
@@ -25,7 +27,7 @@ _CLIP = LayerNames(
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "layer_norm1", "mlp.fc1", "mlp.fc2",
     "layer_norm2",
 )  # fmt: skip
-_QKV: frozenset[Part] = frozenset({"query", "key", "value"})
+QKV: frozenset[Part] = frozenset({"query", "key", "value"})
 
 
 def _patches(c: ConfigFields, size: int, patch: int, **parts: Any) -> Patches:
@@ -40,8 +42,8 @@ def _vit(c: ConfigFields, prefix: str = "vit.", eps: float = 1e-12, **parts: Any
     inputs = parts.pop("inputs", None) or _patches(c, 224, 16)
     pooler = Pooler("first", dense="pooler.dense", activation=c.data.get("pooler_act") or "tanh", optional=True)
     c.only("pooler_output_size", c.data.get("hidden_size"), None)
-    own = {"names": _VIT, "norm_first": True, "last_norm": "layernorm", "pooler": pooler, "inputs": inputs}
-    unbiased = frozenset() if c.truth("qkv_bias", True) else _QKV
+    own = {"names": VIT_NAMES, "norm_first": True, "last_norm": "layernorm", "pooler": pooler, "inputs": inputs}
+    unbiased = frozenset() if c.truth("qkv_bias", True) else QKV
     return read_spec(c, prefix, UNTYPED, eps=eps, **{**own, "unbiased": unbiased, **parts})
 
 
@@ -61,7 +63,7 @@ def _dinov2(c: ConfigFields, prefix: str = "dinov2.", registers: int = 0) -> Enc
     """Read DINOv2 (Oquab et al. 2023), with registers (Darcet et al. 2024) or without."""
     gated = c.truth("use_swiglu_ffn", False)
     names = replace(
-        _VIT, middle_norm="norm1", last_norm="norm2", middle_scale="layer_scale1.lambda1", last_scale="layer_scale2.lambda1",
+        VIT_NAMES, middle_norm="norm1", last_norm="norm2", middle_scale="layer_scale1.lambda1", last_scale="layer_scale2.lambda1",
         inner="mlp.weights_in#0/2" if gated else "mlp.fc1", gate="mlp.weights_in#1/2" if gated else "",
         outer="mlp.weights_out" if gated else "mlp.fc2",
     )  # fmt: skip
@@ -76,6 +78,31 @@ def _dinov2(c: ConfigFields, prefix: str = "dinov2.", registers: int = 0) -> Enc
 
 def _dinov2_with_registers(c: ConfigFields) -> EncoderSpec:
     return _dinov2(c, "dinov2_with_registers.", c.whole("num_register_tokens", 4))
+
+
+def _beit(c: ConfigFields, prefix: str = "beit.") -> EncoderSpec:
+    """Read BEiT (Bao et al. 2022)."""
+    inputs = _patches(
+        c, 224, 16, table="embeddings.position_embeddings" if c.truth("use_absolute_position_embeddings", False) else ""
+    )
+    if len({*inputs.size}) + len({*inputs.patch}) > 2:
+        raise c.wrong("image_size", "one number, and one of patch_size: those of a square image")
+    scaled = c.number("layer_scale_init_value", 0.1, -math.inf, math.inf, "a number") > 0
+    scales = {"middle_scale": "lambda_1", "last_scale": "lambda_2"} if scaled else {}
+    shared, own = c.truth("use_shared_relative_position_bias", False), c.truth("use_relative_position_bias", False)
+    name = "relative_position_bias"
+    bias = GridBias(f"encoder.{name}" if shared else "", f"attention.attention.{name}" if own else "")
+    mean = c.truth("use_mean_pooling", True)
+    return read_spec(
+        c, prefix, UNTYPED, eps=1e-12, inputs=inputs, names=replace(VIT_NAMES, **scales), norm_first=True,
+        last_norm="" if mean else "layernorm", pooler=Pooler("patches", norm="pooler.layernorm") if mean else Pooler("first"),
+        unbiased=frozenset({"key"}), image_classes=("pooled",), grid_bias=bias if shared or own else None,
+    )  # fmt: skip
+
+
+def _data2vec_vision(c: ConfigFields) -> EncoderSpec:
+    """Read data2vec for images (Baevski et al. 2022)."""
+    return _beit(c, "data2vec_vision.")
 
 
 def _clip_vision(c: ConfigFields) -> EncoderSpec:
@@ -132,6 +159,8 @@ VISION: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "ijepa": _ijepa,
     "dinov2": _dinov2,
     "dinov2_with_registers": _dinov2_with_registers,
+    "beit": _beit,
+    "data2vec-vision": _data2vec_vision,
     "clip_vision_model": _clip_vision,
     "clip_text_model": _clip_text,
     "siglip_vision_model": _siglip_vision,

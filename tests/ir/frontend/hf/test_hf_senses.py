@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tests.support.effort import thinned
 
 from relax_tune.errors import ParseError, UserError
@@ -96,3 +96,71 @@ def test_bounds_of_image_beyond_the_layers_are_refused(tmp_path: Path) -> None:
         load_hf(tmp_path, bounds={"n": (1, 4)})
     with pytest.raises(UserError, match="pooling and normalize: wanted an encoder, found efficientnet"):
         load_hf(tmp_path, "cls")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("wav2vec2", {"add_adapter": True}, "add_adapter: wanted False, found True"),
+        ("wav2vec2-stable", {"adapter_attn_dim": 16}, "adapter_attn_dim: wanted None, found 16"),
+        ("wav2vec2", {"feat_extract_norm": "batch"}, "feat_extract_norm: wanted one of group, layer"),
+        ("wav2vec2", {"conv_stride": [3]}, "conv_stride: wanted a list of 2 whole numbers"),
+        (
+            "wav2vec2",
+            {"num_conv_pos_embedding_groups": 3},
+            "wanted hidden_size to be a multiple of num_conv_pos_embedding_",
+        ),
+        (
+            "wavlm",
+            {"architectures": ["WavLMForXVector"]},
+            "head among ForCTC, ForSequenceClassification, ForAudioFrame",
+        ),
+        ("hubert", {"conv_pos_batch_norm": False}, "parametrizations.weight.original0' of shape .1, 1, 6., found none"),
+        ("spectrogram", {"max_length": 3}, "patch_size: wanted at most the sides of a spectrogram"),
+        ("beit", {"image_size": [12, 8]}, "image_size: wanted one number"),
+        ("beit", {"architectures": ["BeitForMaskedImageModeling"]}, "architectures: wanted an encoder"),
+    ],
+)
+def test_encoder_of_sound_or_images_with_other_fields_is_refused(
+    name: str, changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=says):
+        load_hf(tmp_path)
+
+
+def test_mask_of_sound_follows_the_preprocessor(tmp_path: Path) -> None:
+    write(tmp_path, "wav2vec2-bare")
+    given = MADE["inputs"]((2, 101), {"conv_dim": []})
+    whole = evaluate_function(load_hf(tmp_path), [given["input_values"], np.ones((2, 101), np.int64)])
+    (tmp_path / "preprocessor_config.json").write_text('{"return_attention_mask": false}')
+    bare = load_hf(tmp_path, bounds={"n": (50, 16000)})
+    assert [p.name for p in bare.graphs["main"].params] == ["input_values"]
+    assert [(b.lower, b.upper) for b in bare.bounds] == [(1, None), (50, 16000)]
+    np.testing.assert_allclose(evaluate_function(bare, [given["input_values"]]), whole, rtol=1e-5, atol=1e-5)
+    (tmp_path / "preprocessor_config.json").write_text('{"return_attention_mask": "no"}')
+    with pytest.raises(ParseError, match="return_attention_mask: wanted true or false, found 'no'"):
+        load_hf(tmp_path)
+
+
+def test_older_form_of_weight_norm_gives_the_same_results(tmp_path: Path) -> None:
+    results = write(tmp_path, "wav2vec2")
+    stored = load_file(tmp_path / "model.safetensors")
+    forms = {"parametrizations.weight.original0": "weight_g", "parametrizations.weight.original1": "weight_v"}
+    for new, old in forms.items():
+        path = "wav2vec2.encoder.pos_conv_embed.conv."
+        stored[path + old] = stored.pop(path + new)
+    save_file(stored, tmp_path / "model.safetensors")
+    given = MADE["inputs"]((3, 101), {"conv_dim": [], "feat_extract_norm": "group"})
+    found = evaluate_function(load_hf(tmp_path), [given["input_values"]])
+    np.testing.assert_allclose(found, results["1/0"], rtol=1e-4, atol=1e-4)
+
+
+def test_options_and_bounds_of_no_model_of_sound_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "wav2vec2")
+    with pytest.raises(UserError, match="bound of n: wanted at least 11, the samples of one frame, found 10"):
+        load_hf(tmp_path, bounds={"n": (10, 99)})
+    with pytest.raises(UserError, match=r"symbols b .batch. and n .samples., found h"):
+        load_hf(tmp_path, bounds={"h": (10, 99)})
+    with pytest.raises(UserError, match="pooling: wanted none of a model of sound, found 'mean'"):
+        load_hf(tmp_path, "mean")
