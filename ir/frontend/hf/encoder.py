@@ -13,6 +13,7 @@ from relax_tune.ir.core.expr import Expr, Var, add, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.distances import distance_bucket, log_bucket
 from relax_tune.ir.frontend.hf.encoder_spec import (
     ACTIVATIONS,
     LOWEST,
@@ -20,12 +21,15 @@ from relax_tune.ir.frontend.hf.encoder_spec import (
     Disentangled,
     EncoderSpec,
     GridBias,
+    LayerNames,
     Part,
     Patches,
+    Spectrogram,
     Words,
 )
 from relax_tune.ir.frontend.hf.images.attention import grid_distance
-from relax_tune.ir.frontend.hf.waves import embed_waves
+from relax_tune.ir.frontend.hf.patches import embed_patches
+from relax_tune.ir.frontend.hf.waves import embed_spectrogram, embed_waves
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
@@ -46,20 +50,21 @@ from relax_tune.ir.op.math.elementwise import (
 from relax_tune.ir.op.math.logic import NotEqual
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import RmsNorm, Rotary
-from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import CumSum
 
 Stage = Callable[["Encoder", GVar], "GVar | tuple[GVar, ...]"]
 """What follows an encoder: from its builder and the value so far to the next value, or to the results."""
+Block = tuple[Callable[[GVar], GVar], str, str]
 
 
 class Encoder:
     """Builder of the graph of one encoder.
 
     types: token types are an input, else all are 0
-    g: builder of the function; batch: name of the symbol of its batch
+    g: builder of the function; batch, positions: names of the symbols of its batch and of the positions of a text
+    arrays: weights by name, shared with the builders of other functions
     states: inputs of the layers, then the result of the last, once they are emitted"""
 
     ids: GVar
@@ -74,11 +79,15 @@ class Encoder:
         types: bool = False,
         g: GraphBuilder | None = None,
         batch: str = "b",
+        positions: str = "n",
+        arrays: dict[str, NDArray[Any]] | None = None,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.types = types and isinstance(spec.inputs, Words) and spec.inputs.token_types > 1
-        self.g, self.batch = g or GraphBuilder(), batch
+        self.g, self.batch, self.positions = g or GraphBuilder(), batch, positions
+        self.past: Expr = const(0)
+        self._arrays = {} if arrays is None else arrays
         self.hidden_bias: GVar | None = None
         self.states: list[GVar] = []
         self._constants: dict[str, Constant] = {}
@@ -87,7 +96,9 @@ class Encoder:
     def constant(self, name: str, make: Callable[[], NDArray[Any]]) -> Constant:
         """Return a constant by name, made on first use."""
         if name not in self._constants:
-            self._constants[name] = self.g.constant(name, make())
+            if name not in self._arrays:
+                self._arrays[name] = make()
+            self._constants[name] = self.g.constant(name, self._arrays[name])
         return self._constants[name]
 
     def weight(self, name: str, *shape: int) -> Constant:
@@ -106,8 +117,14 @@ class Encoder:
         batch = self.g.symbol(self.batch, *b)
         if isinstance(s.inputs, Words):
             x = self.text(batch, n, s.inputs)
+        elif isinstance(s.inputs, Spectrogram):
+            x = embed_spectrogram(self, batch, s.inputs)
         else:
-            x = self.image(batch, s.inputs) if isinstance(s.inputs, Patches) else embed_waves(self, batch, n, s.inputs)
+            x = (
+                embed_patches(self, batch, s.inputs)
+                if isinstance(s.inputs, Patches)
+                else embed_waves(self, batch, n, s.inputs)
+            )
         for number in range(len(s.layers)):
             self.states.append(x)
             x = self.layer(x, number)
@@ -117,52 +134,26 @@ class Encoder:
     def text(self, batch: Var, n: tuple[int, int | None], words: Words) -> GVar:
         """Emit the inputs and embeddings of text."""
         g = self.g
-        length, self.longest = g.symbol("n", *n), n[1] or words.positions
+        length, self.longest = g.symbol(self.positions, *n), n[1] or words.positions
         self.dims = batch, length
         self.ids = g.input("input_ids", (batch, length), i64)
         mask = self.mask = g.input("attention_mask", (batch, length), i64)
         types = g.input("token_type_ids", (batch, length), i64) if self.types else None
-        # masked positions get the most negative finite number, as in the original
-        visible = g.call(Cast(f32), mask, hint="visible")
-        bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
-        self.hidden_bias = g.call(ExpandDims((1, 2)), bias)
+        self.hidden_bias = self.mask_bias(mask)
         return self.embed(words, self.ids, types, length)
 
-    def image(self, batch: Var, p: Patches) -> GVar:
-        """Emit the input and embeddings of images: tokens, registers, then patches row by row."""
-        g, width = self.g, self.spec.hidden
-        self.dims = batch, const(p.positions)
-        self.longest = p.positions
-        if p.spectrogram:
-            sound = g.input("input_values", (batch, *map(const, reversed(p.size))), f32)
-            pixels = g.call(ExpandDims((1,)), g.call(Permute((0, 2, 1)), sound))
-        else:
-            pixels = g.input("pixel_values", (batch, const(p.channels), *map(const, p.size)), f32)
-        kernel = self.weight(f"{p.projection}.weight", width, p.channels, *p.patch)
-        x = g.call(Conv(p.stride or p.patch, (1, 1)), pixels, kernel, hint="patches")
-        count, lead, front = p.positions - p.leading, len(p.tokens), () if p.flat else (1,)
-        x = g.call(Permute((0, 2, 1)), g.call(Reshape((batch, const(width), const(count))), x), hint="patches")
-        table = np.zeros((lead + count, width), np.float32)
-        if p.table:
-            table = self.weights.get(p.table, (*front, lead + count, width)).reshape(-1, width)
-        bias = self.weights.get(f"{p.projection}.bias", (width,)) if p.biased else 0
-        x = g.call(Add(), x, g.constant("patch_positions", table[lead:] + bias))
-        if p.leading:
-            ones = () if p.flat else (1, 1)
-            rows = [self.weights.get(name, (*ones, width)).reshape(1, width) for name in p.tokens]
-            first = np.concatenate(rows) + table[:lead]
-            if p.registers:
-                more = self.weights.get(p.registers, (1, p.registers_count, width))[0]
-                first = np.concatenate([first, more])
-            shape = (batch, const(p.leading), const(width))
-            x = g.call(Concat(1), g.call(BroadcastTo(shape), g.constant("tokens", first)), x, hint="embeddings")
-        return self.norm(x, p.norm) if p.norm else x
+    def mask_bias(self, mask: GVar) -> GVar:
+        """Return what is added to scores of masked columns, (b, 1, 1, n): the most negative finite number, as in the original."""
+        g = self.g
+        visible = g.call(Cast(f32), mask, hint="visible")
+        bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
+        return g.call(ExpandDims((1, 2)), bias)
 
     # embeddings
 
-    def embed(self, w: Words, ids: GVar, types: GVar | None, length: Var) -> GVar:
+    def embed(self, w: Words, ids: GVar, types: GVar | None, length: Expr) -> GVar:
         g = self.g
-        self.words = self.weight(f"{w.words}.weight", w.vocabulary, w.width)
+        self.words = self.weight(f"{self.stored(w.words)}.weight", w.vocabulary, w.width)
         kinds, width = f"{w.types}.weight", self.spec.hidden if w.trigram else w.width
         row: NDArray[Any] | None = None
         if w.token_types and types is None:
@@ -170,6 +161,10 @@ class Encoder:
         x = g.call(Take(), self.words, ids)
         if w.dropped is not None:
             x = self.kept(x, ids, w.dropped)
+        if w.scale != 1:
+            x = g.call(MulScalar(float(np.float32(w.scale))), x)
+        if w.norm_before_positions:
+            x = self.norm(x, w.norm, width)
         if w.trigram:
             none, one = const(0), const(1)
             wide = g.call(Pad((none, one, none), (none, one, none)), x)
@@ -178,14 +173,12 @@ class Encoder:
         if types is not None:
             x = g.call(Add(), x, g.call(Take(), self.weight(kinds, w.token_types, width), types))
         if w.table:
-            table, name = self.weights.get(f"{w.table}.weight", (w.rows, width)), "position"
-            if row is not None:
-                table, name = table + row, "position_and_type_0"
-            positions = g.constant(f"{w.table.rpartition('.')[0]}.{name}", table)
-            x = g.call(Add(), x, self.placed(positions, ids, length, w.padding))
+            name = f"{w.table.rpartition('.')[0]}.position{'' if row is None else '_and_type_0'}"
+            positions = self.constant(name, lambda: self.table(w, width) + (0 if row is None else row))
+            x = g.call(Add(), x, self.placed(positions, ids, length, w))
         elif row is not None:
             x = g.call(Add(), x, g.constant("embeddings.type_0", row))
-        if w.norm:
+        if w.norm and not w.norm_before_positions:
             x = self.norm(x, w.norm, width)
         return self.linear(x, w.project, w.width, self.spec.hidden) if w.project and not w.trigram else x
 
@@ -200,17 +193,33 @@ class Encoder:
         factors = g.call(Mul(), other, g.call(ExpandDims((1,)), factor))
         return g.call(Mul(), x, g.call(ExpandDims((2,)), factors), hint="kept")
 
-    def placed(self, table: Constant, ids: GVar, length: Var, padding: int | None) -> Value:
-        """Return the position embeddings.
+    def stored(self, names: str) -> str:
+        """Return the first of alternative names `a|b` of a matrix that the file has."""
+        known = names.split("|")
+        return next((n for n in known if self.weights.has(f"{n}.weight")), known[0])
+
+    def table(self, w: Words, width: int) -> NDArray[Any]:
+        """Return the table of positions: read, or computed where the file has none."""
+        if w.sinusoids is not None and not self.weights.has(f"{w.table}.weight"):
+            return w.sinusoids(w.rows, width)
+        return self.weights.get(f"{w.table}.weight", (w.rows, width))
+
+    def placed(self, table: Constant, ids: GVar, length: Expr, w: Words) -> Value:
+        """Return the position embeddings of `length` tokens behind `past` ones.
 
         With a padding token, positions count the other tokens, starting behind the padding row of the table (RoBERTa)."""
-        g = self.g
+        g, past, padding = self.g, self.past, w.padding
         if padding is None:
-            return g.call(Slice(0, const(0), length), table)
-        other = g.call(Cast(i64), g.call(NotEqual(), ids, g.constant("padding", np.asarray(padding, np.int64))))
-        return g.call(
-            Take(), table, g.call(AddScalar(padding), g.call(Mul(), g.call(CumSum(1), other), other), hint="positions")
+            start = add(past, const(w.first))
+            return g.call(Slice(0, start, add(start, length)), table)
+        other = g.call(
+            Cast(i64), g.call(NotEqual(), ids, self.constant("padding", lambda: np.asarray(padding, np.int64)))
         )
+        count = g.call(CumSum(1), other)
+        if past is not const(0):
+            before = g.call(Slice(0, past, add(past, const(1))), g.call(Iota(add(past, const(1)))), hint="before")
+            count = g.call(Add(), count, before)
+        return g.call(Take(), table, g.call(AddScalar(padding), g.call(Mul(), count, other), hint="positions"))
 
     # products and norms
 
@@ -270,17 +279,24 @@ class Encoder:
 
     def layer(self, x: GVar, number: int) -> GVar:
         g, s = self.g, self.spec
-        path, names = s.layers[number], s.names
+        path = s.layers[number]
         if s.bottleneck is not None:
             return self.narrow(x, number, s.bottleneck)
-        middle, last = f"{path}.{names.middle_norm}", f"{path}.{names.last_norm}"
-        if s.norm_first:
-            bare = s.bare_first and number == 0
-            seen = self.attention(x if bare else self.norm(x, middle), number)
-            x = g.call(Add(), self.scaled(seen, path, names.middle_scale), x)
-            return g.call(Add(), self.scaled(self.feed_forward(self.norm(x, last), path), path, names.last_scale), x)
-        x = self.norm(g.call(Add(), self.attention(x, number), x), middle)
-        return self.norm(g.call(Add(), self.feed_forward(x, path), x), last)
+        for block, norm, scale in self.blocks(number):
+            y = block(self.norm(x, f"{path}.{norm}") if s.norm_first and norm else x)
+            x = g.call(Add(), self.scaled(y, path, scale) if s.norm_first else y, x)
+            x = x if s.norm_first else self.norm(x, f"{path}.{norm}")
+        return x
+
+    def blocks(self, number: int) -> list[Block]:
+        """Return the blocks of a layer, each with the names of its norm and of the factor of its result."""
+        s = self.spec
+        path, names = s.layers[number], s.names
+        middle = "" if s.bare_first and number == 0 else names.middle_norm
+        return [
+            (lambda x: self.attention(x, number), middle, names.middle_scale),
+            (lambda x: self.feed_forward(x, path), names.last_norm, names.last_scale),
+        ]
 
     def narrow(self, x: GVar, number: int, b: Bottleneck) -> GVar:
         """Emit a layer between a product that narrows and one that widens (Sun et al. 2020, figure 1)."""
@@ -304,39 +320,47 @@ class Encoder:
         """Scale the result of a block (LayerScale; Touvron et al. 2021), if the family does."""
         return self.g.call(Mul(), x, self.weight(f"{path}.{name}", self.spec.hidden)) if name else x
 
-    def part(self, x: GVar, path: str, part: Part, width: int, out: int) -> GVar:
+    def part(self, x: GVar, path: str, part: Part, width: int, out: int, names: LayerNames | None = None) -> GVar:
         """Emit one of the products of a layer."""
         s = self.spec
         order = halves(s.heads, s.size) if s.interleaved and part in ("query", "key") else None
-        return self.linear(x, f"{path}.{getattr(s.names, part)}", width, out, part not in s.unbiased, order)
+        return self.linear(x, f"{path}.{getattr(names or s.names, part)}", width, out, part not in s.unbiased, order)
 
     def attention(self, x: GVar, number: int, wide_side: GVar | None = None) -> GVar:
         """Emit attention. wide_side: of a narrow layer, where values come from."""
-        g, s, path = self.g, self.spec, self.spec.layers[number]
+        s, path = self.spec, self.spec.layers[number]
         narrow = s.bottleneck.width if s.bottleneck is not None else s.hidden
-        groups, size, wide = s.groups or s.heads, s.size, s.heads * s.size
-
-        def heads(part: Part, count: int) -> GVar:
-            source, width = x, narrow
-            if part == "value" and wide_side is not None:
-                source, width = wide_side, s.hidden
-            y = self.part(source, path, part, width, count * size)
-            y = g.call(Reshape((*self.dims, const(count), const(size))), y)
-            y = g.call(Permute((0, 2, 1, 3)), y, hint=part)
-            return self.rotated(y, s.thetas[number]) if s.thetas and part != "value" else y
-
-        q, k, v = heads("query", s.heads), heads("key", groups), heads("value", groups)
+        source, width = (x, narrow) if wide_side is None else (wide_side, s.hidden)
+        groups = s.groups or s.heads
+        q, k = self.heads(x, number, "query", s.heads, narrow), self.heads(x, number, "key", groups, narrow)
+        k, v = self.remembered(number, k, self.heads(source, number, "value", groups, width))
         bias = self.bias(number)
         if s.buckets is not None and s.buckets.gate:
             bias = self.gated(x, f"{path}.{s.buckets.gate}", bias)
         if s.disentangled is not None:
             bias = self.disentangled(s.disentangled, q, k, bias, path)
-        scale = float(1 / np.sqrt(size)) if s.scale is None else s.scale
-        operator = Attention(scale, causal=s.causal, hides_rows=False)
+        return self.attended(q, k, v, bias, f"{path}.{s.names.out}", narrow, s.causal)
+
+    def heads(self, x: GVar, number: int, part: Part, count: int, width: int, names: LayerNames | None = None) -> GVar:
+        """Emit the queries, keys or values of a layer: (b, count, positions, size). width: of `x`"""
+        g, s = self.g, self.spec
+        y = self.part(x, s.layers[number], part, width, count * s.size, names)
+        y = g.call(Permute((0, 2, 1, 3)), g.call(Reshape((*self.dims, const(count), const(s.size))), y), hint=part)
+        return self.rotated(y, s.thetas[number]) if s.thetas and part != "value" else y
+
+    def remembered(self, number: int, key: GVar, value: GVar) -> tuple[GVar, GVar]:
+        """Return the keys and values that a layer attends to."""
+        return key, value
+
+    def attended(self, q: GVar, k: GVar, v: GVar, bias: Value | None, out: str, width: int, causal: bool) -> GVar:
+        """Emit attention and the product `out` of its results, of `width`."""
+        g, s = self.g, self.spec
+        scale = float(1 / np.sqrt(s.size)) if s.scale is None else s.scale
+        operator = Attention(scale, causal=causal, offset=self.past if causal else const(0), hides_rows=False)
         seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
         context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
-        context = g.call(Reshape((*self.dims, const(wide))), context)
-        return self.part(context, path, "out", wide, narrow)
+        context = g.call(Reshape((*self.dims, const(s.heads * s.size))), context)
+        return self.linear(context, out, s.heads * s.size, width, "out" not in s.unbiased)
 
     def feed_forward(self, x: GVar, path: str) -> GVar:
         g, s = self.g, self.spec
@@ -433,7 +457,7 @@ class Encoder:
             name = f"{path}.{buckets.table}" if buckets.each_layer else buckets.table
             stored = self.weights.get(f"{name}.weight", (buckets.count, self.spec.heads))
             reach = np.arange(-buckets.furthest, buckets.furthest + 1)
-            table = stored[distance_bucket(reach, buckets.count, buckets.furthest)]
+            table = stored[distance_bucket(reach, buckets.count, buckets.furthest, buckets.behind)]
             biases = self.by_distance(f"{name}.by_distance", table)
             found = biases if found is None or buckets.gate else g.call(Add(), found, biases)
         return found
@@ -452,12 +476,13 @@ class Encoder:
         return self.constant(f"{path}.bias", lambda: np.ascontiguousarray(table[place].transpose(2, 0, 1)))
 
     def by_distance(self, name: str, table: NDArray[Any]) -> GVar:
-        """Read rows of a table (2 r + 1, k) by the distances -r .. r of columns from rows: (k, n, n).
+        """Read rows of a table (2 r + 1, k) by the distances -r .. r of columns from rows: (k, n, past + n).
 
         Further away counts the outermost row."""
-        g, length, rows = self.g, self.dims[1], len(table)
-        columns = g.call(Iota(length), hint="columns")
-        distance = g.call(Sub(), g.call(ExpandDims((0,)), columns), g.call(ExpandDims((1,)), columns), hint="distance")
+        g, rows, past, total = self.g, len(table), self.past, add(self.past, self.dims[1])
+        columns = g.call(Iota(total), hint="columns")
+        own = columns if past is const(0) else g.call(Slice(0, past, total), columns)
+        distance = g.call(Sub(), g.call(ExpandDims((0,)), columns), g.call(ExpandDims((1,)), own), hint="distance")
         place = g.call(MaximumScalar(0), g.call(AddScalar((rows - 1) // 2), distance))
         last = self.constant(f"last_of_{rows}", lambda: np.asarray(rows - 1, np.int64))
         chosen = g.call(Take(), self.constant(name, lambda: table), g.call(Minimum(), place, last))
@@ -468,28 +493,3 @@ def halves(heads: int, size: int) -> NDArray[Any]:
     """Return the order of rows that puts the even elements of each head before the odd ones."""
     head = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
     return np.asarray((np.arange(heads)[:, None] * size + head).ravel())
-
-
-def log_bucket(distance: NDArray[Any], span: int, furthest: int | None) -> NDArray[Any]:
-    """Return relative positions, those beyond half the span on a logarithmic scale (He et al. 2023, DeBERTa V3)."""
-    if furthest is None:
-        return distance
-    middle = span // 2
-    far = np.maximum(np.abs(distance), 1).astype(np.float32)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log(far / np.float32(middle)) / np.log(np.float32((furthest - 1) / middle))
-    scaled = np.ceil(ratio * np.float32(middle - 1)) + middle
-    return np.asarray(np.where(far <= middle, distance, scaled * np.sign(distance)), np.int64)
-
-
-def distance_bucket(distance: NDArray[Any], count: int, furthest: int) -> NDArray[Any]:
-    """Return the buckets of distances of columns from rows (Raffel et al. 2020): half of them for columns behind.
-
-    Half of each half holds one distance each, the other half logarithmically more up to `furthest`."""
-    half = count // 2
-    exact = half // 2
-    far = np.abs(distance)
-    with np.errstate(divide="ignore"):
-        ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(furthest / exact))
-        large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
-    return np.asarray(np.where(far < exact, far, np.minimum(large, half - 1)) + half * (distance > 0))

@@ -324,7 +324,7 @@ def _deberta_v2(c: ConfigFields) -> EncoderSpec:
     return replace(spec, scale=float((spec.size * (1 + len(ways))) ** -0.5))
 
 
-def _t5(c: ConfigFields, each_layer: bool = False) -> EncoderSpec:
+def t5_encoder(c: ConfigFields, each_layer: bool = False) -> EncoderSpec:
     """Read the encoder of T5 (Raffel et al. 2020) or of its version 1.1, whose feed-forward blocks are gated."""
     activations = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu", "gelu": "gelu", "silu": "silu"}
     kind = c.chosen("feed_forward_proj", "relu", activations)
@@ -335,20 +335,27 @@ def _t5(c: ConfigFields, each_layer: bool = False) -> EncoderSpec:
         "layer.1.layer_norm", f"{m}wi_1" if gated else "",
     )  # fmt: skip
     table = "SelfAttention.relative_attention_bias"
+    count = c.whole("relative_attention_num_buckets", 32)
+    furthest = c.whole("relative_attention_max_distance", 128)
+    if count < 4:
+        raise c.wrong("relative_attention_num_buckets", "at least 4 buckets")
+    if furthest <= count // 2:
+        raise c.wrong("relative_attention_max_distance", f"more than half of the {count} buckets")
     near = Buckets(
-        f"layer.0.{table}" if each_layer else f"encoder.block.0.layer.0.{table}",
-        c.whole("relative_attention_num_buckets", 32), c.whole("relative_attention_max_distance", 128), each_layer,
-    )  # fmt: skip
+        f"layer.0.{table}" if each_layer else f"encoder.block.0.layer.0.{table}", count, furthest, each_layer
+    )
     fields = Fields("num_layers", "d_model", "num_heads", "d_ff", "", "", "layer_norm_epsilon", "", "d_kv")
+    words = {"words": "shared|encoder.embed_tokens", "table": "", "norm": ""}
     return read_spec(
-        c, "transformer.", fields, "encoder.block.{}", activations[kind], 1e-6, {"words": "shared", "table": "", "norm": ""},
+        c, "transformer.", fields, "encoder.block.{}", activations[kind], 1e-6, words,
         names=names, norm="rms_norm", norm_first=True, last_norm="encoder.final_layer_norm", scale=1.0, buckets=near,
+        tasks=("ForTokenClassification",),
         unbiased=frozenset({"query", "key", "value", "out", "inner", "gate", "outer"}),
     )  # fmt: skip
 
 
-def _umt5(c: ConfigFields) -> EncoderSpec:
-    return _t5(c, each_layer=True)
+def umt5_encoder(c: ConfigFields) -> EncoderSpec:
+    return t5_encoder(c, each_layer=True)
 
 
 def _mobilebert(c: ConfigFields) -> EncoderSpec:
@@ -413,9 +420,9 @@ ENCODERS: Mapping[str, Callable[[ConfigFields], EncoderSpec]] = {
     "deberta-v2": _deberta_v2,
     "mobilebert": _mobilebert,
     "esm": _esm,
-    "t5": _t5,
-    "mt5": _t5,
-    "umt5": _umt5,
+    "t5": t5_encoder,
+    "mt5": t5_encoder,
+    "umt5": umt5_encoder,
     **VISION,
     **SPEECH,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
@@ -83,6 +84,10 @@ class Words:
     dropped: token whose embeddings are 0, as if by dropout; the others are scaled as in training (Rives et al. 2021)
     trigram: words are joined with their neighbours, and `project` stands before the positions (Sun et al. 2020)
     padding: token without a position, behind whose row the positions of others start; None: positions are those in the text
+    scale: factor of the words' embeddings
+    first: row of the first position, where there is no `padding`
+    sinusoids: function from rows and width to the table of positions, for a file without one (Vaswani et al. 2017)
+    norm_before_positions: `norm` stands before the positions are added
     """
 
     width: int
@@ -97,10 +102,14 @@ class Words:
     project: str = ""
     trigram: bool = False
     dropped: int | None = None
+    scale: float = 1.0
+    first: int = 0
+    sinusoids: Callable[[int, int], NDArray[np.float32]] | None = None
+    norm_before_positions: bool = False
 
     @property
     def positions(self) -> int:
-        return self.rows if self.padding is None else self.rows - self.padding - 1
+        return self.rows - (self.first if self.padding is None else self.padding + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,19 @@ class Waves:
 
 
 @dataclass(frozen=True, slots=True)
+class Spectrogram:
+    """Embeddings of log-mel spectrograms of one length by two convolutions (Radford et al. 2023, section 2.2).
+
+    mels: frequencies; positions: vectors, of two frames each; convolutions: names; table: of the positions
+    """
+
+    mels: int
+    positions: int
+    convolutions: tuple[str, str]
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pooler:
     """One vector of all, beside the last hidden state.
 
@@ -211,6 +233,7 @@ class Buckets:
     table: name of the biases (count, heads), beneath each layer's path if `each_layer`
     furthest: distance from which on all share a bucket
     gate: path of the weights beneath a layer's that scale the biases of each row (Chi et al. 2022, WavLM); empty: there are none
+    behind: all buckets are of columns behind a row
     """
 
     table: str
@@ -218,6 +241,7 @@ class Buckets:
     furthest: int
     each_layer: bool = False
     gate: str = ""
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +349,8 @@ class EncoderSpec:
     grid_bias: attention bias by the way between patches
     image_classes: vectors that an image's classes are read from, side by side: the first, the mean of the patches, the pooled one
     windows: distance up to which each layer attends; None: all
+    tasks: heads that stand on the encoder in models of the family; empty: all
+    cross: names of the attention to the positions of another stack; None: there is none
     """
 
     layers: tuple[str, ...]
@@ -334,7 +360,7 @@ class EncoderSpec:
     inner: int
     eps: float
     activation: str
-    inputs: Words | Patches | Waves
+    inputs: Words | Patches | Waves | Spectrogram
     prefixes: tuple[str, ...]
     names: LayerNames = field(default_factory=LayerNames)
     head: HeadNames = BERT_HEADS
@@ -356,6 +382,8 @@ class EncoderSpec:
     pooler: Pooler | None = None
     projection: tuple[str, int] | None = None
     image_classes: tuple[Literal["first", "mean", "pooled"], ...] = ("first",)
+    tasks: tuple[str, ...] = ()
+    cross: LayerNames | None = None
 
     @property
     def words(self) -> Words:

@@ -15,8 +15,14 @@ from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
 from relax_tune.ir.frontend.hf.decoders.family import read_spec
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
+from relax_tune.ir.frontend.hf.encoder_decoders.builder import EncoderDecoderBuilder
+from relax_tune.ir.frontend.hf.encoder_decoders.families import (
+    ENCODER_DECODERS,
+    EncoderDecoderSpec,
+    encoder_decoder_spec,
+)
 from relax_tune.ir.frontend.hf.encoder_families import ENCODERS, encoder_spec
-from relax_tune.ir.frontend.hf.encoder_spec import Patches, Waves
+from relax_tune.ir.frontend.hf.encoder_spec import Patches, Waves, Words
 from relax_tune.ir.frontend.hf.heads import (
     MODULES,
     Pooling,
@@ -34,7 +40,7 @@ from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
-SUPPORTED = (*ENCODERS, *IMAGES, *FAMILIES)
+SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *IMAGES, *FAMILIES, *ENCODER_DECODERS)))
 
 
 def load_hf(
@@ -66,35 +72,37 @@ def load_hf(
     token and gives the same kinds of results. Attention is causal. Keys and values are (b, key heads, positions, size of a head),
     with `n` positions after a prompt; `decode` takes `m` past positions and gives `m + 1`.
 
+    An encoder-decoder is three functions that share weights. `encode(input_ids (b, s) i64, attention_mask (b, s) i64) ->
+    (cross_key_0, cross_value_0, cross_key_1 ...)`, (b, heads, s, size of a head) each, reads a source; a model of speech has
+    `encode(input_features (b, mels, frames) f32)` and no mask. `prefill(input_ids (b, n) i64, attention_mask, cross_key_0 ...)` and
+    `decode(input_ids (b, 1) i64, attention_mask, cross_key_0 ..., past_key_0, past_value_0 ...)` are like a decoder's.
+
     folder: contains config.json and model.safetensors
     pooling: encoders: `mean`, `max` or `mean_sqrt_len` over the positions of the mask, `cls` (first position), `none` (last hidden
         state (b, n, hidden)), whatever modules or head the folder has
     normalize: encoders: scale the pooled vector to unit length; by default, given a pooling, True
-    bounds: inclusive (lower, upper) of the symbols `b`, `n` and, for decoders, `m`; default: at least 1, and at most the positions
-        of the model in total
+    bounds: inclusive (lower, upper) of the symbols `b`, `n`, `m`, `s`; default: at least 1, and at most the positions of the model
     every_position: decoders: logits of `prefill` are (b, n, vocabulary)
     cache_dtype: decoders: type of stored keys and values
 
     Raises: ParseError for files that cannot be read or do not fit together, UserError for bounds the model cannot have.
     """
     _check_names(pooling, cache_dtype)
-    root = Path(folder)
-    sentence = (root / MODULES).is_file()
+    root, sentence = Path(folder), (Path(folder) / MODULES).is_file()
     inner = transformer_folder(root) if sentence else root
     data, where = read_config(inner), str(inner / "config.json")
     kind = _model_type(data, where)
-    if kind not in ENCODERS:
-        if pooling is not None or normalize is not None:
-            what = "whose results are logits" if kind in FAMILIES else "which pools as its folder says"
-            raise UserError(f"pooling and normalize: wanted an encoder, found {kind}, {what}; leave them out")
-        if sentence:
-            raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
+    asked = pooling is not None or normalize is not None
+    if kind in ENCODERS and _is_encoder(data, kind, sentence or asked):
+        _refuse_options_of_decoders(kind, cache_dtype, every_position)
+        return _load_encoder(root, inner, data, pooling, normalize, bounds)
+    _refuse_embedding(root, kind, asked)
+    if kind in IMAGES:
+        _refuse_options_of_decoders(kind, cache_dtype, every_position)
+        return load_images(root, data, where, bounds)
     if kind in FAMILIES:
         return _load_decoder(root, read_spec(FAMILIES[kind], data, where), bounds, every_position, cache_dtype)
-    _refuse_options_of_decoders(kind, cache_dtype, every_position)
-    if kind in IMAGES:
-        return load_images(root, data, where, bounds)
-    return _load_encoder(root, inner, data, pooling, normalize, bounds)
+    return _load_encoder_decoder(root, encoder_decoder_spec(data, where), bounds, every_position, cache_dtype)
 
 
 def _check_names(pooling: str | None, cache_dtype: str) -> None:
@@ -103,6 +111,21 @@ def _check_names(pooling: str | None, cache_dtype: str) -> None:
             raise UserError(
                 f"{name}: wanted one of {', '.join(get_args(known))}, found {value!r:.80}; give one of them"
             )
+
+
+def _refuse_embedding(root: Path, kind: str, asked: bool) -> None:
+    """Raise an error for a model that is to embed, but is no encoder of text. asked: by options, else by modules"""
+    if asked:
+        what = "which pools as its folder says" if kind in IMAGES else "whose results are logits"
+        raise UserError(f"pooling and normalize: wanted an encoder, found {kind}, {what}; leave them out")
+    if (root / MODULES).is_file():
+        raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")
+
+
+def _is_encoder(data: Mapping[str, Any], kind: str, embeds: bool) -> bool:
+    """Return whether a model is read as an encoder. embeds: embeddings are wanted, for which T5's encoder is read alone"""
+    family = ENCODER_DECODERS.get(kind)
+    return kind in ENCODERS and (family is None or embeds or data.get("architectures") != [family.architecture])
 
 
 def _refuse_options_of_decoders(kind: str, cache_dtype: str, every_position: bool) -> None:
@@ -190,3 +213,39 @@ def _load_decoder(
         )
     model = DecoderBuilder(spec, HfWeights(root), min(n[0], m[0] + 1), max(n[1], m[1] + 1))
     return model.module(b, n, m, every_position, dtype(cache_dtype))
+
+
+def _load_encoder_decoder(
+    root: Path,
+    spec: EncoderDecoderSpec,
+    bounds: Mapping[str, tuple[int, int]] | None,
+    every_position: bool,
+    cache_dtype: CacheType,
+) -> IRModule:
+    """Import the three functions of an encoder-decoder. Raises UserError for bounds that the model cannot have."""
+    given, text = checked_bounds(bounds), isinstance(spec.source, Words)
+    symbols = {
+        "b": "batch",
+        **({"s": "positions of the source"} if text else {}),
+        "n": "positions",
+        "m": "past positions",
+    }
+    unknown = sorted(set(given) - set(symbols))
+    if unknown:
+        known = ", ".join(f"{name} ({what})" for name, what in symbols.items())
+        raise UserError(
+            f"wanted bounds of the model's symbols {known}, found {', '.join(unknown)[:80]}; correct the name"
+        )
+    most = {"s": spec.source.positions, "n": spec.words.positions, "m": spec.words.positions - 1}
+    for name, limit in most.items():
+        low, high = given.get(name, (1, max(1, limit)))
+        if high > max(1, limit):
+            raise UserError(
+                f"bound of {name}: wanted at most {limit}, by the positions this model has, found {high}; lower it"
+            )
+        if low < 1 and not (name == "n" and every_position):
+            raise UserError(f"bound of {name}: wanted at least 1, found {low}; raise it")
+        given[name] = (low, high)
+    weights = HfWeights(root, spec.encoder.prefixes)
+    model = EncoderDecoderBuilder(spec, weights, dtype(cache_dtype))
+    return model.module(given.get("b", (1, None)), given["s"], given["n"], given["m"], every_position)

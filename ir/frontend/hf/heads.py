@@ -195,7 +195,7 @@ def head_stage(data: Mapping[str, Any], where: str, spec: EncoderSpec) -> Stage 
     named = data.get("architectures")
     if named is None or named == []:
         return None
-    heads: Mapping[str, Head] = HEADS
+    heads: Mapping[str, Head] = {task: head for task, head in HEADS.items() if task in (spec.tasks or HEADS)}
     if spec.projection is not None:
         heads = PROJECTIONS
     if isinstance(spec.inputs, Patches):

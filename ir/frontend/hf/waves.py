@@ -11,7 +11,7 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, LOWEST, Waves
+from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, LOWEST, Spectrogram, Waves
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims, Permute
 from relax_tune.ir.op.indexing.pad import Pad
@@ -44,6 +44,21 @@ def embed_waves(e: Encoder, batch: Var, n: tuple[int, int | None], w: Waves) -> 
         x = _hidden(e, x, mask, w)
     x = g.call(Add(), x, _positions(e, x, w))
     return e.norm(x, w.last_norm) if w.last_norm else x
+
+
+def embed_spectrogram(e: Encoder, batch: Var, s: Spectrogram) -> GVar:
+    """Emit the input and the embeddings of spectrograms (b, mels, 2 * positions): (b, positions, hidden)."""
+    g, width = e.g, e.spec.hidden
+    e.dims, e.longest = (batch, const(s.positions)), s.positions
+    x, none, one = g.input("input_features", (batch, const(s.mels), const(2 * s.positions)), f32), const(0), const(1)
+    for name, stride, channels in zip(s.convolutions, (1, 2), (s.mels, width), strict=True):
+        padded = g.call(Pad((none, none, one), (none, none, one)), x)
+        y = g.call(Conv((stride,), (1,)), padded, e.weight(f"{name}.weight", width, channels, 3))
+        x = ACTIVATIONS["gelu"](
+            g, g.call(Add(), y, _column(e, f"{name}.bias", e.weights.get(f"{name}.bias", (width,))))
+        )
+    x = g.call(Permute((0, 2, 1)), x)
+    return g.call(Add(), x, e.weight(f"{s.table}.weight", s.positions, width), hint="embeddings")
 
 
 def _dims(x: GVar) -> tuple[Expr, ...]:

@@ -1,0 +1,133 @@
+"""Makes encoder_decoders.npz: what the original framework gives for a small encoder-decoder of each family.
+
+Needs torch and transformers:
+
+    python tests/data/make_encoder_decoders.py
+
+`models` is JSON as bytes: of each model of MODELS its config.json, and the shape of each weight of its file; `weight` of
+make_decoder_families.py draws the values, also in the tests. For every shape of SHAPES `NAME/logits_B_S_N` holds the logits (b, n,
+vocabulary) of `inputs`. `NAME/greedy` and `NAME/beams` are what generation gives with GREEDY and BEAMS, for `inputs` of PROMPT.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+weight = runpy.run_path(str(Path(__file__).with_name("make_decoder_families.py")))["weight"]
+SHAPES = ((2, 7, 4), (1, 1, 1), (1, 32, 16))
+PROMPT = (3, 6, 1)
+VOCABULARY = 41
+GREEDY: dict[str, Any] = {
+    "max_new_tokens": 9,
+    "forced_bos_token_id": 5,
+    "suppress_tokens": [7, 8],
+    "begin_suppress_tokens": [9, 11],
+}
+BEAMS: dict[str, Any] = {
+    "max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 2, "forced_eos_token_id": 2,
+    "length_penalty": 1.3,
+}  # fmt: skip
+START: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3}
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, **START,
+}  # fmt: skip
+GATED: dict[str, Any] = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+BART: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 20, "decoder_ffn_dim": 24, "max_position_embeddings": 32, **START,
+}  # fmt: skip
+WHISPER: dict[str, Any] = {
+    **{k: v for k, v in BART.items() if k != "max_position_embeddings"}, "num_mel_bins": 5, "max_source_positions": 6,
+    "max_target_positions": 24, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("T5", T5),
+    "t5_gated": ("T5", GATED),
+    "mt5": ("MT5", GATED),
+    "umt5": ("UMT5", {**GATED, "num_decoder_layers": 2}),
+    "bart": ("Bart", BART),
+    "bart_scaled": ("Bart", {**BART, "scale_embedding": True, "activation_function": "relu"}),
+    "bart_untied": ("Bart", {**BART, "tie_word_embeddings": False}),
+    "mbart": ("MBart", BART),
+    "plbart": ("PLBart", BART),
+    "pegasus": ("Pegasus", {**BART, "scale_embedding": True}),
+    "marian": ("Marian", {**BART, "scale_embedding": True, "activation_function": "swish"}),
+    "marian_separate": ("Marian", {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37}),
+    "blenderbot": ("Blenderbot", BART),
+    "blenderbot_small": ("BlenderbotSmall", BART),
+    "m2m_100": ("M2M100", BART),
+    "whisper": ("Whisper", WHISPER),
+}
+KINDS = {"Marian": "MarianMTModel"}
+
+
+def inputs(name: str, b: int, s: int, n: int) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """What the encoder reads, by name, and the first tokens (b, n) of the text. Every source but the first is shorter than s."""
+    drawn = np.random.RandomState(100 * b + 10 * s + n)
+    ids = drawn.randint(4, 37, (b, s)).astype(np.int64)
+    mask = np.ones((b, s), np.int64)
+    for row in range(1, b):
+        mask[row, max(1, s - 2 * row) :] = 0
+    prompt = np.concatenate([np.full((b, 1), 3), drawn.randint(4, 37, (b, n - 1))], axis=1).astype(np.int64)
+    if name == "whisper":
+        features = drawn.uniform(-1, 1, (b, WHISPER["num_mel_bins"], 2 * WHISPER["max_source_positions"]))
+        return {"input_features": features.astype(np.float32)}, prompt
+    return {"input_ids": np.where(mask == 1, ids, 1), "attention_mask": mask}, prompt
+
+
+def made(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """The description of one model, and its arrays."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+    from transformers.generation import GenerationMixin
+
+    family, options = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**options)
+    kind = getattr(transformers, KINDS.get(family, f"{family}ForConditionalGeneration"))
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        kind(config).save_pretrained(folder)
+        path = Path(folder, "model.safetensors")
+        shapes = {key: list(value.shape) for key, value in load_file(path).items()}
+        save_file(
+            {key: weight(name, key, tuple(shape)) for key, shape in shapes.items()}, path, metadata={"format": "pt"}
+        )
+        if name == "t5_gated":  # what folders of T5 1.1 say, and transformers no longer writes
+            said = json.loads(Path(folder, "config.json").read_text())
+            Path(folder, "config.json").write_text(json.dumps({**said, "tie_word_embeddings": False}))
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        config = json.loads(Path(folder, "config.json").read_text())
+        model.generation_config = transformers.GenerationConfig(**START)
+        for b, s, n in SHAPES:
+            source, prompt = inputs(name, b, s, n)
+            given = {key: torch.from_numpy(value) for key, value in source.items()}
+            logits = model(**given, decoder_input_ids=torch.from_numpy(prompt), use_cache=False).logits
+            found[f"{name}/logits_{b}_{s}_{n}"] = logits.numpy()
+        source, prompt = inputs(name, *PROMPT)
+        given = {key: torch.from_numpy(value) for key, value in source.items()}
+        for what, settings in (("greedy", GREEDY), ("beams", BEAMS)):
+            # Whisper's own generation is for audio of any length
+            found[f"{name}/{what}"] = GenerationMixin.generate(model, **given, do_sample=False, **settings).numpy()
+    return {"config": config, "shapes": shapes}, found
+
+
+def main(out: Path) -> None:
+    texts: dict[str, Any] = {}
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name in MODELS:
+        texts[name], arrays = made(name)
+        found |= arrays
+    np.savez_compressed(out, models=np.frombuffer(json.dumps(texts).encode(), np.uint8), **found)
+
+
+if __name__ == "__main__":
+    main(Path(__file__).with_name("encoder_decoders.npz"))
