@@ -121,13 +121,13 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
     memory traffic as reading them for the step's attention. Prompts whose search has ended leave the batch.
     """
     config, decoder = request.config, request.decoder
-    prompts = np.stack([request.rows[n] for n in numbers])
+    prompts = np.stack([request.prompt(n) for n in numbers])
     k, limit = config.num_beams, decoder.limit(prompts.shape[1], config.max_new_tokens)
     if not limit:
         return [[Hypothesis(np.empty(0, np.int64), 0.0)] * config.num_return_sequences for _ in numbers]
     drawn = config.do_sample
     rows = [RowBeams(request, p, limit, _generator(config, n) if drawn else None) for p, n in zip(prompts, numbers)]
-    state = decoder.prefill(prompts)
+    state = request.prefill(numbers)
     state.select(np.repeat(np.arange(len(rows)), k))
     live = list(range(len(rows)))
     while True:
@@ -135,7 +135,8 @@ def search_group(request: Request, numbers: Ids) -> list[list[Hypothesis]]:
         scores = log_softmax(state.logits)
         if np.isnan(scores).any():
             raise no_choice(state.logits, int(np.argmax(np.isnan(scores).any(1))))
-        scores = process_logits(config, history, scores, rows[live[0]].added, request.custom)
+        added = rows[live[0]].added
+        scores = process_logits(config, history, scores, added, request.custom, added + 1 == limit)
         chosen = [rows[i].step(part) for i, part in zip(live, np.split(scores, len(live)))]
         kept = [at for at, i in enumerate(live) if not rows[i].done]
         if not kept:

@@ -16,6 +16,7 @@ from relax_tune.errors import UserError
 _WHOLE = {
     "max_new_tokens": (0, False), "min_new_tokens": (0, False), "top_k": (0, False), "no_repeat_ngram_size": (0, False),
     "num_beams": (1, False), "num_return_sequences": (1, False), "seed": (0, True), "pad_token_id": (None, True),
+    "min_length": (0, False), "decoder_start_token_id": (0, True), "forced_bos_token_id": (0, True),
 }  # fmt: skip
 # Name -> (least value, whether the value itself is allowed, greatest value, None is allowed).
 _REAL = {
@@ -25,13 +26,13 @@ _REAL = {
 # Settings of a folder that would change the tokens and are not implemented, by the values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": (), "bad_words_ids": (), "sequence_bias": (),
-    "forced_bos_token_id": (), "forced_eos_token_id": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
     "exponential_decay_length_penalty": (), "encoder_repetition_penalty": (1.0,), "encoder_no_repeat_ngram_size": (0,),
     "num_beam_groups": (1,), "diversity_penalty": (0.0,), "penalty_alpha": (0.0,), "guidance_scale": (1.0,), "constraints": (),
-    "force_words_ids": (), "min_length": (0,), "watermarking_config": (), "remove_invalid_values": (False,),
+    "force_words_ids": (), "watermarking_config": (), "remove_invalid_values": (False,),
     "renormalize_logits": (False,), "dola_layers": (),
 }  # fmt: skip
 _IDS = ("eos_token_id", "pad_token_id")
+_RULED = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class GenerationConfig:
     """Settings of generation, with the names, meanings and defaults that transformers gives them.
 
     max_new_tokens: most tokens to add to a prompt
-    min_new_tokens: tokens to add before `eos_token_id` may come
+    min_new_tokens: tokens to add before `eos_token_id` may come; min_length: tokens before it, those of the prompt too
     do_sample: whether a token is drawn, instead of the likeliest one taken
     temperature: divisor of the logits, above 0
     top_k: number of likeliest tokens to draw from; 0 for all
@@ -57,6 +58,10 @@ class GenerationConfig:
     stop_strings: words that end a text, by a tokenizer
     pad_token_id: filler after the end of a text; by default the first of `eos_token_id`, or 0
     seed: seed of the drawing; None for another one at each call
+    decoder_start_token_id: token that the text of an encoder-decoder begins with, without `decoder_input_ids`; not among the results
+    forced_bos_token_id: second token of a text of one token
+    forced_eos_token_id: token, or tokens, to choose the last token of `max_new_tokens` from
+    suppress_tokens: tokens that never come; begin_suppress_tokens: tokens that do not come first, or behind a forced first one
 
     Raises: UserError naming the setting, what was wanted and what was found.
     """
@@ -79,6 +84,12 @@ class GenerationConfig:
     stop_strings: tuple[str, ...] = ()
     pad_token_id: int | None = None
     seed: int | None = None
+    min_length: int = 0
+    decoder_start_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | tuple[int, ...] | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, (least, optional) in _WHOLE.items():
@@ -91,7 +102,8 @@ class GenerationConfig:
             raise UserError(
                 f'early_stopping: wanted True, False or "never", found {self.early_stopping!r:.80}; give one of these'
             )
-        object.__setattr__(self, "eos_token_id", _ids("eos_token_id", self.eos_token_id))
+        for name in ("eos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
         sequences = _many("stop_sequences", self.stop_sequences, "sequences of token ids")
         object.__setattr__(self, "stop_sequences", tuple(_ids("stop_sequences", s, least=1) for s in sequences))
         words = (self.stop_strings,) if isinstance(self.stop_strings, str) else self.stop_strings
@@ -115,6 +127,12 @@ class GenerationConfig:
         return self.eos_token_id
 
     @property
+    def forced_eos_ids(self) -> tuple[int, ...]:
+        """The tokens to choose the last one from; empty: all."""
+        assert isinstance(self.forced_eos_token_id, tuple)
+        return self.forced_eos_token_id
+
+    @property
     def may_stop(self) -> bool:
         """True if tokens or words may end a text."""
         return bool(self.eos_ids or self.stop_sequences or self.stop_strings)
@@ -128,8 +146,9 @@ class GenerationConfig:
     def from_folder(cls, folder: str | Path, **changes: Any) -> GenerationConfig:
         """Read the settings of a model's folder, with `changes` to them.
 
-        Every field of this class is read from `generation_config.json`; `eos_token_id` and `pad_token_id` from `config.json`
-        where the former has none. A field of null has its default. `max_length`, which counts the prompt, is not read. A setting
+        Every field of this class is read from `generation_config.json`; `eos_token_id`, `pad_token_id` and, of an encoder-decoder,
+        `decoder_start_token_id` from `config.json` where the former has none. Without the former file, tokens to force or to
+        suppress are those of `config.json`. A field of null has its default. `max_length`, which counts the prompt, is not read. A setting
         there that is not implemented is refused, unless `changes` has it as None.
 
         Raises: UserError for a file that is no JSON object, a wrong value, or a setting that is not implemented.
@@ -157,12 +176,20 @@ class GenerationConfig:
 
 
 def read_token_ids(folder: str | Path) -> dict[str, Any]:
-    """Read `eos_token_id` and `pad_token_id` of a model's folder, each from the first of its files that declares it.
+    """Read the token ids of special use that a model's folder declares: starts, ends, padding, tokens to force or suppress.
 
     Raises: UserError for a file that is no JSON object.
     """
-    files = [_read(Path(folder) / name) for name in ("generation_config.json", "config.json")]
-    found = {name: next((f[name] for f in files if f.get(name) is not None), None) for name in _IDS}
+    said, model = (_read(Path(folder) / name) for name in ("generation_config.json", "config.json"))
+
+    def first(name: str) -> Any:
+        return next((f[name] for f in (said, model) if f.get(name) is not None), None)
+
+    found = {name: first(name) for name in _IDS}
+    if model.get("is_encoder_decoder") is True:
+        start = first("decoder_start_token_id")
+        found["decoder_start_token_id"] = first("bos_token_id") if start is None else start
+    found |= {name: (said or model).get(name) for name in _RULED}
     return {name: value for name, value in found.items() if value is not None}
 
 

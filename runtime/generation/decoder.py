@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,17 @@ from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 
 
 class Decoder:
     """A decoder, checked for its functions.
 
     The model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with results
-    of the same kind. Rows come first in each cache.
+    of the same kind. Rows come first in each cache. An encoder-decoder has `encode` too: `prefill` and `decode` take its results
+    before the caches, and before these its inputs of the same name as theirs, such as `attention_mask`.
 
+    sources: names of the inputs of `encode`; empty: there is no encoder
     room: most past positions that `decode` takes; None if they are unbounded
     least_rows, most_rows: bounds of b; None if it is unbounded above
 
@@ -35,6 +38,11 @@ class Decoder:
             )
         self.model = model
         program = model.executors[DECODE].program
+        self.sources: tuple[str, ...] = ()
+        if ENCODE in model.functions:
+            encode, prefill = (model.executors[name].program for name in (ENCODE, PREFILL))
+            self.sources = tuple(encode.buffers[i].name for i in encode.inputs)
+            self._shared = [n for n in (prefill.buffers[i].name for i in prefill.inputs[1:]) if n in self.sources]
         self.room = positions(program)
         self.least_rows, self.most_rows = bounds(program, program.buffers[program.inputs[0]].shape[0])
 
@@ -42,9 +50,13 @@ class Decoder:
         """Return how many tokens can be added to a prompt of `length`: at most `wanted`, at least one if wanted."""
         return wanted if self.room is None else min(wanted, max(1, self.room - length + 2))
 
-    def prefill(self, ids: NDArray[np.int64]) -> DecodingState:
-        """Compute the logits and caches of rows (b, n)."""
-        return DecodingState(self, self.run([ids], PREFILL))
+    def prefill(self, ids: NDArray[np.int64], sources: Sequence[NDArray[Any]] = ()) -> DecodingState:
+        """Compute the logits and caches of rows (b, n). sources: inputs of `encode`, if there is one"""
+        context: list[NDArray[Any]] = []
+        if self.sources:
+            given = dict(zip(self.sources, sources, strict=True))
+            context = [*(given[n] for n in self._shared), *self.run(list(sources), ENCODE)]
+        return DecodingState(self, self.run([ids, *context], PREFILL), context)
 
     def run(self, arrays: list[NDArray[Any]], function: str) -> list[NDArray[Any]]:
         """Call a function; rows that the model wants in addition repeat the last one, and their results are dropped."""
@@ -56,10 +68,14 @@ class Decoder:
 
 
 class DecodingState:
-    """The logits (b, vocabulary) f32 after the last token of each row, and the rows' caches."""
+    """The logits (b, vocabulary) f32 after the last token of each row, and the rows' caches.
 
-    def __init__(self, decoder: Decoder, results: list[NDArray[Any]]) -> None:
-        self._decoder = decoder
+    context: arrays of the rows' sources, which no token changes
+    """
+
+    def __init__(self, decoder: Decoder, results: list[NDArray[Any]], context: Sequence[NDArray[Any]] = ()) -> None:
+        self._decoder, self.context = decoder, list(context)
+        self._sources = np.arange(len(results[0]))  # number of each row's source
         self._set(results)
 
     def _set(self, results: list[NDArray[Any]]) -> None:
@@ -68,21 +84,26 @@ class DecodingState:
 
     def extend(self, tokens: NDArray[np.int64]) -> None:
         """Add a token to every row, (b,), and compute what follows."""
-        self._set(self._decoder.run([tokens[:, None], *self.caches], DECODE))
+        self._set(self._decoder.run([tokens[:, None], *self.context, *self.caches], DECODE))
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """Take these rows, in this order, some perhaps several times; the caches are copied unless nothing changes."""
         if not np.array_equal(rows, np.arange(len(self.logits))):
             self.logits = self.logits[rows]
             self.caches = [cache[rows] for cache in self.caches]
+            sources = self._sources[rows]
+            if not np.array_equal(sources, self._sources):  # beams of one source share it
+                self.context = [array[rows] for array in self.context]
+            self._sources = sources
 
 
 def positions(decode: Program) -> int | None:
     """Return the most past positions that `decode` takes; None if they are unbounded.
 
-    It is the bound of the symbol that its cache has and its token ids do not.
+    It is the bound of the symbol that its caches have and its token ids do not. Caches are the last inputs, a result each.
     """
-    ids, *cache = (decode.buffers[i].shape for i in decode.inputs)
+    shapes = [decode.buffers[i].shape for i in decode.inputs]
+    ids, cache = shapes[0], shapes[len(shapes) + 1 - len(decode.outputs) :]
     for slot in (slot for shape in cache for slot in shape if slot not in ids):
         opcode, symbol = decode.scalars[slot * WIDTH : slot * WIDTH + 2]
         if opcode == Opcode.SYMBOL:

@@ -18,22 +18,37 @@ LogitsProcessor = Callable[[Ids, Floats], Floats]
 
 
 def process_logits(
-    config: GenerationConfig, history: Ids, scores: Floats, added: int, custom: LogitsProcessor | None = None
+    config: GenerationConfig,
+    history: Ids,
+    scores: Floats,
+    added: int,
+    custom: LogitsProcessor | None = None,
+    last: bool = False,
 ) -> Floats:
     """Apply the processors that the settings ask for, in the order of transformers.
 
     history: (b, length) tokens so far, the prompt included; added: how many of them are new. scores: (b, vocabulary) logits, or
     log-probabilities in beam search; they are not written. custom: a processor after the penalties, before temperature.
 
-    Raises: UserError when `custom` returns something else than scores.
+    last: no token may follow the next one
+
+    Raises: UserError when `custom` returns something else than scores, or a token to force is none of the vocabulary.
     """
     if config.repetition_penalty != 1.0:
         scores = penalize_repetition(history, scores, config.repetition_penalty)
     if config.no_repeat_ngram_size:
         scores = ban_repeated_ngrams(history, scores, config.no_repeat_ngram_size)
-    if added < config.min_new_tokens and config.eos_ids:
-        scores = scores.copy()
-        scores[:, [i for i in config.eos_ids if i < scores.shape[1]]] = -np.inf
+    if added < config.min_new_tokens or history.shape[1] < config.min_length:
+        scores = ban_tokens(scores, config.eos_ids)
+    if config.forced_bos_token_id is not None and history.shape[1] == 1:
+        scores = force_tokens(scores, (config.forced_bos_token_id,), "forced_bos_token_id")
+    if config.forced_eos_ids and last:
+        scores = force_tokens(scores, config.forced_eos_ids, "forced_eos_token_id")
+    scores = ban_tokens(scores, config.suppress_tokens)
+    # the first token to choose is the second one where the first is forced
+    forced = config.forced_bos_token_id is not None and history.shape[1] - added == 1
+    if added == int(forced):
+        scores = ban_tokens(scores, config.begin_suppress_tokens)
     if custom is not None:
         scores = _checked(custom(history, scores), scores.shape)
     if not config.do_sample:
@@ -50,9 +65,34 @@ def process_logits(
     return scores
 
 
-def needs_history(config: GenerationConfig, custom: LogitsProcessor | None) -> bool:
-    """Return whether a processor looks at the tokens so far."""
-    return config.repetition_penalty != 1.0 or config.no_repeat_ngram_size > 0 or custom is not None
+def needs_processing(config: GenerationConfig, custom: LogitsProcessor | None) -> bool:
+    """Return whether `process_logits` may change logits where nothing is drawn."""
+    return (
+        config.repetition_penalty != 1.0
+        or bool(config.no_repeat_ngram_size or config.min_new_tokens or config.min_length)
+        or config.forced_bos_token_id is not None
+        or bool(config.forced_eos_ids or config.suppress_tokens or config.begin_suppress_tokens)
+        or custom is not None
+    )
+
+
+def ban_tokens(scores: Floats, tokens: Sequence[int]) -> Floats:
+    """Give -inf to tokens."""
+    inside = [token for token in tokens if token < scores.shape[1]]
+    if not inside:
+        return scores
+    found = scores.copy()
+    found[:, inside] = -np.inf
+    return found
+
+
+def force_tokens(scores: Floats, tokens: Sequence[int], setting: str) -> Floats:
+    """Give 0 to tokens, and -inf to all others. Raises UserError for a token beyond the vocabulary, naming the setting."""
+    if max(tokens) >= scores.shape[1]:
+        raise UserError(f"{setting}: wanted a token below {scores.shape[1]}, found {max(tokens)}; correct it")
+    found = np.full_like(scores, -np.inf)
+    found[:, list(tokens)] = 0
+    return found
 
 
 def _checked(found: object, shape: tuple[int, ...]) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +11,65 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
 from relax_tune.runtime.generation.config import GenerationConfig
-from relax_tune.runtime.generation.decoder import Decoder
-from relax_tune.runtime.generation.logits import LogitsProcessor, draw, needs_history, process_logits, take_likeliest
+from relax_tune.runtime.generation.decoder import Decoder, DecodingState
+from relax_tune.runtime.generation.logits import LogitsProcessor, draw, needs_processing, process_logits, take_likeliest
+from relax_tune.runtime.generation.sources import START, Source, check_sources, read_ids, read_sources, stack_sources
 from relax_tune.runtime.generation.stopping import Stopper, StopRules
 
 Ids = NDArray[np.int64]
+Row = Ids | Source
+"""A prompt of a decoder, or a source of an encoder-decoder."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A checked call: its prompts without padding, in the caller's order, each as often as it has results."""
+    """A checked call: its prompts without padding, in the caller's order, each as often as it has results.
+
+    Raises: UserError for rows of another kind than the model takes.
+    """
 
     decoder: Decoder
-    rows: tuple[Ids, ...]
+    rows: tuple[Row, ...]
     config: GenerationConfig
     rules: StopRules
     custom: LogitsProcessor | None
+
+    def __post_init__(self) -> None:
+        names, start = self.decoder.sources, self.config.decoder_start_token_id
+        read = [row for row in self.rows if isinstance(row, Source)]
+        if not names:
+            if read:
+                raise UserError(
+                    "prompts: wanted token ids, found inputs of an encoder, which this model lacks; give rows of token ids"
+                )
+            if start is not None:
+                raise UserError(
+                    f"decoder_start_token_id: wanted a model with an encoder, found none, and {start}; leave it out"
+                )
+            return
+        if len(read) < len(self.rows):
+            raise UserError(
+                f"prompts: wanted the encoder's inputs by name, found token ids; give a dict of {', '.join(names)}"
+            )
+        check_sources(read, names)
+        if start is None and any(row.start is None for row in read):
+            raise UserError(
+                f"decoder_start_token_id: wanted the first token of a text, found None; give it, or {START} with the prompts"
+            )
+
+    def prompt(self, number: int) -> Ids:
+        """Return the first tokens of a row's text."""
+        row = self.rows[number]
+        if not isinstance(row, Source):
+            return row
+        return np.array([self.config.decoder_start_token_id]) if row.start is None else row.start
+
+    def prefill(self, numbers: Ids) -> DecodingState:
+        """Compute the logits and caches of rows of equal length. Shorter sources are padded, and masked."""
+        sources = [row for n in numbers if isinstance(row := self.rows[n], Source)]
+        return self.decoder.prefill(
+            np.stack([self.prompt(n) for n in numbers]), stack_sources(sources, self.decoder.sources)
+        )
 
     def groups(self, beams: int = 1) -> list[NDArray[np.int64]]:
         """Return the numbers of rows of equal length, at most as many together as the model takes, with `beams` each.
@@ -39,19 +82,22 @@ class Request:
                 f"num_beams: wanted at most {most}, the rows that the model takes, found {beams}; build it with --bound b=1:{beams}"
             )
         lengths: dict[int, list[int]] = {}
-        for number, row in enumerate(self.rows):
-            lengths.setdefault(len(row), []).append(number)
+        for number in range(len(self.rows)):
+            lengths.setdefault(len(self.prompt(number)), []).append(number)
         step = len(self.rows) if most is None else most // beams
         return [np.array(found[at : at + step]) for found in lengths.values() for at in range(0, len(found), step)]
 
 
-def read_prompts(prompts: object, mask: object = None) -> tuple[Ids, ...]:
-    """Return each prompt's tokens without padding.
+def read_prompts(prompts: object, mask: object = None) -> tuple[Row, ...]:
+    """Return each prompt's tokens without padding, or each source.
 
-    prompts: (b, n) token ids, or a sequence of prompts of any lengths. mask: (b, n), 1 for tokens and 0 for padding before or after.
+    prompts: (b, n) token ids, or a sequence of prompts of any lengths; of an encoder-decoder a mapping (`read_sources`)
+    mask: (b, n), 1 for tokens and 0 for padding before or after
 
     Raises: UserError for anything else, a prompt without tokens, or padding between tokens.
     """
+    if isinstance(prompts, Mapping):
+        return read_sources(prompts, mask)
     if isinstance(prompts, np.ndarray) and prompts.ndim != 2:
         raise UserError(
             f"prompts: wanted token ids (rows, length), found an array of shape {prompts.shape}; add a dim, or give a list of rows"
@@ -60,7 +106,7 @@ def read_prompts(prompts: object, mask: object = None) -> tuple[Ids, ...]:
         raise UserError(
             f"prompts: wanted token ids (rows, length) or a list of rows, found a {type(prompts).__name__}; tokenize text first"
         )
-    found = [_read_prompt(number, row) for number, row in enumerate(prompts)]
+    found = [read_ids("prompts", number, row) for number, row in enumerate(prompts)]
     if mask is not None:
         kept = np.asarray(mask)
         if not isinstance(prompts, np.ndarray) or kept.shape != prompts.shape or not np.isin(kept, (0, 1)).all():
@@ -73,21 +119,6 @@ def read_prompts(prompts: object, mask: object = None) -> tuple[Ids, ...]:
     if empty:
         raise UserError(f"prompts: wanted at least one token in every row, found none in row {empty[0]}; leave it out")
     return tuple(found)
-
-
-def _read_prompt(number: int, row: object) -> Ids:
-    try:
-        found = np.asarray(row)
-    except ValueError:  # ragged
-        found = np.asarray(None)
-    if found.ndim == 1 and not found.size:
-        return np.empty(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise UserError(
-            f"prompts: row {number}: wanted a list of token ids, whole numbers, found {found.dtype} of shape {found.shape}; "
-            "tokenize text first"
-        )
-    return found.astype(np.int64)
 
 
 def _unpadded(number: int, row: Ids, mask: NDArray[np.bool_]) -> Ids:
@@ -105,21 +136,21 @@ def group_steps(request: Request, numbers: NDArray[np.int64]) -> Iterator[tuple[
     A row that has ended has the filler, and leaves the batch.
     """
     config, decoder, custom = request.config, request.decoder, request.custom
-    prompt = np.stack([request.rows[n] for n in numbers])
+    prompt = np.stack([request.prompt(n) for n in numbers])
     b, n = prompt.shape
     limit = decoder.limit(n, config.max_new_tokens)
     stoppers = [Stopper(request.rules, row.tolist()) for row in prompt] if config.may_stop else []
     generators = _generators(config.seed, numbers) if config.do_sample else []
-    plain = not config.do_sample and not needs_history(config, custom) and not config.min_new_tokens
+    plain = not config.do_sample and not needs_processing(config, custom)
     history = np.empty((b, n + limit), np.int64)
     history[:, :n] = prompt
-    state = decoder.prefill(prompt) if limit else None
+    state = request.prefill(numbers) if limit else None
     present, live = np.arange(b), np.ones(b, np.bool_)
     for at in range(n, n + limit):
         assert state is not None
         scores = state.logits
         if not plain:
-            scores = process_logits(config, history[present, :at], scores, at - n, custom)
+            scores = process_logits(config, history[present, :at], scores, at - n, custom, at + 1 == n + limit)
         found = draw(scores, [generators[i] for i in present]) if config.do_sample else take_likeliest(scores)
         history[present, at] = found
         yield (found if live.all() else np.where(live, history[:, at], config.filler)), live
@@ -142,7 +173,15 @@ def _generators(seed: int | None, numbers: NDArray[np.int64]) -> list[np.random.
 
 
 def as_result(prompts: Any, added: Sequence[Ids], filler: int, times: int) -> Any:
-    """Return the prompts with their added tokens: an array with filler for an array, else a list of rows."""
+    """Return the prompts with their added tokens: an array with filler for an array, else a list of rows.
+
+    The prompts of sources are their `decoder_input_ids`, if given, in the form of the sources.
+    """
+    if isinstance(prompts, Mapping):
+        rows, start = next(v for n, v in prompts.items() if n != START and v is not None), prompts.get(START)
+        if start is None:
+            start = np.empty((len(rows), 0), np.int64)
+        return as_result(np.asarray(start) if isinstance(rows, np.ndarray) else list(start), added, filler, times)
     if not isinstance(prompts, np.ndarray):
         given = [np.asarray(p, np.int64) for p in prompts for _ in range(times)]
         return [np.concatenate(pair) for pair in zip(given, added, strict=True)]

@@ -40,6 +40,7 @@ from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
+USUAL_POSITIONS = 4096  # of an encoder-decoder without a table of positions, unless bounds say more
 SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *IMAGES, *FAMILIES, *ENCODER_DECODERS)))
 
 
@@ -238,7 +239,7 @@ def _load_encoder_decoder(
         )
     most = {"s": spec.source.positions, "n": spec.words.positions, "m": spec.words.positions - 1}
     for name, limit in most.items():
-        low, high = given.get(name, (1, max(1, limit)))
+        low, high = given.get(name, (1, max(1, min(limit, USUAL_POSITIONS))))
         if high > max(1, limit):
             raise UserError(
                 f"bound of {name}: wanted at most {limit}, by the positions this model has, found {high}; lower it"

@@ -73,8 +73,8 @@ def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
     assert GenerationConfig.from_folder(tmp_path, seed=3) == wanted
     for content, says in (
         (
-            {"suppress_tokens": [1]},
-            r"suppress_tokens: wanted a setting of GenerationConfig, found one that is not implemented",
+            {"bad_words_ids": [[1]]},
+            r"bad_words_ids: wanted a setting of GenerationConfig, found one that is not implemented",
         ),
         ({"temperature": -1}, "temperature: wanted a number, above 0"),
         ([], "wanted a JSON object, found a list"),
@@ -82,7 +82,21 @@ def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(UserError, match=says):
             GenerationConfig.from_folder(tmp_path)
-    path.write_text(json.dumps({"suppress_tokens": [1]}))
-    assert GenerationConfig.from_folder(tmp_path, suppress_tokens=None).pad_token_id == 5
+    path.write_text(json.dumps({"bad_words_ids": [[1]]}))
+    assert GenerationConfig.from_folder(tmp_path, bad_words_ids=None).pad_token_id == 5
     with pytest.raises(UserError, match=r"wanted settings among .*; found heat; leave it out"):
         GenerationConfig.from_folder(tmp_path, heat=None)
+
+
+def test_tokens_to_force_and_suppress_are_read_from_one_file(tmp_path: Path) -> None:
+    """As in transformers, config.json counts where there is no generation_config.json."""
+    model = {"is_encoder_decoder": True, "bos_token_id": 4, "forced_bos_token_id": 6, "suppress_tokens": [1, 2]}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    wanted = GenerationConfig(decoder_start_token_id=4, forced_bos_token_id=6, suppress_tokens=(1, 2))
+    assert GenerationConfig.from_folder(tmp_path) == wanted
+    said = {"decoder_start_token_id": 9, "forced_eos_token_id": 3, "begin_suppress_tokens": [7], "min_length": 5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    wanted = GenerationConfig(
+        decoder_start_token_id=9, forced_eos_token_id=(3,), begin_suppress_tokens=(7,), min_length=5
+    )
+    assert GenerationConfig.from_folder(tmp_path) == wanted

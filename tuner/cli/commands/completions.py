@@ -15,9 +15,10 @@ from rich.console import Console
 from relax_tune.errors import UserError
 from relax_tune.runtime.generate import generate, generate_steps
 from relax_tune.runtime.generation.config import GenerationConfig, read_token_ids
+from relax_tune.runtime.generation.decoder import ENCODE
 from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
-from relax_tune.tuner.cli.commands.texts import tokenize
+from relax_tune.tuner.cli.commands.texts import IDS, tokenize
 from relax_tune.tuner.cli.report.console import say
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class DecodingOptions:
 class Completion:
     """A completed text.
 
-    ids: its token ids with the added ones, (1, length) i64
+    ids: its token ids with the added ones, of an encoder-decoder these alone, (1, length) i64
     added: the added text
     """
 
@@ -111,7 +112,7 @@ class Completion:
 def complete(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], config: GenerationConfig, console: Console, stream: bool
 ) -> list[Completion]:
-    """Complete each text and print it, as its tokens come or when all are complete.
+    """Complete each text and print it, as its tokens come or when all are complete; of an encoder-decoder print its results alone.
 
     Raises: UserError for a text without tokens, or one that the model does not take.
     """
@@ -121,8 +122,10 @@ def complete(
             raise UserError(f"--text wants at least one token, found none in {text!r:.80}; give some text")
     if stream:
         return [_stream(model, tokenizer, t, ids, config, console) for t, ids in zip(texts, prompts)]
-    found = []
-    for text, ids, whole in zip(texts, prompts, generate(model, prompts, config=config, tokenizer=tokenizer)):
+    found, reads = [], ENCODE in model.functions
+    results = generate(model, _given(model, prompts), config=config, tokenizer=tokenizer)
+    starts = [("", list[int]()) for _ in texts] if reads else zip(texts, prompts)
+    for (text, ids), whole in zip(starts, results, strict=True):
         decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
         tokens = [int(t) for t in whole[len(ids) :]]
         added = "".join([*(decoder.put(t) for t in tokens if t not in config.eos_ids), decoder.end()])
@@ -131,14 +134,22 @@ def complete(
     return found
 
 
+def _given(model: Model, prompts: list[list[int]]) -> Any:
+    """Return the prompts as `generate` wants them: of an encoder-decoder by the name of the encoder's input."""
+    return {IDS: prompts} if ENCODE in model.functions else prompts
+
+
 def _stream(
     model: Model, tokenizer: Tokenizer, text: str, ids: Sequence[int], config: GenerationConfig, console: Console
 ) -> Completion:
     """Complete one text, and print what is certain after each token."""
+    given = _given(model, [list(ids)])
+    if ENCODE in model.functions:
+        text, ids = "", []
     decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
     tokens, added = list(ids), []
     console.print(text, end="", soft_wrap=True)
-    for step in generate_steps(model, [ids], config=config, tokenizer=tokenizer):
+    for step in generate_steps(model, given, config=config, tokenizer=tokenizer):
         tokens.append(int(step.tokens[0]))
         added.append("" if tokens[-1] in config.eos_ids else decoder.put(tokens[-1]))
         console.print(added[-1], end="", soft_wrap=True)

@@ -90,7 +90,8 @@ def run(
 
     An encoder gives embeddings of texts, whose cosine similarities are printed pair by pair, or the logits of its head. A decoder
     (functions prefill and decode) goes on with each text, with the likeliest token each time unless options say otherwise; the
-    tokens that end a text are those of the folder, whose other settings of generation are not read. Arrays give output0, output1 ...
+    tokens that end a text are those of the folder, and so are tokens to force or suppress. Its other settings of generation are not read.
+    An encoder-decoder (encode beside these) reads each text and writes another. Arrays give output0, output1 ...
     """
     if bool(text) == (inputs is not None):
         raise UserError("wanted either --text (once per sentence) or --inputs FILE.npz; give one of the two")
