@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support import tiny_decoders
+from tests.support.encoder_decoders import write_encoder_decoder
 from tests.tuner.cli.cli_model import make_bert
 
 import relax_tune as rt
@@ -69,6 +70,8 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         shutil.copy(records, tmp_path / name)
     (tmp_path / "decoder").mkdir()
     tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
+    (tmp_path / "translator").mkdir()
+    write_encoder_decoder(tmp_path / "translator", "t5")
     tools = tmp_path / "tools"
     tools.mkdir()
     tool = tools / "relax-tune"
