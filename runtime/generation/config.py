@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "exponential_decay_length_penalty": (), "encoder_repetition_penalty": (1.0,), "encoder_no_repeat_ngram_size": (0,),
     "num_beam_groups": (1,), "diversity_penalty": (0.0,), "penalty_alpha": (0.0,), "guidance_scale": (1.0,), "constraints": (),
     "force_words_ids": (), "watermarking_config": (), "remove_invalid_values": (False,),
-    "renormalize_logits": (False,), "dola_layers": (),
+    "dola_layers": (),
 }  # fmt: skip
 _IDS = ("eos_token_id", "pad_token_id")
 _RULED = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
@@ -57,6 +57,7 @@ class GenerationConfig:
     stop_sequences: sequences of tokens that end a text
     stop_strings: words that end a text, by a tokenizer
     pad_token_id: filler after the end of a text; by default the first of `eos_token_id`, or 0
+    renormalize_logits: whether processed scores are made log-probabilities again, which beam search then adds
     seed: seed of the drawing; None for another one at each call
     decoder_start_token_id: token that the text of an encoder-decoder begins with, without `decoder_input_ids`; not among the results
     forced_bos_token_id: second token of a text of one token
@@ -90,14 +91,16 @@ class GenerationConfig:
     forced_eos_token_id: int | tuple[int, ...] | None = None
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    renormalize_logits: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, optional) in _WHOLE.items():
             object.__setattr__(self, name, _whole(name, getattr(self, name), least, optional))
         for name, (low, closed, high, optional) in _REAL.items():
             object.__setattr__(self, name, _real(name, getattr(self, name), low, closed, high, optional))
-        if not isinstance(self.do_sample, bool):
-            raise UserError(f"do_sample: wanted True or False, found {self.do_sample!r:.80}; give one of the two")
+        for name in ("do_sample", "renormalize_logits"):
+            if not isinstance(found := getattr(self, name), bool):
+                raise UserError(f"{name}: wanted True or False, found {found!r:.80}; give one of the two")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise UserError(
                 f'early_stopping: wanted True, False or "never", found {self.early_stopping!r:.80}; give one of these'
@@ -148,13 +151,16 @@ class GenerationConfig:
 
         Every field of this class is read from `generation_config.json`; `eos_token_id`, `pad_token_id` and, of an encoder-decoder,
         `decoder_start_token_id` from `config.json` where the former has none. Without the former file, tokens to force or to
-        suppress are those of `config.json`. A field of null has its default. `max_length`, which counts the prompt, is not read. A setting
-        there that is not implemented is refused, unless `changes` has it as None.
+        suppress are those of `config.json`. `bad_words_ids` of a token each are tokens to suppress. A field of null has its
+        default. `max_length`, which counts the prompt, is not read. A setting there that is not implemented is refused, unless
+        `changes` has it as None.
 
         Raises: UserError for a file that is no JSON object, a wrong value, or a setting that is not implemented.
         """
         declared = dict(_read(Path(folder) / "generation_config.json"))
-        declared |= read_token_ids(folder)
+        declared |= read_token_ids(folder, banned="bad_words_ids" not in changes)
+        if _banned(declared) is not None:
+            del declared["bad_words_ids"]
         known = {f.name for f in fields(cls)}
         unknown = [n for n, v in changes.items() if n not in known and (n not in _NEUTRAL or v is not None)]
         if unknown:
@@ -175,8 +181,10 @@ class GenerationConfig:
             raise UserError(f"{folder}: generation_config.json, config.json and what was given: {error}") from None
 
 
-def read_token_ids(folder: str | Path) -> dict[str, Any]:
+def read_token_ids(folder: str | Path, banned: bool = True) -> dict[str, Any]:
     """Read the token ids of special use that a model's folder declares: starts, ends, padding, tokens to force or suppress.
+
+    banned: `bad_words_ids` of a token each are tokens to suppress
 
     Raises: UserError for a file that is no JSON object.
     """
@@ -189,8 +197,22 @@ def read_token_ids(folder: str | Path) -> dict[str, Any]:
     if model.get("is_encoder_decoder") is True:
         start = first("decoder_start_token_id")
         found["decoder_start_token_id"] = first("bos_token_id") if start is None else start
-    found |= {name: (said or model).get(name) for name in _RULED}
+    rules = said or model
+    found |= {name: rules.get(name) for name in _RULED}
+    words = _banned(rules) if banned else None
+    if words and isinstance(found["suppress_tokens"], (list, type(None))):
+        found["suppress_tokens"] = [*(found["suppress_tokens"] or ()), *words]
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _banned(rules: Mapping[str, Any]) -> list[int] | None:
+    """Return the words of `bad_words_ids` but the end, None unless each is one token."""
+    words, ends = rules.get("bad_words_ids"), rules.get("eos_token_id")
+    words = words if isinstance(words, list) else None
+    single = (isinstance(word, list) and len(word) == 1 and type(word[0]) is int for word in words or ())
+    if words is None or not all(single):
+        return None
+    return [word[0] for word in words if word[0] not in (ends if isinstance(ends, list) else [ends])]
 
 
 def _read(path: Path) -> Mapping[str, Any]:

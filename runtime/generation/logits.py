@@ -51,8 +51,13 @@ def process_logits(
         scores = ban_tokens(scores, config.begin_suppress_tokens)
     if custom is not None:
         scores = _checked(custom(history, scores), scores.shape)
-    if not config.do_sample:
-        return scores
+    if config.do_sample:
+        scores = warp_logits(config, scores)
+    return log_softmax(scores) if config.renormalize_logits else scores
+
+
+def warp_logits(config: GenerationConfig, scores: Floats) -> Floats:
+    """Apply the temperature, and give -inf to tokens that are not drawn."""
     least = 1 if config.num_beams == 1 else max(1, len(config.eos_ids)) + 1
     if config.temperature != 1.0:
         scores = scores / np.float32(config.temperature)

@@ -73,7 +73,7 @@ def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
     assert GenerationConfig.from_folder(tmp_path, seed=3) == wanted
     for content, says in (
         (
-            {"bad_words_ids": [[1]]},
+            {"bad_words_ids": [[1, 2]]},
             r"bad_words_ids: wanted a setting of GenerationConfig, found one that is not implemented",
         ),
         ({"temperature": -1}, "temperature: wanted a number, above 0"),
@@ -82,8 +82,11 @@ def test_settings_of_a_folder_are_read_or_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(UserError, match=says):
             GenerationConfig.from_folder(tmp_path)
-    path.write_text(json.dumps({"bad_words_ids": [[1]]}))
+    path.write_text(json.dumps({"bad_words_ids": [[1, 2]]}))
     assert GenerationConfig.from_folder(tmp_path, bad_words_ids=None).pad_token_id == 5
+    path.write_text(json.dumps({"bad_words_ids": [[6], [2]], "eos_token_id": 2, "suppress_tokens": [4]}))
+    assert GenerationConfig.from_folder(tmp_path).suppress_tokens == (4, 6)
+    assert GenerationConfig.from_folder(tmp_path, bad_words_ids=None).suppress_tokens == (4,)
     with pytest.raises(UserError, match=r"wanted settings among .*; found heat; leave it out"):
         GenerationConfig.from_folder(tmp_path, heat=None)
 
