@@ -37,6 +37,7 @@ class GraphBuilder:
 
     def __init__(self, name: str = "main") -> None:
         self.name = name
+        self._prefix = ""
         self._bounds: list[Bound] = []
         self._params: list[g.GVar] = []
         self._bindings: list[g.AnyBinding] = []
@@ -47,9 +48,12 @@ class GraphBuilder:
         self.deduction = Deduction()
         self.so_far = IRModule(self._functions, self._constants)
 
-    def inner(self, name: str) -> GraphBuilder:
-        """Return a builder of another function of this module; it shares the weights, the functions and the bounds."""
+    def inner(self, name: str, prefix: str = "") -> GraphBuilder:
+        """Return a builder of another function of this module; it shares the weights, the functions and the bounds.
+
+        prefix: stands before the names of the constants that it adds"""
         made = GraphBuilder(name)
+        made._prefix = self._prefix + prefix
         made._bounds, made._constants, made._functions = self._bounds, self._constants, self._functions
         made.so_far, made.deduction.env = self.so_far, self.deduction.env
         return made
@@ -115,6 +119,7 @@ class GraphBuilder:
 
     def constant(self, name: str, array: NDArray[Any]) -> g.Constant:
         """Add a weight. The array is kept, not copied."""
+        name = self._prefix + name
         if name in self._constants:
             raise UserError(f"wanted distinct constant names, found {name!r} twice")
         self._constants[name] = array

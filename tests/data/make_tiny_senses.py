@@ -48,6 +48,12 @@ STABLE = {**SOUND, "do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 SPOKEN = ((1, 11), (3, 101))
 BEIT = {**LAYERS, "image_size": 12, "patch_size": 4, "num_labels": 3, "use_relative_position_bias": True}
 SQUARE = ((2, 12, 12),)
+TEXT = {**LAYERS, "hidden_size": 12, "vocab_size": 23, "max_position_embeddings": 18, "eos_token_id": 2}
+BESIDE = {
+    "text_config": TEXT, "vision_config": {**LAYERS, "image_size": 12, "patch_size": 4}, "projection_dim": 6, "num_labels": 3,
+}  # fmt: skip
+EVEN = {**BESIDE, "text_config": {**TEXT, "hidden_size": 16, "projection_size": 16, "hidden_act": "relu"}}
+PAIRS = ((1, 1, 5), (2, 3, 13))
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "resnet": ("ResNetForImageClassification", {**RESIDUAL, "hidden_act": "gelu"}, ANY),
     "resnet-basic": ("ResNetModel", {**RESIDUAL, "layer_type": "basic", "downsample_in_first_stage": True}, ((1, 1, 2), (2, 29, 31))),
@@ -76,6 +82,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
     "swin": ("SwinForImageClassification", WINDOWS, ((1, 25, 17), (3, 25, 17))),
     "beit": ("BeitForImageClassification", {**BEIT, "use_shared_relative_position_bias": True, "use_mask_token": True}, SQUARE),
     "beit-first": ("BeitModel", {**BEIT, "use_mean_pooling": False, "use_absolute_position_embeddings": True}, SQUARE),
+    "data2vec-vision-bare": ("Data2VecVisionModel", {**BEIT, "use_mean_pooling": False}, SQUARE),
     "data2vec-vision": ("Data2VecVisionForImageClassification", {**BEIT, "layer_scale_init_value": 0.0}, SQUARE),
     "wav2vec2": ("Wav2Vec2ForCTC", SOUND, SPOKEN),
     "wav2vec2-stable": ("Wav2Vec2ForSequenceClassification", {**STABLE, "conv_bias": True, "use_weighted_layer_sum": True}, SPOKEN),
@@ -96,6 +103,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[int, ...], ...]]] = {
         "ASTModel", {**LAYERS, "patch_size": 4, "frequency_stride": 4, "time_stride": 5, "max_length": 16, "num_mel_bins": 8,
         "qkv_bias": False}, ((2, 16, 8),),
     ),
+    "clip": ("CLIPModel", BESIDE, PAIRS),
+    "clip-classes": ("CLIPForImageClassification", BESIDE, PAIRS),
+    "siglip": ("SiglipModel", EVEN, PAIRS),
+    "siglip-classes": ("SiglipForImageClassification", EVEN, PAIRS),
     "swin-bare": ("SwinModel", {**WINDOWS, "image_size": 16, "use_absolute_embeddings": True, "qkv_bias": False}, ((2, 16, 16),)),
 }  # fmt: skip
 RESULTS = (
@@ -105,7 +116,7 @@ RESULTS = (
 
 def weight(name: str, shape: tuple[int, ...]) -> Array:
     """A weight of a model by its name: as in make_tiny_families, but means near 0 and small variances."""
-    found: Array = FAMILIES["weight"](name, shape)
+    found = np.asarray(FAMILIES["weight"](name, shape), np.float32)
     if name.endswith("running_var"):
         deep = any(part in name for part in ("1x1", "3x3", "first_conv"))  # MobileNet V2, which would amplify rounding
         return found * np.float32(0.5 if deep else 0.2)
@@ -117,6 +128,12 @@ def inputs(case: tuple[int, ...], config: dict[str, Any]) -> dict[str, Array]:
     rng = np.random.default_rng(case)
     if "num_mel_bins" in config:
         return {"input_values": rng.standard_normal(case).astype(np.float32)}
+    if "vision_config" in config:
+        images, texts, n = case
+        text = FAMILIES["inputs"](texts, n, {"vocab_size": 23})
+        ids = np.where(np.arange(n) == text["attention_mask"].sum(1, keepdims=True) - 1, 2, text["input_ids"])
+        pixels = rng.standard_normal((images, 3, 12, 12)).astype(np.float32)
+        return {"input_ids": ids, "attention_mask": text["attention_mask"], "pixel_values": pixels}
     if "conv_dim" not in config:
         return {"pixel_values": rng.standard_normal((case[0], 3, *case[1:])).astype(np.float32)}
     b, n = case
@@ -159,7 +176,8 @@ def main(out: Path, names: list[str]) -> None:
         for number, case in enumerate(cases):
             given = inputs(case, json.loads(text))
             with torch.no_grad():
-                said = model(**{k: torch.from_numpy(v) for k, v in given.items()})
+                known = {k: torch.from_numpy(v) for k, v in given.items()}
+                said = model(known["pixel_values"]) if name in ("clip-classes", "siglip-classes") else model(**known)
             found |= {f"{name}/{number}/{k}": part.numpy() for k, part in enumerate(results(said))}
     np.savez_compressed(out, **found)
 

@@ -215,7 +215,7 @@ class Pooler:
     kind: position it is taken from: the first, the last or the first that holds the token `eos` (None: the largest token); `pair`:
         the mean of the first two; `patches`: the mean of those of patches; `probe`: attention of a learned query (Zhai et al. 2022)
     norm, dense: names of what follows, if anything; activation: after `dense`
-    optional: a folder may lack it
+    optional: a folder has it where it has its weights, if any
     """
 
     kind: Literal["first", "last", "eos", "pair", "patches", "probe"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -35,13 +35,18 @@ from relax_tune.ir.frontend.hf.heads import (
 )
 from relax_tune.ir.frontend.hf.images.load import IMAGES, load_images
 from relax_tune.ir.frontend.hf.speech_families import MASKED, SPEECH
+from relax_tune.ir.frontend.hf.towers import TOWERS, load_towers
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
 
 CacheType = Literal["f32", "f16", "bf16"]
 PREPROCESSOR = "preprocessor_config.json"
 USUAL_POSITIONS = 4096  # of an encoder-decoder without a table of positions, unless bounds say more
-SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *IMAGES, *FAMILIES, *ENCODER_DECODERS)))
+LOADERS: Mapping[str, Callable[..., IRModule]] = {
+    **dict.fromkeys(IMAGES, load_images),
+    **dict.fromkeys(TOWERS, load_towers),
+}
+SUPPORTED = tuple(dict.fromkeys((*ENCODERS, *LOADERS, *FAMILIES, *ENCODER_DECODERS)))
 
 
 def load_hf(
@@ -61,12 +66,10 @@ def load_hf(
     (b, n, vocabulary), of a sequence (b, labels) or of each position (b, n, labels), or the logits of the first and last position
     of an answer, (b, n) each. Positions count from 0; RoBERTa models leave out padding tokens, whatever the mask says.
 
-    An encoder of images takes `pixel_values (b, channels, height, width) f32` of the size in its configuration. It gives the last
-    hidden state, a pooled vector where the family has one, or the `logits` of classes (b, labels). So does the text encoder of CLIP
-    or SigLIP. With a projection the result is the projected vector alone. Convolutional models, PoolFormer and SegFormer take any
-    height and width, the symbols `h` and `w`; segmentation gives `logits` (b, labels, rows, columns), a backbone its stages.
-
-    An encoder of sound takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` where its preprocessor gives one.
+    An encoder of images takes `pixel_values (b, channels, height, width) f32`, of any size (symbols `h` and `w`) where its layers do.
+    It gives the last hidden state, a pooled vector where the family has one, a projected vector alone, or `logits`. One of sound
+    takes `input_values (b, n) f32`, and `attention_mask (b, n) i64` where its preprocessor gives one. CLIP and SigLIP are three
+    functions, `main`, `text` and `image`; see `load_towers`.
 
     A decoder is two functions that share weights. `prefill(input_ids (b, n) i64) -> (logits (b, 1, vocabulary) f32, key_0,
     value_0, key_1 ...)` takes a prompt. `decode(input_ids (b, 1) i64, past_key_0, past_value_0, past_key_1 ...)` takes one further
@@ -98,9 +101,9 @@ def load_hf(
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
         return _load_encoder(root, inner, data, pooling, normalize, bounds)
     _refuse_embedding(root, kind, asked)
-    if kind in IMAGES:
+    if kind in LOADERS:
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
-        return load_images(root, data, where, bounds)
+        return LOADERS[kind](root, data, where, bounds)
     if kind in FAMILIES:
         return _load_decoder(root, read_spec(FAMILIES[kind], data, where), bounds, every_position, cache_dtype)
     return _load_encoder_decoder(root, encoder_decoder_spec(data, where), bounds, every_position, cache_dtype)
@@ -117,7 +120,7 @@ def _check_names(pooling: str | None, cache_dtype: str) -> None:
 def _refuse_embedding(root: Path, kind: str, asked: bool) -> None:
     """Raise an error for a model that is to embed, but is no encoder of text. asked: by options, else by modules"""
     if asked:
-        what = "which pools as its folder says" if kind in IMAGES else "whose results are logits"
+        what = "which pools as its folder says" if kind in LOADERS else "whose results are logits"
         raise UserError(f"pooling and normalize: wanted an encoder, found {kind}, {what}; leave them out")
     if (root / MODULES).is_file():
         raise ParseError(f"{root / MODULES}: wanted an encoder, found {kind}; this model cannot be imported as one")

@@ -218,7 +218,10 @@ def head_stage(data: Mapping[str, Any], where: str, spec: EncoderSpec) -> Stage 
 def bare_results(encoder: Encoder, x: GVar) -> GVar | tuple[GVar, ...]:
     """Give the last hidden state of a bare model, and its pooled vector where it has one."""
     p = encoder.spec.pooler
-    if p is None or (p.optional and not encoder.weights.has(f"{p.dense}.weight")):
+    if p is None:
+        return x
+    first = p.dense or p.norm
+    if p.optional and not (first and encoder.weights.has(f"{first}.weight")):
         return x
     return x, pooler_output(encoder, x)
 
@@ -277,7 +280,8 @@ def _probed(encoder: Encoder, x: GVar) -> GVar:
     return g.call(Add(), encoder.linear(inner, "head.mlp.fc2", s.inner, s.hidden), y, hint="pooled")
 
 
-def _projected(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+def projected(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
+    """Emit the projected vector (b, width) of CLIP."""
     assert encoder.spec.projection is not None
     name, width = encoder.spec.projection
     y = pooler_output(encoder, x)
@@ -412,7 +416,7 @@ def _words(encoder: Encoder, x: GVar, c: ConfigFields) -> GVar:
 
 
 Head = Callable[[Encoder, GVar, ConfigFields], "GVar | tuple[GVar, ...]"]
-PROJECTIONS: Mapping[str, Head] = {"ModelWithProjection": _projected}
+PROJECTIONS: Mapping[str, Head] = {"ModelWithProjection": projected}
 IMAGE_HEADS: Mapping[str, Head] = {
     "ForImageClassification": _image, "ForImageClassificationWithTeacher": _image_with_teacher,
 }  # fmt: skip

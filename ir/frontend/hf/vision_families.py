@@ -102,7 +102,9 @@ def _beit(c: ConfigFields, prefix: str = "beit.") -> EncoderSpec:
 
 def _data2vec_vision(c: ConfigFields) -> EncoderSpec:
     """Read data2vec for images (Baevski et al. 2022)."""
-    return _beit(c, "data2vec_vision.")
+    spec = _beit(c, "data2vec_vision.")
+    assert spec.pooler is not None
+    return replace(spec, pooler=replace(spec.pooler, optional=True))  # a bare model has none
 
 
 def _clip_vision(c: ConfigFields) -> EncoderSpec:

@@ -229,6 +229,20 @@ def _mobilenet_v2(c: ConfigFields) -> ImageSpec:
     )  # fmt: skip
 
 
+_EFFICIENT: Mapping[str, tuple[int, ...]] = {
+    "out_channels": (16, 24, 40, 80, 112, 192, 320), "strides": (1, 2, 2, 2, 1, 2, 1), "kernel_sizes": (3, 3, 5, 3, 5, 5, 3),
+    "expand_ratios": (1, 6, 6, 6, 6, 6, 6), "num_block_repeats": (1, 2, 2, 3, 3, 4, 1),
+}  # fmt: skip
+
+
+def _square(c: ConfigFields) -> Sequence[int]:
+    """Read the numbers of the blocks of EfficientNet whose padding is the same on all sides."""
+    found = c.data.get("depthwise_padding") or []
+    if not isinstance(found, list) or not all(type(k) is int for k in found):
+        raise c.wrong("depthwise_padding", "a list of numbers of blocks")
+    return found
+
+
 def _efficientnet(c: ConfigFields) -> ImageSpec:
     """Read EfficientNet (Tan and Le 2019)."""
     act, eps = (
@@ -237,9 +251,7 @@ def _efficientnet(c: ConfigFields) -> ImageSpec:
     )
     unit, factor = c.whole("depth_divisor", 8), _factor(c, "width_coefficient", 2.0)
     deeper, share = _factor(c, "depth_coefficient", 3.1), _factor(c, "squeeze_expansion_ratio", 0.25)
-    square = c.data.get("depthwise_padding") or []
-    if not isinstance(square, list) or not all(type(k) is int for k in square):
-        raise c.wrong("depthwise_padding", "a list of numbers of blocks")
+    square = _square(c)
 
     def width(channels: int) -> int:
         return _rounded(channels * factor, unit, unit)
@@ -249,33 +261,35 @@ def _efficientnet(c: ConfigFields) -> ImageSpec:
     ) -> Convolution:  # fmt: skip
         return Convolution(name, out, kernel, stride, groups, 1, padding, False, norm, eps, activation)
 
+    def block(path: str, before: int, out: int, kernel: int, step: int, ratio: int, padding: Padding) -> Stage:
+        wide, own = before * ratio, f"{path}.squeeze_excite"
+        depth, grown, last = (
+            f"{path}.depthwise_conv.depthwise",
+            f"{path}.expansion.expand",
+            f"{path}.projection.project",
+        )
+        return (
+            *((made(f"{grown}_conv", f"{grown}_bn", wide),) if ratio != 1 else ()),
+            made(f"{depth}_conv", f"{depth}_norm", wide, kernel, step, wide, padding=padding),
+            _excite(f"{own}.reduce", f"{own}.expand", max(1, int(before * share)), wide, act),
+            made(f"{last}_conv", f"{last}_bn", out, activation=""),
+        )
+
     layers: list[ImageLayer] = [made("embeddings.convolution", "embeddings.batchnorm", width(32), 3, 2, padding=(0, 1))]
     befores = c.wholes("in_channels", (32, 16, 24, 40, 80, 112, 192))
-    usual = {
-        "out_channels": (16, 24, 40, 80, 112, 192, 320), "strides": (1, 2, 2, 2, 1, 2, 1), "kernel_sizes": (3, 3, 5, 3, 5, 5, 3),
-        "expand_ratios": (1, 6, 6, 6, 6, 6, 6), "num_block_repeats": (1, 2, 2, 3, 3, 4, 1),
-    }  # fmt: skip
-    number, reached, columns = 0, 2, [c.wholes(key, default, len(befores)) for key, default in usual.items()]
+    number, reached, columns = 0, 2, [c.wholes(key, usual, len(befores)) for key, usual in _EFFICIENT.items()]
     for first, behind, stride, kernel, ratio, repeats in zip(befores, *columns, strict=True):
         if stride > 2:
             raise c.wrong("strides", "strides of 1 or 2")
-        before, out, reached = width(first), width(behind), reached * stride
+        before, out, half, reached = width(first), width(behind), kernel // 2, reached * stride
         for j in range(math.ceil(deeper * repeats)):
-            path, step, wide = f"encoder.blocks.{number}", 1 if j else stride, before * ratio
-            half = kernel // 2
-            side: Padding = (
-                ((kernel - 1) // 2, kernel // 2) if step == 1 else half if number in square else (half - 1, half)
-            )
-            depth, grown = f"{path}.depthwise_conv.depthwise", f"{path}.expansion.expand"
-            body: list[ImageLayer] = [made(f"{grown}_conv", f"{grown}_bn", wide)] if ratio != 1 else []
-            body += [
-                made(f"{depth}_conv", f"{depth}_norm", wide, kernel, step, wide, padding=side),
-                _excite(
-                    f"{path}.squeeze_excite.reduce", f"{path}.squeeze_excite.expand", max(1, int(before * share)), wide, act
-                ),
-                made(f"{path}.projection.project_conv", f"{path}.projection.project_bn", out, activation=""),
-            ]  # fmt: skip
-            layers += [Residual(tuple(body))] if j else body
+            step = 1 if j else stride
+            if step > 1 and half == 0 and number not in square:
+                raise c.wrong("kernel_sizes", "kernels of at least 2 where the stride is 2, unless padding is square")
+            side: Padding = half if number in square else (half - 1, half)
+            side = side if step > 1 else ((kernel - 1) // 2, half)
+            body = block(f"encoder.blocks.{number}", before, out, kernel, step, ratio, side)
+            layers += [Residual(body)] if j else body
             before, number = out, number + 1
     hidden = c.whole("hidden_dim", 2560)
     if hidden != width(1280):

@@ -13,7 +13,10 @@ from safetensors.numpy import load_file, save_file
 from tests.support.effort import thinned
 
 from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.encoder_families import encoder_spec
 from relax_tune.ir.frontend.hf.folder import load_hf
+from relax_tune.ir.frontend.hf.towers import TOWERS
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.passes.pipeline import lower
 
@@ -39,7 +42,9 @@ def test_model_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
     module = load_hf(tmp_path)
     params = [p.name for p in module.graphs["main"].params]
     config = json.loads((tmp_path / "config.json").read_text())
-    for form in (module, lower(module).module):
+    forms = [lower(module).module]
+    forms += [module] if list(module.graphs) == ["main"] else []  # the reference runs no calls of functions
+    for form in forms:
         for number, case in enumerate(MADE["MODELS"][name][2]):
             given = MADE["inputs"](case, config)
             found = evaluate_function(form, [given[p] for p in params])
@@ -66,6 +71,7 @@ def test_model_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
         ("convnext", {"layer_scale_init_value": "big"}, "layer_scale_init_value: wanted a number"),
         ("efficientnet", {"strides": [1, 3]}, "strides: wanted strides of 1 or 2"),
         ("efficientnet", {"hidden_dim": 640}, "hidden_dim: wanted 320, the channels behind the last layer, found 640"),
+        ("efficientnet", {"kernel_sizes": [3, 1]}, "kernel_sizes: wanted kernels of at least 2 where the stride is 2"),
         ("efficientnet", {"pooling_type": "sum"}, "pooling_type: wanted one of mean, max"),
         ("poolformer", {"pool_size": 4}, "pool_size: wanted an odd number, found 4"),
         ("segformer", {"reshape_last_stage": False}, "reshape_last_stage: wanted True, found False"),
@@ -164,3 +170,72 @@ def test_options_and_bounds_of_no_model_of_sound_are_refused(tmp_path: Path) -> 
         load_hf(tmp_path, bounds={"h": (10, 99)})
     with pytest.raises(UserError, match="pooling: wanted none of a model of sound, found 'mean'"):
         load_hf(tmp_path, "mean")
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_towers_run_alone_give_the_vectors_of_both(name: str, tmp_path: Path) -> None:
+    results, given = write(tmp_path, name), MADE["inputs"]((2, 3, 13), {"vision_config": {}})
+    module = load_hf(tmp_path, bounds={"t": (1, 8), "n": (2, 16)})
+    assert sorted((b.var.name, b.lower, b.upper) for b in module.bounds) == [("b", 1, None), ("n", 2, 16), ("t", 1, 8)]
+    lowered = lower(module).module
+    assert sorted(lowered.graphs) == ["image", "main", "text"]
+    for form in (module, lowered):
+        words = evaluate_function(form, [given["input_ids"], given["attention_mask"]], "text")
+        pixels = evaluate_function(form, [given["pixel_values"]], "image")
+        np.testing.assert_allclose(words, results["1/2"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(pixels, results["1/3"], rtol=1e-4, atol=1e-5)
+
+
+def test_older_configuration_of_clip_stands_in_place_of_the_newer(tmp_path: Path) -> None:
+    write(tmp_path, "clip-classes")
+    config = json.loads((tmp_path / "config.json").read_text())
+    older = {**config, "vision_config_dict": config["vision_config"], "vision_config": {"hidden_size": 7}}
+    given = MADE["inputs"]((2, 3, 13), config)["pixel_values"]
+    wanted = evaluate_function(load_hf(tmp_path), [given])
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    np.testing.assert_array_equal(evaluate_function(load_hf(tmp_path), [given]), wanted)
+
+
+def test_towers_without_fields_are_as_large_as_the_first_models() -> None:
+    fields = ConfigFields({"vision_config": {"model_type": "siglip_vision_model"}}, "config.json")
+    found = encoder_spec(TOWERS["siglip"].part(fields, "vision"), "config.json")
+    assert (found.hidden, found.inner, found.heads, len(found.layers), found.inputs.positions) == (
+        768,
+        3072,
+        12,
+        12,
+        196,
+    )
+    found = encoder_spec(TOWERS["clip"].part(fields, "text"), "config.json")
+    assert (found.hidden, found.words.vocabulary, found.words.positions, found.projection) == (
+        512, 49408, 77, ("text_projection", 512),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("clip", {"text_config": [1]}, "text_config: wanted an object, found .1."),
+        (
+            "clip",
+            {"architectures": ["CLIPForSegmentation"]},
+            "architectures: wanted one whose name ends in Model or ForIm",
+        ),
+        ("clip", {"projection_dim": 7}, "text_projection.weight': wanted shape .7, 12. by config.json, found .6, 12."),
+        ("siglip", {"vision_config": {"hidden_act": "mish"}}, "hidden_act: wanted one of gelu"),
+    ],
+)
+def test_towers_with_other_fields_are_refused(name: str, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    write(tmp_path, name, **changes)
+    with pytest.raises(ParseError, match=says):
+        load_hf(tmp_path)
+
+
+def test_bounds_and_options_of_no_towers_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "clip")
+    with pytest.raises(UserError, match=r"symbols b .images., t .texts. and n .positions., found h"):
+        load_hf(tmp_path, bounds={"h": (1, 2)})
+    with pytest.raises(UserError, match="bound of n: wanted at most 18, the positions this model has, found 19"):
+        load_hf(tmp_path, bounds={"n": (1, 19)})
+    with pytest.raises(UserError, match="pooling and normalize: wanted an encoder, found clip"):
+        load_hf(tmp_path, "cls")
