@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ir.frontend.torch.test_torch import torch_python
 from tests.support import tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
 from tests.tuner.cli.cli_model import make_bert
@@ -42,8 +43,13 @@ REPEATED = ("docs/index.md",)
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
 
 
+# Pages whose Python needs torch.
+OF_TORCH = "docs/guides/torch.md"
+MARKS = {**{page: [pytest.mark.heavy] for page in REPEATED}, OF_TORCH: [pytest.mark.torch]}
+
+
 def marked(page: Path) -> Any:
-    return pytest.param(page, id=named(page), marks=[pytest.mark.heavy] if named(page) in REPEATED else [])
+    return pytest.param(page, id=named(page), marks=MARKS.get(named(page), []))
 
 
 def commands(text: str) -> Iterator[str]:
@@ -99,6 +105,11 @@ def run_commands(folder: Path, lines: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*map(marked, RUN)])
 def test_page_snippets_run(page: Path, folder: Path) -> None:
+    if named(page) == OF_TORCH:
+        text = "\n".join(text for language, text in snippets(page) if language == "python")
+        python, environment = torch_python()
+        subprocess.run([python, "-W", "ignore", "-c", text], check=True, cwd=folder, env=environment, timeout=600)
+        return
     namespace: dict[str, Any] = {}
     for language, text in snippets(page):
         if language == "python":

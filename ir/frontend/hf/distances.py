@@ -32,3 +32,9 @@ def distance_bucket(distance: NDArray[Any], count: int, furthest: int, behind: b
         large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
     found = np.where(far < exact, far, np.minimum(large, half - 1))
     return np.asarray(found if behind else found + half * (distance > 0))
+
+
+def halves(heads: int, size: int) -> NDArray[Any]:
+    """Return the order of rows that puts the even elements of each head before the odd ones."""
+    head = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
+    return np.asarray((np.arange(heads)[:, None] * size + head).ravel())

@@ -13,7 +13,7 @@ from relax_tune.ir.core.expr import Expr, Var, add, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.distances import distance_bucket, log_bucket
+from relax_tune.ir.frontend.hf.distances import distance_bucket, halves, log_bucket
 from relax_tune.ir.frontend.hf.encoder_spec import (
     ACTIVATIONS,
     LOWEST,
@@ -89,6 +89,7 @@ class Encoder:
         self.past: Expr = const(0)
         self._arrays = {} if arrays is None else arrays
         self.hidden_bias: GVar | None = None
+        self.seen: GVar | None = None
         self.states: list[GVar] = []
         self._constants: dict[str, Constant] = {}
         self._biases: dict[object, Value | None] = {}
@@ -139,7 +140,8 @@ class Encoder:
         self.ids = g.input("input_ids", (batch, length), i64)
         mask = self.mask = g.input("attention_mask", (batch, length), i64)
         types = g.input("token_type_ids", (batch, length), i64) if self.types else None
-        self.hidden_bias = self.mask_bias(mask)
+        seen = g.call(NotEqual(), mask, g.constant("hidden", np.asarray(0, np.int64)), hint="seen")
+        self.seen = g.call(ExpandDims((1, 2)), seen)
         return self.embed(words, self.ids, types, length)
 
     def mask_bias(self, mask: GVar) -> GVar:
@@ -355,8 +357,9 @@ class Encoder:
     def attended(self, q: GVar, k: GVar, v: GVar, bias: Value | None, out: str, width: int, causal: bool) -> GVar:
         """Emit attention and the product `out` of its results, of `width`."""
         g, s = self.g, self.spec
-        scale = float(1 / np.sqrt(s.size)) if s.scale is None else s.scale
-        operator = Attention(scale, causal=causal, offset=self.past if causal else const(0), hides_rows=False)
+        scale = float(s.size**-0.5) if s.scale is None else s.scale
+        hides = bias is not None and bias is self.seen
+        operator = Attention(scale, causal=causal, offset=self.past if causal else const(0), hides_rows=hides)
         seen = g.call(operator, q, k, v, *(() if bias is None else (bias,)))
         context = g.call(Permute((0, 2, 1, 3)), seen, hint="context")
         context = g.call(Reshape((*self.dims, const(s.heads * s.size))), context)
@@ -444,7 +447,11 @@ class Encoder:
         return self._biases[key]
 
     def _bias(self, window: int | None, path: str) -> Value | None:
-        g, buckets = self.g, self.spec.buckets
+        g, s, buckets = self.g, self.spec, self.spec.buckets
+        if self.seen is not None:
+            if (window, buckets, s.grid_bias, s.disentangled) == (None,) * 4:
+                return self.seen
+            self.hidden_bias = self.hidden_bias or self.mask_bias(self.mask)
         found: Value | None = self.hidden_bias
         if window is not None:
             near = np.zeros((2 * window + 3, 1), np.float32)
@@ -487,9 +494,3 @@ class Encoder:
         last = self.constant(f"last_of_{rows}", lambda: np.asarray(rows - 1, np.int64))
         chosen = g.call(Take(), self.constant(name, lambda: table), g.call(Minimum(), place, last))
         return g.call(Permute((2, 0, 1)), chosen, hint="by_distance")
-
-
-def halves(heads: int, size: int) -> NDArray[Any]:
-    """Return the order of rows that puts the even elements of each head before the odd ones."""
-    head = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
-    return np.asarray((np.arange(heads)[:, None] * size + head).ravel())

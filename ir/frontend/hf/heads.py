@@ -273,7 +273,7 @@ def _probed(encoder: Encoder, x: GVar) -> GVar:
 
     q = g.constant("head.query", np.ascontiguousarray(query.reshape(1, s.heads, 1, size)))
     probe = g.call(BroadcastTo((batch, const(s.heads), const(1), const(size))), q)
-    seen = g.call(Attention(float(1 / np.sqrt(size)), hides_rows=False), probe, heads(1, "key"), heads(2, "value"))
+    seen = g.call(Attention(float(size**-0.5), hides_rows=False), probe, heads(1, "key"), heads(2, "value"))
     y = encoder.linear(g.call(Reshape((batch, const(s.hidden))), seen), "head.attention.out_proj", s.hidden, s.hidden)
     inner = encoder.linear(encoder.norm(y, "head.layernorm"), "head.mlp.fc1", s.hidden, s.inner)
     inner = ACTIVATIONS[s.activation](g, inner)

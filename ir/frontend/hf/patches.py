@@ -31,19 +31,20 @@ def embed_patches(e: Encoder, batch: Var, p: Patches) -> GVar:
     kernel = e.weight(f"{p.projection}.weight", width, p.channels, *p.patch)
     x = g.call(Conv(p.stride or p.patch, (1, 1)), pixels, kernel, hint="patches")
     count, lead, front = p.positions - p.leading, len(p.tokens), () if p.flat else (1,)
+    if p.biased:
+        bias = e.weights.get(f"{p.projection}.bias", (width,)).reshape(width, 1, 1)
+        x = g.call(Add(), x, g.constant(f"{p.projection}.bias", bias))
     x = g.call(Permute((0, 2, 1)), g.call(Reshape((batch, const(width), const(count))), x), hint="patches")
-    table = np.zeros((lead + count, width), np.float32)
+    table = np.zeros((1, lead + count, width), np.float32)
     if p.table:
-        table = e.weights.get(p.table, (*front, lead + count, width)).reshape(-1, width)
-    bias = e.weights.get(f"{p.projection}.bias", (width,)) if p.biased else 0
-    x = g.call(Add(), x, g.constant("patch_positions", table[lead:] + bias))
+        table = e.weights.get(p.table, (*front, lead + count, width)).reshape(1, -1, width)
+        x = g.call(Add(), x, g.constant("patch_positions", table[:, lead:]))
     if p.leading:
         ones = () if p.flat else (1, 1)
-        rows = [e.weights.get(name, (*ones, width)).reshape(1, width) for name in p.tokens]
-        first = np.concatenate(rows) + table[:lead]
+        rows = [e.weights.get(name, (*ones, width)).reshape(1, 1, width) for name in p.tokens]
+        first = np.concatenate(rows, 1) + table[:, :lead]
         if p.registers:
-            more = e.weights.get(p.registers, (1, p.registers_count, width))[0]
-            first = np.concatenate([first, more])
+            first = np.concatenate([first, e.weights.get(p.registers, (1, p.registers_count, width))], 1)
         shape = (batch, const(p.leading), const(width))
         x = g.call(Concat(1), g.call(BroadcastTo(shape), g.constant("tokens", first)), x, hint="embeddings")
     return e.norm(x, p.norm) if p.norm else x

@@ -12,7 +12,15 @@ from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.old_forms import rows
 from relax_tune.ir.frontend.onnx.shape import axes_of, axis_of, expressions, integers
 from relax_tune.ir.frontend.onnx.tensors import element_type
-from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to, clip, permute, slice_axis, triangle
+from relax_tune.ir.frontend.shared.compositions import (
+    along_last_axis,
+    batch_norm,
+    cast_to,
+    clip,
+    permute,
+    slice_axis,
+    triangle,
+)
 from relax_tune.ir.frontend.shared.indexing import gather, gather_elements, gather_nd, natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
@@ -172,10 +180,9 @@ def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue:
     if (node.version or 0) < 14 and any(node.wants(p) for p in range(1, 5)):
         raise node.refuse("wanted inference, found results of training; export the model for inference")
     x = node.item(0)
-    scale, bias, mean, var = (_channels(w, node.item(p), x.ndim) for p in range(1, 5))
-    spread = w.emit(Sqrt(), w.emit(AddScalar(float(node.attributes.get("epsilon", 1e-5))), var))
-    y = w.emit(Mul(), w.emit(Div(), w.emit(Sub(), w.tensor(x), mean), spread), scale)
-    return w.of(w.emit(Add(), y, bias))
+    gamma, beta, mean, var = (w.tensor(node.item(p)) for p in range(1, 5))
+    eps = float(node.attributes.get("epsilon", 1e-5))
+    return w.of(batch_norm(w, w.tensor(x), gamma, beta, mean, var, eps))
 
 
 def _instance_norm(w: Writer, node: OnnxNode) -> ImportedValue:

@@ -13,14 +13,25 @@ from relax_tune.ir.core.dtype import DType, bool_, f32, i64, u64
 from relax_tune.ir.core.expr import Expr, ExprLike, as_int, const, expr, floordiv, le, maximum, mul, sub
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, GVar, Value
-from relax_tune.ir.frontend.shared import recognised_norms
+from relax_tune.ir.frontend.shared import folded_weights, recognised_masks, recognised_norms
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims, Permute, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.bits import IntegerPower
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Minimum, Mul, MulScalar, Sub, Tanh
+from relax_tune.ir.op.math.elementwise import (
+    Add,
+    AddScalar,
+    Cast,
+    MaximumScalar,
+    Minimum,
+    Mul,
+    MulScalar,
+    Rsqrt,
+    Sub,
+    Tanh,
+)
 from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, NotEqual, Where
 from relax_tune.ir.op.math.numeric import Fmod, Modulo, Quotient
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
@@ -166,6 +177,18 @@ def tanh_gelu(w: Writer, x: Value) -> Value:
     return w.emit(Mul(), w.emit(MulScalar(0.5), x), w.emit(AddScalar(1.0), w.emit(Tanh(), inner)))
 
 
+def batch_norm(
+    w: Writer, x: Value, gamma: Value | None, beta: Value | None, mean: Value, var: Value, eps: float
+) -> Value:
+    """Return batch normalisation at inference (Ioffe and Szegedy 2015): one factor and one summand for each channel."""
+    scale = w.emit(Rsqrt(), w.emit(AddScalar(eps), var))
+    scale = scale if gamma is None else w.emit(Mul(), scale, gamma)
+    moved = w.emit(MulScalar(-1.0), w.emit(Mul(), mean, scale))
+    moved = moved if beta is None else w.emit(Add(), beta, moved)
+    channels = [tensor_dims(mean)[0], *[const(1)] * (len(tensor_dims(x)) - 2)]
+    return w.emit(Add(), w.emit(Mul(), x, w.reshape(scale, channels)), w.reshape(moved, channels))
+
+
 def along_last_axis(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:
     """Apply a row operator along any axis."""
     n = len(tensor_dims(value))
@@ -180,6 +203,12 @@ def triangle(w: Writer, x: ImportedValue, k: int, upper: bool) -> ImportedValue:
     diagonal = w.emit(AddScalar(k), rows)
     kept = w.emit(LessEqual(), diagonal, columns) if upper else w.emit(LessEqual(), columns, diagonal)
     return w.of(w.emit(Where(), kept, w.tensor(x), w.literal(0, x.dtype)), x.natural)
+
+
+FINISHED_RULES = (
+    recognised_norms.RULES, recognised_masks.CHOICES, recognised_masks.RULES, folded_weights.SCALES, folded_weights.RULES,
+)  # fmt: skip
+"""Rules of whole programs, one set after the other, as each applies once to what the one before it left."""
 
 
 def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str]) -> IRModule:
@@ -198,7 +227,10 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
         used.add(root)
         results.append(value)
     module = w.g.finish(results if len(results) > 1 else results[0])
-    return rewrite(_renamed(module, dict(zip(results, names, strict=True))), recognised_norms.RULES)
+    module = _renamed(module, dict(zip(results, names, strict=True)))
+    for rules in FINISHED_RULES:
+        module = rewrite(module, rules)
+    return module
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:

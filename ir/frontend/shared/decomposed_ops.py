@@ -23,15 +23,18 @@ from relax_tune.ir.op.math.elementwise import (
     Mul,
     MulScalar,
     Rsqrt,
+    Sigmoid,
     Sqrt,
     Sub,
+    Tanh,
 )
+from relax_tune.ir.op.math.logic import NotEqual, Where
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import L2Normalize, LayerNorm, Mean, MeanPool, Reduce, Softmax, Sum
 from relax_tune.ir.rewrite.match import Match
 from relax_tune.ir.rewrite.movement_rules import VIEW_OF_VIEW, swaps_last_two
-from relax_tune.ir.rewrite.pattern import Operand, Pattern, op, value
+from relax_tune.ir.rewrite.pattern import Operand, Pattern, op, value, weight
 from relax_tune.ir.rewrite.rules import Rule, Site
 
 
@@ -100,8 +103,15 @@ def _read_transposed(site: Site) -> Value | None:
     return None if isinstance(site["b"], Constant) else site.call(Matmul(transpose_b=True), "a", "b")
 
 
+def weights_of(scores: Pattern) -> Pattern:
+    """Match the weights of attention: the softmax of `scores`, perhaps with a mask."""
+    weights = op(Softmax, scores | op(Add, scores, "mask")).named("weights")
+    # rows that see no column have NaN as weights, which exporters to ONNX replace by 0
+    return weights | op(Where, op(NotEqual, weights, "weights"), weight(number=0), "weights").named("guarded")
+
+
 SCORES = op(MulScalar, op(Matmul, "q", "k", transpose_b=True)).named("scores")
-ATTENTION = op(Matmul, op(Softmax, SCORES | op(Add, SCORES, "mask")), "v", transpose_b=False)
+ATTENTION = op(Matmul, weights_of(SCORES), "v", transpose_b=False)
 
 
 def _attention(site: Site) -> Value | None:
@@ -109,24 +119,44 @@ def _attention(site: Site) -> Value | None:
     whole = (*q[:-1], *k[-2:-1])
     if len(whole) < 2 or k[:-2] != q[:-2] or v[:-1] != k[:-1] or site.shape("scores") != whole:
         return None
-    attention = Attention(site.operator("scores", MulScalar).value, hides_rows=False)
+    return attention_of(site, whole, site["k"], site["v"])
+
+
+def attention_of(site: Site, whole: tuple[Expr, ...], k: Value, v: Value) -> Value | None:
+    """Return attention by the captures of `weights_of`; None where a mask does not fit. whole: dims of the scores"""
+    attention = Attention(site.operator("scores", MulScalar).value, hides_rows="guarded" in site)
     if "mask" not in site:
-        return site.call(attention, "q", "k", "v")
+        return site.call(attention, "q", k, v)
     mask = site.shape("mask")
     broadcasts = len(mask) <= len(whole) and all(as_int(d) == 1 or d == w for d, w in zip(mask[::-1], whole[::-1]))
-    return site.call(attention, "q", "k", "v", "mask") if broadcasts else None
+    return site.call(attention, "q", k, v, "mask") if broadcasts else None
 
 
 MERGED_TRANSPOSITION = op(Reshape, op(Permute, op(Reshape, "x").named("merged"), axes=(0, 2, 1)))
 
 
 def _transpose_unmerged(site: Site) -> Value | None:
-    dims, merged, n = site.shape("x"), site.shape("merged"), len(site.shape("x"))
-    split = site.root.op
+    dims, merged, split = site.shape("x"), site.shape("merged"), site.root.op
     assert isinstance(split, Reshape)
-    if n < 3 or merged[1:] != dims[-2:] or split.shape != (*dims[:-2], dims[-1], dims[-2]):
+    lead, n = split.shape[:-2], len(split.shape)
+    if n < 3 or len(dims) < 3 or merged[1:] != dims[-2:] or split.shape[-2:] != (dims[-1], dims[-2]):
         return None
-    return site.call(Permute((*range(n - 2), n - 1, n - 2)), "x")
+    x = site["x"] if dims[:-2] == lead else site.call(Reshape((*lead, *dims[-2:])), "x")
+    return site.call(Permute((*range(n - 2), n - 1, n - 2)), x)
+
+
+FLAT_PRODUCT = op(Matmul, op(Reshape, "x"), weight("w"), transpose_b=False).named("flat")
+MERGED_ROWS = op(Reshape, FLAT_PRODUCT | op(Add, FLAT_PRODUCT, weight("bias")))
+
+
+def _product_of_rows(site: Site) -> Value | None:
+    """Leave the leading dims apart, which exporters merge for a product with weights."""
+    view, x, flat, w = site.root.op, site.shape("x"), site.shape("flat"), site.shape("w")
+    assert isinstance(view, Reshape)
+    if len(w) != 2 or len(flat) != 2 or not x or x[-1] != w[0] or view.shape != (*x[:-1], w[1]):
+        return None
+    product = site.call(Matmul(), "x", "w")
+    return site.call(Add(), product, "bias") if "bias" in site else product
 
 
 TAIL = op(AddScalar, op(Erf, scaled("x", math.sqrt(0.5))), value=1.0)
@@ -135,6 +165,20 @@ GELU = scaled(op(Mul, "x", TAIL), 0.5) | op(Mul, scaled("x", 0.5), TAIL) | op(Mu
 
 def _gelu(site: Site) -> Value:
     return site.call(Gelu(), "x")
+
+
+CUBE = op(Mul, op(Mul, "x", "x"), "x")
+INNER = scaled(op(Add, "x", scaled(CUBE, 0.044715)), math.sqrt(2 / math.pi))
+TANH_TAIL = op(AddScalar, op(Tanh, INNER), value=1.0)
+TANH_GELU = (
+    scaled(op(Mul, "x", TANH_TAIL), 0.5) | op(Mul, scaled("x", 0.5), TANH_TAIL) | op(Mul, "x", scaled(TANH_TAIL, 0.5))
+)
+
+
+def _tanh_gelu(site: Site) -> Value:
+    factor = site.call(AddScalar(1.0), site.call(MulScalar(0.044715), site.call(Mul(), "x", "x")))
+    inner = site.call(MulScalar(2 * math.sqrt(2 / math.pi)), site.call(Mul(), "x", factor))
+    return site.call(Mul(), "x", site.call(Sigmoid(), inner))
 
 
 CENTRED = op(Sub, "x", over_last_axis(Mean, "x", "mean"))
@@ -183,7 +227,7 @@ RULES = (
     ),
     Rule(
         ATTENTION, _attention, "attention", level="import",
-        equation="softmax(q @ k.T * scale + mask) @ v = attention(q, k, v, mask)",
+        equation="softmax(q @ k.T * scale + mask) @ v = attention(q, k, v, mask); so with weights that are 0 where they are NaN",
     ),
     VIEW_OF_VIEW,
     Rule(
@@ -191,6 +235,15 @@ RULES = (
         equation="reshape(permute(reshape(x, (a * b, i, j)), (0, 2, 1)), (a, b, j, i)) = permute(x, (0, 1, 3, 2))",
     ),
     Rule(GELU, _gelu, "gelu", level="import", equation="x * (1 + erf(x / sqrt(2))) / 2 = gelu(x)"),
+    Rule(
+        MERGED_ROWS, _product_of_rows, "product under merged dims", level="import",
+        equation="reshape(reshape(x, (a * b, k)) @ w + c, (a, b, n)) = x @ w + c",
+    ),
+    Rule(
+        TANH_GELU, _tanh_gelu, "gelu by tanh", level="import",
+        equation="x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2 = "
+        "x * sigmoid(2 * sqrt(2 / pi) * x * (1 + 0.044715 * x ** 2))",
+    ),
     Rule(
         LAYER_NORM, _layer_norm, "layer norm", level="import",
         equation="(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps) * gamma + beta = layer_norm(x, gamma, beta)",

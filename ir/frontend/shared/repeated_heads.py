@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from relax_tune.ir.core.expr import Expr, as_int
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.decomposed_ops import attention_of, weights_of
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Permute, Reshape
+from relax_tune.ir.op.math.elementwise import MulScalar
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import Pattern, op
@@ -59,11 +61,34 @@ def _grouped_attention(site: Site) -> Value | None:
     return site.call(site.root.op, "q", *once, *(["mask"] if "mask" in site else []))
 
 
+# products over repeated heads are found before the attention that they are part of
+GROUPED_SCORES = op(MulScalar, op(Reshape, op(Matmul, op(Reshape, "q").named("grouped"), "k", transpose_b=True))).named(
+    "scores"
+)
+GROUPED_ATTENTION = op(Matmul, weights_of(GROUPED_SCORES), repeated("v"), transpose_b=False)
+
+
+def _attention_of_groups(site: Site) -> Value | None:
+    q, k, v, grouped, same = *(site.shape(name) for name in ("q", "k", "v", "grouped")), site.deduction.same
+    if not _repeats_heads(site, "v") or len(q) != 4 or len(k) != 5 or as_int(k[2]) != 1 or len(grouped) != 5:
+        return None
+    whole = (*q[:3], k[3])
+    fits = same(k[0], v[0]) and k[1] == v[1] == grouped[1] and same(k[3], v[3]) and same(grouped[3], q[2])
+    if not fits or not same(site.shape("v_whole")[1], q[1]) or site.shape("scores") != whole:
+        return None
+    keys, values = (site.call(Reshape(_without_group(site.shape(name))), name) for name in "kv")
+    return attention_of(site, whole, keys, values)
+
+
 def _without_group(dims: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return (*dims[:2], *dims[3:])
 
 
 RULES = (
+    Rule(
+        GROUPED_ATTENTION, _attention_of_groups, "attention over groups of heads", level="import",
+        equation="softmax(q @ repeat(k, g).T * scale + mask) @ repeat(v, g) = attention(q, k, v, mask)",
+    ),
     Rule(
         PRODUCT, _grouped_product, "product over repeated heads", level="import",
         equation="a @ repeat(b, g) = reshape(reshape(a, (..., h, g, i, j)) @ b)",

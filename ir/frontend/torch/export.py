@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ DIM_CLASSES: Mapping[str, str] = {
 }  # fmt: skip
 # Roundings of quotients of dims, which are dims whose expression torch states.
 ROUNDED = frozenset({"sym.trunc", "sym.floor", "sym.ceil", "sym.int"})
+DIMS_FILE = "dims.json"
+"""Name of the extra file of `torch.export.save` that holds the names of dims, which torch does not save."""
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 
@@ -59,9 +62,11 @@ def plain_program(source: Any) -> TorchProgram:
 
     Raises: UserError without torch; ParseError for another file, or for a program that writes to its buffers or inputs."""
     torch = require_torch()
+    saved: str | bytes = ""
     if isinstance(source, (str, Path)):
         try:
-            source = torch.export.load(str(source))
+            extra = {DIMS_FILE: ""}
+            source, saved = torch.export.load(str(source), extra_files=extra), extra[DIMS_FILE]
         except Exception as error:  # an archive of unknown origin may raise anything
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise ParseError(
@@ -72,7 +77,7 @@ def plain_program(source: Any) -> TorchProgram:
         raise ParseError(
             f"wanted a torch.export.ExportedProgram, found a {type(source).__name__}; export the model first"
         )
-    names = _dim_names(source)  # decomposition loses them
+    names = _dim_names(source) or _saved_names(source, saved)  # decomposition loses them
     table = torch.export.default_decompositions()
     for overload in WHOLE:
         packet, _, name = overload.partition(".")
@@ -119,6 +124,42 @@ def _dim_names(exported: Any) -> dict[str, str]:
                 if at:
                     given = "_".join(re.findall(r"\w+", at[1]))
                     found[f"{given}[{at[2]}]"] = str(name)
+    return found
+
+
+def _saved_names(exported: Any, saved: str | bytes) -> dict[str, str]:
+    """Read the names of dims by place from the text that was saved beside a program, such as `{"x": {"0": "batch"}}`.
+
+    Raises: ParseError for a place that is no dynamic dim, and for a symbol with two names."""
+    if not saved:
+        return {}
+
+    def wrong(wanted: str, given: object) -> ParseError:
+        return ParseError(
+            f"{DIMS_FILE} in the program: wanted {wanted}, found {given!r:.80}; save the program with others"
+        )
+
+    try:
+        data = json.loads(saved)
+    except (ValueError, RecursionError) as error:
+        raise wrong("a JSON object of the names of dims by input and axis", str(error)) from None
+    if not isinstance(data, dict) or not all(isinstance(axes, dict) for axes in data.values()):
+        raise wrong("an object of the names of dims by input and axis", data)
+    shapes = {n.name: getattr(n.meta.get("val"), "shape", ()) for n in exported.graph.nodes if n.op == "placeholder"}
+    found: dict[str, str] = {}
+    symbols: dict[str, str] = {}
+    for place, name in ((f"{given}[{axis}]", name) for given, axes in data.items() for axis, name in axes.items()):
+        if not isinstance(name, str) or not name.isidentifier():
+            raise wrong(f"an identifier as the name of {place}", name)
+        given, _, axis = place[:-1].rpartition("[")
+        dims = shapes.get(given, ())
+        dim = dims[int(axis)] if axis.isdecimal() and int(axis) < len(dims) else None
+        expr = getattr(getattr(dim, "node", None), "expr", None)
+        if expr is None or not expr.is_symbol:
+            raise wrong("inputs of the program and axes whose dims are dynamic", place)
+        if symbols.setdefault(str(expr), name) != name or list(symbols.values()).count(name) > 1:
+            raise wrong(f"one name for each dim that differs, and one dim for {name}", place)
+        found[place] = name
     return found
 
 

@@ -43,9 +43,10 @@ SUPPORTED: Mapping[str, Handler] = {
 def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
     """Import a torch.export program as `main(inputs in order) -> results` (a tuple when there are several).
 
-    A dynamic dim has the name of its `torch.export.Dim`. A file has lost the names: a dim is then `<input>_<axis>`, after the first
-    input that has it by itself. Parameters and buffers become constants of their names; tied ones are one constant. Results have the
-    keys of the program's result, such as `logits`.
+    A dynamic dim has the name of its `torch.export.Dim`. torch does not save the names; a file may hold them beside the program:
+    `torch.export.save(program, path, extra_files={"dims.json": '{"x": {"0": "batch"}}'})`. A dim without a name is `<input>_<axis>`,
+    after the first input that has it by itself. Parameters and buffers become constants of their names; tied ones are one constant.
+    Results have the keys of the program's result, such as `logits`.
 
     program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`
     bounds: inclusive (lower, upper) of dynamic dims by name, within the exported ranges
@@ -58,6 +59,14 @@ def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
 def import_program(program: TorchProgram, bounds: Bounds | None = None) -> IRModule:
     """Import a program given as plain data, without torch; see `load_torch_export`."""
     return _Importer(program, bounds or {}).run()
+
+
+def wider(name: str, low: int) -> str:
+    """Return the advice for a dim that torch fixed, or took to be at least 2."""
+    return (
+        f'torch.export.Dim("{name}", min={low}) and an example in which this dim is 2 or more: torch takes a 1 in the example as '
+        "fixed, and lets Dim.AUTO and Dim.DYNAMIC begin at 2"
+    )
 
 
 class _Importer:
@@ -105,15 +114,19 @@ class _Importer:
         unknown = sorted(set(self.bounds) - set(known))
         if unknown:
             there = ", ".join(known) or "none: every dim is a number"
-            raise UserError(f"bounds of {', '.join(unknown)}: wanted dynamic dims of the program, which are {there}")
+            ones = [f"{name}[{m.dims.index(1)}]" for name, m in self.program.inputs if 1 in m.dims]
+            fixed = f"; {ones[0]} is 1: for a dim there, export with {wider(unknown[0], 1)}" if ones else ""
+            raise UserError(
+                f"bounds of {', '.join(unknown)}: wanted dynamic dims of the program, which are {there}{fixed}"
+            )
         for name, s in known.items():
             low, high = self.bounds.get(name, (s.lower, s.upper))
             if low < s.lower or (s.upper is not None and high is not None and high > s.upper):
                 limit = "any number" if s.upper is None else s.upper
-                auto = f': torch.export.Dim("{name}", min={low}), since Dim.AUTO and Dim.DYNAMIC begin at 2'
+                advice = wider(name, low) if low < s.lower == 2 else "a wider torch.export.Dim"
                 raise UserError(
                     f"bound of {name}: wanted a range within the one the program was exported with, {s.lower} to {limit}, "
-                    f"found {low} to {high}; export it with a wider torch.export.Dim{auto if low < s.lower == 2 else ''}"
+                    f"found {low} to {high}; export it with {advice}"
                 )
             self.symbols[name] = self.w.g.symbol(name, low, high)
 

@@ -112,8 +112,8 @@ class Blocks:
     def gated(self, x: GVar, gate: Projection, up: Projection, down: Projection, biased: bool) -> GVar:
         """Return a gated feed-forward block (Shazeer 2020)."""
         c = self.spec
-        one, other = self.linear(x, gate, c.hidden, biased), self.linear(x, up, c.hidden, biased)
-        y = self.g.call(Mul(), self.activation(one), other)
+        one = self.activation(self.linear(x, gate, c.hidden, biased))
+        y = self.g.call(Mul(), self.linear(x, up, c.hidden, biased), one)
         return self.linear(y, down, gate.width, biased)
 
     def capped(self, x: GVar, cap: float, hint: str) -> GVar:

@@ -134,13 +134,24 @@ class _Step(Blocks):
         width = c.words_width or c.hidden
         if names.words_out is not None:
             x = self.linear(x, Projection(f"{prefix}{names.words_out}", width), c.hidden, False)
-        head = words if c.tied else self.weight(f"{names.head}.weight", c.vocabulary, width)
-        y = g.call(Matmul(transpose_b=True), x, head, hint="logits")
+        if c.tied:
+            y = g.call(Matmul(transpose_b=True), x, words, hint="logits")
+        else:
+            y = g.call(Matmul(), x, self.head(width), hint="logits")
         if c.biases.head:
             y = g.call(Add(), y, self.weight(f"{names.head}.bias", c.vocabulary), hint="logits")
         if c.logits_scale != 1:
             y = g.call(MulScalar(c.logits_scale), y, hint="logits")
         return y if c.logits_cap is None else self.capped(y, c.logits_cap, "logits")
+
+    def head(self, width: int) -> Constant:
+        """Return the weights (width, vocabulary) of the last product, which the file holds as (vocabulary, width)."""
+        name, vocabulary = f"{self.spec.names.head}.weight", self.spec.vocabulary
+
+        def make() -> NDArray[np.float32]:
+            return np.ascontiguousarray(self.parameters.weights.get(name, (vocabulary, width)).T)
+
+        return self.g.constant(name, self.parameters.array(name, make))
 
     def layer(self, x: GVar, layer: DecoderLayer, name: str, given: Cache | None, number: int) -> tuple[GVar, Cache]:
         """Return what a layer makes of the hidden state, and its new cache."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -119,7 +118,7 @@ def _smollm3(c: ConfigFields, spec: DecoderSpec) -> DecoderSpec:
 
 def _gpt2(c: ConfigFields, spec: DecoderSpec) -> DecoderSpec:
     """Scale the scores as three switches say."""
-    size = 1.0 if not c.truth("scale_attn_weights", True) else 1 / math.sqrt(spec.size)
+    size = 1.0 if not c.truth("scale_attn_weights", True) else float(spec.size**-0.5)
     by_layer = c.truth("scale_attn_by_inverse_layer_idx", False)
     return with_layers(spec, lambda i, layer: replace(layer, scale=size / (i + 1 if by_layer else 1)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -226,7 +225,7 @@ def read_spec(family: Family, data: Mapping[str, Any], where: str) -> DecoderSpe
     layers = tuple(
         DecoderLayer(
             rope,
-            1 / math.sqrt(divisor) if scale is None else scale,
+            float(divisor**-0.5) if scale is None else scale,
             windows[i],
             None if f.experts is None else f.experts.read(c, i),
         )

@@ -8,7 +8,7 @@ from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, ge, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared import windows
-from relax_tune.ir.frontend.shared.compositions import cast_to, pad
+from relax_tune.ir.frontend.shared.compositions import batch_norm, cast_to, pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
 from relax_tune.ir.op.base import product
@@ -108,12 +108,9 @@ def _batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     x, eps = n.item(0), number_of(n.given(6, "eps", 1e-5))
     if eps is None:
         raise n.refuse("wanted eps as a number")
-    scale = w.emit(Rsqrt(), w.emit(AddScalar(eps), w.tensor(n.item(4))))
-    weight, bias = n.given(1, "weight"), n.given(2, "bias")
-    scale = scale if weight is None else w.emit(Mul(), scale, w.tensor(weight))
-    centred = w.emit(Sub(), w.tensor(x), _per_channel(w, w.tensor(n.item(3)), x))
-    y = w.emit(Mul(), centred, _per_channel(w, scale, x))
-    return [w.of(y if bias is None else w.emit(Add(), y, _per_channel(w, w.tensor(bias), x))), None, None]
+    gamma, beta = (None if v is None else w.tensor(v) for v in (n.given(1, "weight"), n.given(2, "bias")))
+    y = batch_norm(w, w.tensor(x), gamma, beta, w.tensor(n.item(3)), w.tensor(n.item(4)), eps)
+    return [w.of(y), None, None]
 
 
 def _normalised(w: Writer, n: TorchNode, dims: Sequence[Expr], axes: tuple[int, ...], eps: object) -> Value:

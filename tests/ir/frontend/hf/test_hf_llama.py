@@ -94,12 +94,18 @@ def test_tasks_of_a_decoder(tmp_path: Path) -> None:
     layer = [
         "rms_norm", "matmul", "fused_rotary_permute", "matmul_1", "fused_rotary_permute_1", "matmul_1", "permute",
         "attention", "permute_1", "fused_matmul_add",
-        "rms_norm", "fused_matmul_sigmoid_mul", "fused_matmul_mul", "fused_matmul_add_1",
+        "rms_norm", "matmul_2", "fused_matmul_sigmoid_mul_mul", "fused_matmul_add_1",
     ]  # fmt: skip
     prompt, step = callees(lowered, "prefill"), callees(lowered, "decode")
-    assert prompt == ["take", *layer, *layer, "fused_slice_rms_norm", "matmul_2"]
-    shared = {"take", "rms_norm", "matmul", "matmul_1", "matmul_2", "fused_matmul_add", "fused_matmul_add_1"}
-    assert set(prompt) & set(step) == shared | {"fused_matmul_sigmoid_mul", "fused_matmul_mul"}
+    assert prompt == ["take", *layer, *layer, "fused_slice_rms_norm", "matmul_3"]
+    shared = {
+        "take",
+        "rms_norm",
+        *(f"matmul{k}" for k in ("", "_1", "_2", "_3")),
+        "fused_matmul_add",
+        "fused_matmul_add_1",
+    }
+    assert set(prompt) & set(step) == shared | {"fused_matmul_sigmoid_mul_mul"}
     assert all(bool(library_forms(f)) == ("matmul" in n) for n, f in lowered.prims.items())
 
 

@@ -185,7 +185,8 @@ def test_bounds_within_the_exported_ranges() -> None:
         import_program(program, {"batch": (0, 4)})
     auto = replace(program, symbols=(TorchSymbol("batch", 2, 8), *program.symbols[1:]))
     with pytest.raises(
-        UserError, match=r'with a wider torch.export.Dim: torch.export.Dim\("batch", min=1\), since Dim.AUTO'
+        UserError,
+        match=r'2 to 8, found 1 to 4; export it with torch.export.Dim\("batch", min=1\) and an example in which this dim is 2 or more',
     ):
         import_program(auto, {"batch": (1, 4)})
 
@@ -390,6 +391,69 @@ def test_saved_programs_and_side_effects(tmp_path: Path) -> None:
     assert same == "True True"
     assert "wanted a program that only computes results, found one that writes to last" in effect
     assert "model.pt2: wanted a program saved by torch.export.save, found: " in archive
+
+
+NAMED = """
+import json, re, sys, torch
+from relax_tune.errors import ParseError, UserError
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.interp.interp_graph import run_function
+class Scored(torch.nn.Module):
+    def forward(self, ids, mask):
+        return {"scores": torch.softmax(ids * mask[..., None], -1)}
+def export(batch, length, rows=2):
+    example = torch.randn(rows, 5, 3), torch.ones(rows, 5)
+    return torch.export.export(Scored(), example, dynamic_shapes={k: {0: batch, 1: length} for k in ("ids", "mask")})
+def said(fn, *args):
+    try:
+        fn(*args)
+    except (ParseError, UserError) as error:
+        print(error)
+    else:
+        print("no error")
+Dim, path = torch.export.Dim, sys.argv[1]
+program = export(Dim("batch", min=1, max=8), Dim("length", min=1, max=48))
+names = {k: {0: "batch", 1: "length"} for k in ("ids", "mask")}
+for dims in (names, {"ids": names["ids"]}, {"ids": {2: "width"}}, {"ids": {0: "n", 1: "n"}}, {"ids": {0: "n"}, "mask": {0: "b"}}, [], 0):
+    torch.export.save(program, path, extra_files={"dims.json": json.dumps(dims)})
+    try:
+        module = load_model(path, {"length": (1, 9)})
+        main = module.functions["main"]
+        print([(b.var.name, b.lower, b.upper) for b in module.bounds], [p.name for p in main.params], main.ret.name)
+    except ParseError as error:
+        print(error)
+auto = export(Dim.AUTO, Dim.AUTO)
+torch.export.save(auto, path)
+said(load_model, path, {"ids_0": (1, 8)})
+said(load_model, export(Dim.AUTO, Dim.AUTO, 1), {"ids_0": (1, 8)})
+try:
+    load_model(path, {"ids_0": (1, 8)})
+except UserError as error:
+    advised = eval("torch.export." + re.search(r"Dim\\(.*?\\)", str(error))[0])
+module = load_model(export(advised, Dim("length", min=1)), {"ids_0": (1, 8)})
+x = torch.randn(1, 1, 3)
+found = run_function(module, "main", [x.numpy(), torch.ones(1, 1).numpy()])
+print(float(abs(torch.from_numpy(found) - torch.softmax(x, -1)).max()) < 1e-6)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.torch
+def test_saved_names_of_dims_and_advice_for_batch_1(tmp_path: Path) -> None:
+    python, environment = torch_python()
+    command = [python, "-W", "ignore", "-c", NAMED, str(tmp_path / "model.pt2")]
+    done = subprocess.run(command, check=True, capture_output=True, env=environment, text=True)
+    named, some, fixed, twice, both, listed, number, auto, static, right = done.stdout.splitlines()
+    assert named == some == "[('batch', 1, 8), ('length', 1, 9)] ['ids', 'mask'] scores"
+    assert "wanted inputs of the program and axes whose dims are dynamic, found 'ids[2]'" in fixed
+    assert "wanted one name for each dim that differs, and one dim for n, found 'ids[1]'" in twice
+    assert "wanted one name for each dim that differs, and one dim for b, found 'mask[0]'" in both
+    assert "wanted an object of the names of dims by input and axis, found []" in listed
+    assert "wanted an object of the names of dims by input and axis, found 0" in number
+    assert 'export it with torch.export.Dim("ids_0", min=1) and an example in which this dim is 2 or more' in auto
+    assert 'ids[0] is 1: for a dim there, export with torch.export.Dim("ids_0", min=1) and an example' in static
+    assert right == "True"
 
 
 FLOAT8 = """

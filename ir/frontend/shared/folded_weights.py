@@ -1,0 +1,215 @@
+"""Rules that move arithmetic on weights before a run, so that models of every format do the same work.
+
+Constant folding computes the new weights. The rules need the finished program, since they count readers.
+"""
+
+from __future__ import annotations
+
+from relax_tune.ir.core.expr import Expr, as_int, const
+from relax_tune.ir.core.graph import Call, Constant, GVar, Value
+from relax_tune.ir.op.base import axis_index
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Rsqrt, Sqrt, Sub
+from relax_tune.ir.op.neural.window import Conv
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.rewrite.match import Scope
+from relax_tune.ir.rewrite.pattern import op, value, weight
+from relax_tune.ir.rewrite.rules import Rule, Site
+
+FOLDED = (Add, AddScalar, Div, ExpandDims, Mul, MulScalar, Permute, Reshape, Rsqrt, Slice, Sqrt, Sub)
+"""Operators that are followed from weights to weights."""
+
+
+def made_of_weights(v: Value, scope: Scope) -> bool:
+    """Return whether a value is computed from weights alone, by the operators `FOLDED`."""
+    stack, seen = [v], set[Value]()
+    while stack:
+        v = scope.source(stack.pop())
+        made = scope.call(v)
+        if isinstance(v, Constant) or v in seen:
+            continue
+        if made is None or not isinstance(made.op, FOLDED):
+            return False
+        seen.add(v)
+        stack.extend(made.args)
+    return True
+
+
+def _given(site: Site, *names: str) -> bool:
+    return all(made_of_weights(site[n], site.match.scope) for n in names)
+
+
+# scales behind convolutions, as batch normalisation leaves them
+
+CONV = op(Conv, "x", weight("w")).once().named("conv")
+SCALED_CONV = op(Mul, CONV, "scale") | op(Mul, op(Add, CONV, "bias").once(), "scale")
+
+
+def _scaled_kernel(site: Site) -> Value | None:
+    channels, kernel, scale = site.shape("conv"), site.shape("w"), site.shape("scale")
+    axis = len(scale) - len(kernel) + 1  # of channels
+    by_channel = axis in (0, 1) and all(as_int(d) == 1 for p, d in enumerate(scale) if p != axis)
+    names = ("scale", "bias") if "bias" in site else ("scale",)
+    if not by_channel or scale[axis] != channels[1] or not _given(site, *names):
+        return None
+    column = site.call(Reshape((kernel[0], *[const(1)] * (len(kernel) - 1))), "scale")
+    conv = site.call(site.operator("conv", Conv), "x", site.call(Mul(), "w", column))
+    return site.call(Add(), conv, site.call(Mul(), "bias", "scale")) if "bias" in site else conv
+
+
+# sums with several weights
+
+CUT = op(Slice, weight("table"), axis=0, step=1).named("cut")
+TWO_TABLES = op(Add, op(Add, "x", "row").once(), CUT | op(Reshape, CUT).named("view"))
+
+
+def _one_table(site: Site) -> Value | None:
+    """Add a row of weights to a table before its first rows are added."""
+    row, table = site.shape("row"), site.shape("table")
+    if len(table) != 2 or row != table[1:] or made_of_weights(site["x"], site.match.scope) or not _given(site, "row"):
+        return None
+    cut: Value = site.call(site.operator("cut", Slice), site.call(Add(), "table", "row"))
+    cut = site.call(Reshape(site.shape("view")), cut) if "view" in site else cut
+    return site.call(Add(), "x", cut)
+
+
+TWO_SUMS = op(Add, op(Add, "x", "first").once(), "second")
+
+
+def _one_sum(site: Site) -> Value | None:
+    same = site.shape("first") == site.shape("second") and bool(site.shape("first"))
+    if not same or made_of_weights(site["x"], site.match.scope) or not _given(site, "first", "second"):
+        return None
+    return site.call(Add(), "x", site.call(Add(), "first", "second"))
+
+
+def _parts_with_table(site: Site) -> Value | None:
+    """Add a table of weights to the parts of a concatenation, if one of the parts is made of weights."""
+    scope, whole, table = site.match.scope, site.shape("whole"), site.shape("table")
+    joined = scope.call(site["whole"])
+    assert joined is not None and isinstance(joined.op, Concat)
+    axis = axis_index("concat", joined.op.axis, len(whole)) - len(whole)
+    at = len(table) + axis
+    fits = len(table) <= len(whole) and all(as_int(d) == 1 or d == e for d, e in zip(table[::-1], whole[::-1]))
+    if at < 0 or not fits or table[at] != whole[axis] or not _given(site, "table"):
+        return None
+    widened = [_widened(a, scope) for a in joined.args]
+    if not any(made_of_weights(a, scope) for a in widened):
+        return None
+    parts, begin = [], 0
+    for original, part in zip(joined.args, widened, strict=True):
+        dims = getattr(original.info, "shape", None)
+        size = as_int(dims[axis]) if dims else None
+        if size is None:
+            return None
+        rows = site.call(Slice(at, const(begin), const(begin + size)), "table")
+        total = site.call(Add(), part, rows)
+        parts.append(total if dims is None or part is original else site.call(BroadcastTo(dims), total))
+        begin += size
+    return site.call(joined.op, *parts)
+
+
+def _widened(v: Value, scope: Scope) -> Value:
+    """Return what a value broadcasts; the value itself unless it is a broadcast to as many dims."""
+    made = scope.call(v)
+    if made is None or not isinstance(made.op, BroadcastTo):
+        return v
+    inner = made.args[0]
+    dims = getattr(inner.info, "shape", None)
+    # the table may not widen the part along the dims that were broadcast
+    return inner if dims is not None and len(dims) == len(made.op.shape) else v
+
+
+# columns of products
+
+PRODUCT = op(Matmul, "x", weight("w"), transpose_b=False).once()
+COLUMNS = op(
+    Slice, (op(Add, PRODUCT, weight("bias")) | op(Matmul, "x", weight("w"), transpose_b=False)).named("wide"), step=1
+).named("cut")
+
+
+def _own_columns(site: Site) -> Value | None:
+    """Multiply by the columns that a slice takes, if the readers of the product share its columns out."""
+    scope, cut, w = site.match.scope, site.operator("cut", Slice), site.shape("w")
+    if len(w) != 2 or not _is_last(cut, site.shape("wide")) or not _shared_out(scope, site["wide"], w[1]):
+        return None
+    own = Slice(1, cut.begin, cut.end)
+    y = site.call(Matmul(), "x", site.call(own, "w"))
+    return site.call(Add(), y, site.call(Slice(0, cut.begin, cut.end), "bias")) if "bias" in site else y
+
+
+def _is_last(cut: Slice, dims: tuple[Expr, ...]) -> bool:
+    return axis_index("slice", cut.axis, len(dims)) == len(dims) - 1
+
+
+def _shared_out(scope: Scope, wide: Value, width: Expr) -> bool:
+    """Return whether the readers of a value take all its columns, each column once."""
+    assert isinstance(wide, GVar)
+    ends: list[tuple[int, int]] = []
+    for made in scope.definitions.values():
+        if not isinstance(made, Call) or wide not in made.args:
+            continue
+        if (
+            not isinstance(made.op, Slice)
+            or made.op.step != 1
+            or not _is_last(made.op, getattr(wide.info, "shape", ()))
+        ):
+            return False
+        begin, end = as_int(made.op.begin), as_int(made.op.end)
+        if begin is None or end is None:
+            return False
+        ends.append((begin, end))
+    ends.sort()
+    chained = all(one[1] == two[0] for one, two in zip(ends, ends[1:]))
+    whole = bool(ends) and chained and (ends[0][0], ends[-1][1]) == (0, as_int(width))
+    return whole and scope.readers.get(wide, 0) == len(ends) > 1
+
+
+# order of operands
+
+PRODUCTS = (Matmul, Conv)
+
+
+def _product_first(site: Site) -> Value | None:
+    a, b = site.root.args
+    scope = site.match.scope
+    if a.info != b.info or not _is_product(b, scope) or _is_product(a, scope):
+        return None
+    return site.call(site.root.op, b, a)
+
+
+def _is_product(v: Value, scope: Scope) -> bool:
+    """Return whether a value is a product, perhaps with a bias."""
+    made = scope.call(v)
+    if made is not None and isinstance(made.op, Add) and any(isinstance(a, Constant) for a in made.args):
+        made = next((scope.call(a) for a in made.args if not isinstance(a, Constant)), None)
+    return made is not None and isinstance(made.op, PRODUCTS)
+
+
+SCALES = (
+    Rule(
+        SCALED_CONV,
+        _scaled_kernel,
+        "scale of a convolution",
+        level="import",
+        equation="(conv(x, w) + b) * s = conv(x, w * s) + b * s",
+    ),
+)
+RULES = (
+    Rule(
+        TWO_SUMS, _one_sum, "sum of weights", level="import", equation="(x + b) + c = x + (b + c)",
+    ),
+    Rule(TWO_TABLES, _one_table, "sum of tables", level="import", equation="x + row + table[:n] = x + (table + row)[:n]"),
+    Rule(
+        op(Add, op(Concat).named("whole").once(), "table"), _parts_with_table, "sum of parts", level="import",
+        equation="concat(w, x) + t = concat(w + t[:k], x + t[k:])",
+    ),
+    Rule(
+        COLUMNS, _own_columns, "columns of a product", level="import",
+        equation="(x @ w + b)[..., i:j] = x @ w[:, i:j] + b[i:j]",
+    ),
+    Rule(
+        op(Add, value("a"), value("b")) | op(Mul, value("a"), value("b")), _product_first, "product first", level="import",
+        equation="a + x @ w = x @ w + a",
+    ),
+)  # fmt: skip
