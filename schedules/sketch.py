@@ -47,6 +47,7 @@ from relax_tune.schedules.rules.cpu import (
     matmul,
     reductions,
     rowwise,
+    scan,
     two_pass_reductions,
 )
 from relax_tune.schedules.rules.gpu import convolution as gpu_convolution
@@ -75,6 +76,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "flash_decoding": flash_decoding.sketches,
     "convolution": convolution.sketches,
     "rowwise": rowwise.sketches,
+    "scan": scan.sketches,
     "reductions": reductions.sketches,
     "two_pass_reductions": two_pass_reductions.sketches,
     "injective": injective.sketches,

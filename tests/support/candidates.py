@@ -51,7 +51,7 @@ WIDE = replace(MACHINES["c"], lanes=16)
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
     "attention over a cache", "attention, f16", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel",
-    "convolution of 128 steps",
+    "convolution of 128 steps", "sums along rows",
 )  # fmt: skip
 
 
@@ -88,6 +88,8 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "softmax": (_zoo("softmax"), ({"n": 7, "m": 41}, {"n": 1, "m": 1}, {"n": 2, "m": 128})),
     "softmax with mask": (make.softmax_mask, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "softmax of 17": (make.short_softmax, ({"n": 5}, {"n": 1}, {"n": 0})),
+    "sums along rows": (make.prefix_sums, ({"n": 13, "m": 21}, {"n": 1, "m": 1}, {"n": 3, "m": 0})),
+    "sums down columns, from the end": (lambda: make.prefix_sums(0, True, True), ({"n": 7, "m": 37}, {"n": 1, "m": 1}, {"n": 9, "m": 16})),
     "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),
     "sum of all": (make.sum_of_all, ({"n": 9001}, {"n": 1}, {"n": 0})),
     "column extremes": (make.column_extremes, ({"n": 150, "m": 37}, {"n": 1, "m": 1}, {"n": 70, "m": 5})),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from relax_tune.ir.core.dtype import DType, bool_, f16, f32, i8, i64
-from relax_tune.ir.core.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, lt, maximum, select
+from relax_tune.ir.core.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, le, lt, maximum, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -49,6 +49,25 @@ def stencil() -> PrimFunc:
     x, y, z = b.input("A", (n + 1,)), b.alloc("B", (n + 1,)), b.output("C", (n,))
     b.compute(y, lambda i: x[i] * x[i], name="square")
     b.compute(z, lambda i: y[i] + y[i + 1], name="pair")
+    return b.finish()
+
+
+def prefix_sums(axis: int = 1, exclusive: bool = False, from_end: bool = False, stored: DType = f32) -> PrimFunc:
+    """C = 2 * B with B the sums of A * A along an axis of (n, m), up to each element."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("prefix_sums")
+    x, z = b.input("A", (n, m), stored), b.output("C", (n, m), stored)
+    t, y = (b.alloc(name, (n, m), stored) for name in ("S", "B"))
+    b.compute(t, lambda i, j: x[i, j] * x[i, j], name="square")
+    before = lt if exclusive else le
+
+    def step(acc: Expr, i: Expr, j: Expr, k: Expr) -> Expr:
+        own = (i, j)[axis]
+        taken = before(own, k) if from_end else before(k, own)
+        return acc + select(taken, t[(k, j) if axis == 0 else (i, k)], const(0, stored))
+
+    b.reduce(y, ((n, m)[axis],), const(0, stored), step, name="scan")
+    b.compute(z, lambda i, j: y[i, j] * const(2, stored), name="twice")
     return b.finish()
 
 

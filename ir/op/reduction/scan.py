@@ -49,7 +49,7 @@ class Prod(Reduce):
 class Scan(OperatorSpec):
     """Prefix scan along `axis`: each result reduces the elements up to its own.
 
-    Each result is a separate reduction, so the work grows with the square of the axis.
+    Each result is a separate reduction; schedules compute them in order, each from the one before (`serial_scan`).
 
     exclusive: without its own element
     reverse: from the end

@@ -12,6 +12,8 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.primitives.reduction.scans import scan_of
+from relax_tune.schedules.rules.shared.scans import scan_rows, scans
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -21,9 +23,28 @@ CHUNK = 64
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
     s = Schedule(func)
+    ordered = {b.name for b in scans(func)}
     for block in blocks(func.body):
-        _schedule_block(s, block, machine)
+        if block.name not in ordered or not _scan(s, block, machine):
+            _schedule_block(s, block, machine)
     yield "fallback", s
+
+
+def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
+    """Compute the rows of a prefix scan in order, several together where they are neighbours in memory. Return whether that fits."""
+    before = s.func, list(s.steps)
+    column = next(
+        (i for i in reversed(block.iters) if i.kind == "spatial" and i.var is not scan_of(block).position.var), None
+    )
+    try:
+        across = column is not None and _is_contiguous_along(block, column.var)
+        rows, _ = scan_rows(s, block.name, _chunk_size(column.extent) if column is not None and across else None)
+        if rows:
+            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+    except ScheduleError:
+        s.func, s.steps = before
+        return False
+    return True
 
 
 def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:

@@ -11,6 +11,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.rules.shared.scans import scan_rows, scans
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -20,10 +21,27 @@ ITEMS = 128
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
-    s = Schedule(func)
+    s, items = Schedule(func), min(ITEMS, machine.group_size)
+    ordered = {b.name for b in scans(func)}
     for block in blocks(func.body):
-        _bind_block(s, block.name, min(ITEMS, machine.group_size))
+        if block.name not in ordered or not _bind_rows(s, block.name, items):
+            _bind_block(s, block.name, items)
     yield "fallback", s
+
+
+def _bind_rows(s: Schedule, block: str, items: int) -> bool:
+    """Bind the rows of a prefix scan to consecutive threads, each in order. Return whether that fits."""
+    before = s.func, list(s.steps)
+    try:
+        rows, _ = scan_rows(s, block)
+        if rows:
+            points = s.split(s.fuse(rows), [None, items])
+            s.bind(points[0], "group")
+            s.bind(points[1], "item")
+    except ScheduleError:
+        s.func, s.steps = before
+        return False
+    return True
 
 
 def _bind_block(s: Schedule, block: str, items: int) -> None:

@@ -137,6 +137,14 @@ CASES: dict[str, Case] = {
             ("stream_k", {"block": "mm", "tiles": ["mm_i_0"], "steps": "mm_k", "workers": 3}),
         ],
     ),
+    "serial_scan": Case(
+        make.prefix_sums,
+        [
+            ("split", {"loop": "scan_i", "factors": [None, T]}),
+            ("reorder", {"names": ["scan_i_0", "scan_j", "scan_i_1", "scan_k"]}),
+            ("serial_scan", {"block": "scan", "loop": "scan_j"}),
+        ],
+    ),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
     "pad_softmax_axis": Case(make.weighted, [("pad_softmax_axis", {"block": "top", "factor": T})]),
     "rolling_update": Case(

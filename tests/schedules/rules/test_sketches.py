@@ -49,6 +49,8 @@ def functions() -> dict[str, PrimFunc]:
         "scaled_rows": make.scaled_rows(),
         "stencil": make.stencil(),
         "dot": make.dot(),
+        "prefix_sums": make.prefix_sums(),
+        "prefix_sums_down": make.prefix_sums(0, True, True),
     }
     return own | {c.name: c.func for c in zoo.cases()}
 
@@ -73,7 +75,9 @@ def legal_values(sketch: Sketch, rng: random.Random, count: int) -> list[dict[st
 
 
 # Of the sketches for GPUs, whose rules are also tried on devices, one or two of each.
-ON_GPU = frozenset({"matmul 1536", "scores", "softmax_mask", "mean_over_middle", "pointwise4", "stencil"})
+ON_GPU = frozenset(
+    {"matmul 1536", "scores", "softmax_mask", "mean_over_middle", "pointwise4", "stencil", "prefix_sums"}
+)
 every = pytest.mark.parametrize(
     ("name", "machine"), [(n, m) for n in functions() for m in MACHINES if m != "gpu" or n in ON_GPU]
 )

@@ -189,6 +189,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
+    "serial_scan": lambda v: {"block": (block := v.block()), "loop": v.around(block)},
     "stream_k": _stream_k,
     "cache_read": lambda v: {
         "block": v.block(),

@@ -1,0 +1,105 @@
+"""Prefix scans in the order of their results: what they compute, how much they do, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from tests.schedules.primitives.refusals import Refusal, check, refuse, step
+from tests.support import schedule_functions as make
+from tests.support.meaning import assert_same_meaning, outputs_of
+
+from relax_tune.ir.core.dtype import DType, bf16, f32, i8
+from relax_tune.ir.core.expr import Expr, Var, const, le, select
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import loops
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.schedules.loop_tree import enclosing, find_block
+from relax_tune.schedules.schedule import Schedule
+
+KINDS = tuple(itertools.product((0, 1), (False, True), (False, True)))
+
+
+def scheduled(func: PrimFunc, axis: int) -> Schedule:
+    s = Schedule(func)
+    s.reorder([f"scan_{'ji'[axis]}", f"scan_{'ij'[axis]}", "scan_k"])
+    s.apply("serial_scan", block="scan", loop=f"scan_{'ij'[axis]}")
+    return s
+
+
+@pytest.mark.parametrize(("axis", "exclusive", "from_end"), KINDS)
+@pytest.mark.parametrize("stored", [f32, i8])
+def test_serial_scan_of_each_kind_keeps_the_meaning(axis: int, exclusive: bool, from_end: bool, stored: DType) -> None:
+    func = make.prefix_sums(axis, exclusive, from_end, stored)
+    made = scheduled(func, axis).func
+    for n, m in ((0, 3), (1, 1), (3, 0), (5, 7)):
+        assert_same_meaning(func, made, {"n": n, "m": m})
+
+
+def test_serial_scan_has_no_loop_over_steps() -> None:
+    made = scheduled(make.prefix_sums(), 1).func
+    assert [x.var.name for x in enclosing(made, find_block(made, "scan"))] == ["scan_i", "scan_j"]
+    assert not any(x.var.name == "scan_k" for x in loops(made.body))
+
+
+def test_serial_scan_of_long_sums_keeps_their_digits() -> None:
+    n = 1 << 13
+    b = TensorBuilder("long")
+    x, y = b.input("A", (n,), bf16), b.output("B", (n,), bf16)
+    b.reduce(y, (n,), const(0, bf16), lambda acc, i, k: acc + select(le(k, i), x[k], const(0, bf16)), name="scan")
+    s = Schedule(b.finish())
+    s.apply("serial_scan", block="scan", loop="scan_i")
+    (found,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
+    assert np.array_equal(found, np.arange(1, n + 1).astype(bf16.numpy))
+
+
+def triangular() -> PrimFunc:
+    """Sums of A[i, k] up to i, which is no scan: the terms of two results differ."""
+    n = Var("n")
+    b = TensorBuilder("triangle")
+    x, y = b.input("A", (n, n)), b.output("B", (n,))
+
+    def term(acc: Expr, i: Expr, k: Expr) -> Expr:
+        return acc + select(le(k, i), x[i, k], const(0.0))
+
+    b.reduce(y, (n,), const(0.0), term, name="scan")
+    return b.finish()
+
+
+def shifted() -> PrimFunc:
+    """Sums from an initial value that is not neutral."""
+    n = Var("n")
+    b = TensorBuilder("shifted")
+    x, y = b.input("A", (n,)), b.output("B", (n,))
+    b.reduce(y, (n,), const(1.0), lambda acc, i, k: acc + select(le(k, i), x[k], const(0.0)), name="scan")
+    return b.finish()
+
+
+SCAN = step("serial_scan", block="scan", loop="scan_j")
+REFUSED = [
+    refuse("another reduction", make.dot, step("serial_scan", block="dot", loop="dot_k"), message="wanted 'dot' to reduce"),
+    refuse("terms of the position", triangular, step("serial_scan", block="scan", loop="scan_i"), message="up to its own position"),
+    refuse("an initial value", shifted, step("serial_scan", block="scan", loop="scan_i"), message="wanted 'scan' to reduce"),
+    refuse("the loop of rows", make.prefix_sums, step("serial_scan", block="scan", loop="scan_i"), message="loop of the positions"),
+    refuse(
+        "split positions", make.prefix_sums, step("split", loop="scan_j", factors=[None, 4]),
+        step("serial_scan", block="scan", loop="scan_j_0"), message="loop of the positions",
+    ),
+    refuse("a parallel loop", make.prefix_sums, step("set_kind", loop="scan_j", kind="parallel"), SCAN, message="wants a serial loop"),
+    refuse(
+        "steps outside", make.prefix_sums, step("reorder", names=["scan_k", "scan_j"]), SCAN, message="innermost",
+    ),
+    refuse("a second time", make.prefix_sums, SCAN, SCAN, message="wanted 'scan' to reduce"),
+    refuse(
+        "spreading its positions", make.prefix_sums, SCAN, step("set_kind", loop="scan_j", kind="parallel"),
+        message="independent iterations",
+    ),
+    refuse("its blocks apart", make.prefix_sums, SCAN, step("fission", loop="scan_j", block="scan"), message="fission"),
+    refuse("its results inlined", make.prefix_sums, SCAN, step("compute_inline", block="scan_store"), message="other statements"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda c: c.what)
+def test_serial_scan_of_other_forms_is_refused(case: Refusal) -> None:
+    check(case)
