@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.errors import ScheduleError
@@ -31,6 +31,9 @@ ACCUMULATORS: Mapping[DType, DType] = {f16: f32, bf16: f32, f32: f64}
 """What long sums and products of a type are kept in; other types keep their own."""
 
 
+_Store = Callable[[Mapping[Var, Expr], Load], BufferStore]
+
+
 @dataclass(frozen=True, slots=True)
 class ScanPattern:
     """A reduction whose term counts up to the position of its own result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
@@ -56,7 +59,9 @@ def scan_of(block: Block) -> ScanPattern:
     (condition, term, neutral), (step,) = value.args, steps
     assert block.init is not None
     position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)
-    ways: dict[tuple[Expr, ...], bool] = {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
+    ways: dict[tuple[Expr, ...], bool] = (
+        {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
+    )
     reverse = ways.get(condition.args) if condition.op in ("le", "lt") else None
     if position is None or reverse is None or neutral is not block.init.value or position.var in free_vars(term):
         raise ScheduleError(f"wanted {block.name!r} to count the terms up to its own position, found {value!r}")
@@ -68,17 +73,17 @@ def scan_of(block: Block) -> ScanPattern:
 
 
 def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
-    """Compute a prefix scan in the order of its results, each from the one before, instead of a reduction for each.
+    """Compute a prefix scan in the order of its results, each from the one before.
 
-    The work grows with the length of the axis, not with its square (Blelloch 1990).
+    The work grows with the length of the axis, not with its square (Blelloch 1990). An exclusive scan stores `S` before it adds
+    `x(i)`. A scan from the end takes `n - 1 - i` for `i`.
 
     Before: `for i: for k: Y[i] = Y[i] + select(k <= i, x(k), 0)`
-    After: `S = 0`, then `for i: S = S + x(i); Y[i] = S`; of an exclusive scan `Y[i] = S; S = S + x(i)`; of one from the end with
-    `n - 1 - i` for `i`
-    Checks: the block is a scan (`scan_of`) that alone makes its output. `loop` is the one loop of its positions and the innermost one
-    that of its steps, both unsplit, of one extent and serial, with nothing but loops between. Loops between them get copies. The
-    block's condition is on neither. Afterwards the order of the loop is part of the meaning. Sums of 16-bit floats are kept in
-    float32, those of float32 in float64; results differ by rounding.
+    After: `S = 0`, then `for i: S = S + x(i); Y[i] = S`
+    Checks: the block is a scan (`scan_of`) that alone makes its output. `loop` is the one loop of its positions, and the innermost
+    one that of its steps. Both are unsplit, serial and of one extent, with nothing but loops between, which get copies. The block's
+    condition is on neither. Afterwards the order of the loop is part of the meaning. Sums of 16-bit floats are kept in float32,
+    those of float32 in float64. Results differ by rounding.
     """
     node, target = find_block(func, block), find_loop(func, loop)
     found = scan_of(node)
@@ -89,28 +94,7 @@ def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
     others = [(i, b) for i, b in zip(node.iters, node.bindings) if i not in (found.position, found.step)]
     dtype = ACCUMULATORS.get(node.body.buffer.dtype, node.body.buffer.dtype)
     total = Buffer(fresh(func, f"{block}_total"), tuple(i.extent for i, _ in others), dtype)
-    names = [total.name]
-    last = sub(found.step.extent, const(1))
-
-    def place(v: Var) -> Expr:
-        return sub(last, v) if found.reverse else v
-
-    def nest(name: str, step: IterVar | None, store: Callable[[Mapping[Var, Expr], Load], BufferStore]) -> Stmt:
-        """Make a block over the other iterators, and one for `step`, under copies of the loops between."""
-        own = {i.var: Var(i.var.name) for i, _ in others}
-        pairs = [(replace(i, var=own[i.var]), b) for i, b in others]
-        values: dict[Var, Expr] = dict(own)
-        if step is not None:
-            v = Var(step.var.name)
-            pairs.append((replace(step, var=v), target.var))
-            values[step.var] = place(v)
-        body = store(values, load(total, tuple(own.values())))
-        s: Stmt = Block(name, tuple(i for i, _ in pairs), tuple(b for _, b in pairs), body, None, node.predicate)
-        for f in reversed(inner):
-            names.append(fresh(func, f"{f.var.name}_{name.removeprefix(block).strip('_') or 'sum'}", names))
-            var = Var(names[-1])
-            s = replace(f, var=var, body=rebind(s, {f.var: var}))
-        return s
+    nests = _Nests(func, node, target, inner, others, found.reverse)
 
     def start(at: Mapping[Var, Expr], old: Load) -> BufferStore:
         assert node.init is not None
@@ -125,10 +109,46 @@ def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
         where = tuple(substitute(e, at) for e in node.body.indices)
         return BufferStore(node.body.buffer, where, cast(old, node.body.buffer.dtype))
 
-    parts = [nest(block, found.step, update), nest(fresh(func, f"{block}_store"), found.position, result)]
+    parts = [nests.nest(block, total, found.step, update), nests.nest(f"{block}_store", total, found.position, result)]
     scanned = replace(target, body=seq(*(parts[::-1] if found.exclusive else parts)))
-    first = nest(fresh(func, f"{block}_start"), None, start)
+    first = nests.nest(f"{block}_start", total, None, start)
     return with_body(replace(func, allocs=(*func.allocs, total)), replace_node(func.body, target, seq(first, scanned)))
+
+
+class _Nests:
+    """Maker of blocks in place of `node`, each under copies of the loops between its positions and its steps."""
+
+    def __init__(
+        self,
+        func: PrimFunc,
+        node: Block,
+        target: For,
+        inner: Sequence[For],
+        others: Sequence[tuple[IterVar, Expr]],
+        reverse: bool,
+    ) -> None:
+        self.func, self.node, self.target = func, node, target
+        self.inner, self.others, self.reverse = inner, others, reverse
+        self.names: list[str] = []
+
+    def nest(self, name: str, total: Buffer, step: IterVar | None, store: _Store) -> Stmt:
+        """Make a block over the rows, and over `step` along the scan. store: from iterators and the row's total to its store"""
+        own = {i.var: Var(i.var.name) for i, _ in self.others}
+        pairs = [(replace(i, var=own[i.var]), b) for i, b in self.others]
+        values: dict[Var, Expr] = dict(own)
+        if step is not None:
+            v = Var(step.var.name)
+            pairs.append((replace(step, var=v), self.target.var))
+            values[step.var] = sub(sub(step.extent, const(1)), v) if self.reverse else v
+        body = store(values, load(total, tuple(own.values())))
+        made = name if name == self.node.name else fresh(self.func, name)
+        s: Stmt = Block(made, tuple(i for i, _ in pairs), tuple(b for _, b in pairs), body, None, self.node.predicate)
+        for f in reversed(self.inner):
+            suffix = name.removeprefix(self.node.name).strip("_") or "sum"
+            self.names.append(fresh(self.func, f"{f.var.name}_{suffix}", self.names))
+            var = Var(self.names[-1])
+            s = replace(f, var=var, body=rebind(s, {f.var: var}))
+        return s
 
 
 def _loops_between(func: PrimFunc, node: Block, target: For, found: ScanPattern) -> tuple[For, ...]:

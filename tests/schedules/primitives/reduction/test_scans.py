@@ -43,7 +43,7 @@ def test_serial_scan_has_no_loop_over_steps() -> None:
     assert not any(x.var.name == "scan_k" for x in loops(made.body))
 
 
-def test_serial_scan_of_long_sums_keeps_their_digits() -> None:
+def test_serial_scan_of_long_sums_keeps_all_digits() -> None:
     n = 1 << 13
     b = TensorBuilder("long")
     x, y = b.input("A", (n,), bf16), b.output("B", (n,), bf16)
