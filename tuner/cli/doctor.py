@@ -53,6 +53,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "distributed": ("cluster", "far devices"),
     "platformdirs": ("tune", "this user's database"),
     "onnx": ("onnx", "ONNX models"),
+    "gguf": ("gguf", "GGUF files"),
     "torch": ("torch", "programs of torch.export"),
     "cryptography": ("cluster", "certificates of far devices"),
     "psycopg": ("postgres", "a shared database"),

@@ -13,6 +13,7 @@ from relax_tune.ir.frontend.hf.config import batch_bounds, read_config, sample_b
 from relax_tune.ir.frontend.hf.decoders.builder import DecoderBuilder
 from relax_tune.ir.frontend.hf.decoders.families import FAMILIES
 from relax_tune.ir.frontend.hf.decoders.family import read_spec
+from relax_tune.ir.frontend.hf.decoders.parameters import DecoderWeights
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
 from relax_tune.ir.frontend.hf.encoder_decoders.builder import EncoderDecoderBuilder
@@ -105,7 +106,8 @@ def load_hf(
         _refuse_options_of_decoders(kind, cache_dtype, every_position)
         return LOADERS[kind](root, data, where, bounds)
     if kind in FAMILIES:
-        return _load_decoder(root, read_spec(FAMILIES[kind], data, where), bounds, every_position, cache_dtype)
+        spec = read_spec(FAMILIES[kind], data, where)
+        return load_decoder(spec, HfWeights(root), bounds, every_position, cache_dtype)
     return _load_encoder_decoder(root, encoder_decoder_spec(data, where), bounds, every_position, cache_dtype)
 
 
@@ -195,14 +197,14 @@ def _load_encoder(
     return Encoder(spec, HfWeights(inner, spec.prefixes), types=head is not None).build(b, n, stages)
 
 
-def _load_decoder(
-    root: Path,
+def load_decoder(
     spec: DecoderSpec,
+    weights: DecoderWeights,
     bounds: Mapping[str, tuple[int, int]] | None,
     every_position: bool,
     cache_dtype: CacheType,
 ) -> IRModule:
-    """Import the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
+    """Build the two functions of a decoder. Raises UserError for bounds that the model cannot have."""
     given = checked_bounds(bounds)
     most = spec.usual_positions([given[s][1] + more for s, more in (("n", 0), ("m", 1)) if s in given])
     m = given.pop("m", (1, max(1, most - 1)))
@@ -215,7 +217,7 @@ def _load_decoder(
         raise UserError(
             f"bound of n: wanted at least 1, as the logits are those of the last position, found {n[0]}; raise it"
         )
-    model = DecoderBuilder(spec, HfWeights(root), min(n[0], m[0] + 1), max(n[1], m[1] + 1))
+    model = DecoderBuilder(spec, weights, min(n[0], m[0] + 1), max(n[1], m[1] + 1))
     return model.module(b, n, m, every_position, dtype(cache_dtype))
 
 

@@ -38,7 +38,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="The folder of a Hugging Face model, an .onnx or .pt2 file, a .relax file of program text, or package:NAME/FOLDER for "
+        help="The folder of a Hugging Face model, a .gguf, .onnx or .pt2 file, a .relax file of program text, or package:NAME/FOLDER for "
         "a folder inside an installed package.",
     ),
 ]

@@ -130,7 +130,7 @@ def is_model(subject: str) -> bool:
     return (
         subject.startswith(PACKAGE)
         or os.sep in subject
-        or subject.endswith((".onnx", ".pt2", ".relax"))
+        or subject.endswith((".gguf", ".onnx", ".pt2", ".relax"))
         or Path(subject).exists()
     )
 
@@ -228,8 +228,8 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         store = open_store(settings.db, create=False, read_only=True)
     except DatabaseError as error:
         raise UserError(
-            f"{name!r}: wanted a model (a folder, an .onnx, .pt2 or .relax file, {PACKAGE}NAME/FOLDER), found no such file; and no task of "
-            f"that name can be looked up: {error}"
+            f"{name!r}: wanted a model (a folder, a .gguf, .onnx, .pt2 or .relax file, {PACKAGE}NAME/FOLDER), found no such file; and no "
+            f"task of that name can be looked up: {error}"
         ) from None
     with contextlib.closing(store):
         try:

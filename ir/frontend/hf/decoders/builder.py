@@ -18,10 +18,9 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.hf.decoders.alibi import biases
 from relax_tune.ir.frontend.hf.decoders.blocks import Blocks
 from relax_tune.ir.frontend.hf.decoders.experts import mixture
-from relax_tune.ir.frontend.hf.decoders.parameters import Parameters, Projection, projections
+from relax_tune.ir.frontend.hf.decoders.parameters import DecoderWeights, Parameters, Projection, projections
 from relax_tune.ir.frontend.hf.decoders.rope import Rope, for_lengths
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderLayer, DecoderSpec
-from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Add, Cast, MaximumScalar, Minimum, Mul, MulScalar
 from relax_tune.ir.op.neural.attention import Attention
@@ -39,7 +38,7 @@ class DecoderBuilder:
     shortest, longest: least and largest number of positions of a text. Raises UserError when the largest exceeds the limit of tables,
     or both need different rotations."""
 
-    def __init__(self, spec: DecoderSpec, weights: HfWeights, shortest: int, longest: int) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, shortest: int, longest: int) -> None:
         if longest > LONGEST:
             raise UserError(
                 f"bound of positions: wanted at most {LONGEST}, as tables of them are kept, found {longest}; give a lower bound"

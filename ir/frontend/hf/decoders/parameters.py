@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.frontend.hf.decoders.rope import Rope
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec
-from relax_tune.ir.frontend.hf.weights import HfWeights
 
 Array = NDArray[Any]
 Rows = NDArray[np.int64] | slice
@@ -45,10 +44,21 @@ class Projection:
         return found if self.rows is None else found[self.rows()]
 
 
+class DecoderWeights(Protocol):
+    """Tensors of a file or folder, by name."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+
+    def get(self, name: str, shape: Sequence[int]) -> Array:
+        """Read a tensor as float32. Raises ParseError naming it, the wanted and the found shape."""
+
+
 class Parameters:
     """Arrays by name. Files of the bare decoder lack the prefix of its names."""
 
-    def __init__(self, spec: DecoderSpec, weights: HfWeights) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights) -> None:
         self.weights, self.input_major = weights, spec.input_major
         parts = spec.names.prefix.split(".")
         prefixes = [".".join(parts[k:]) for k in range(len(parts))]

@@ -1,0 +1,1 @@
+"""Import of GGUF files: decoders whose tensors may be quantised."""
