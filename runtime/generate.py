@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -42,6 +42,16 @@ def generate(
     config: GenerationConfig | None = None,
     **options: Any,
 ) -> Ids: ...
+
+
+@overload
+def generate(
+    model: Model,
+    prompts: Mapping[str, ArrayLike],
+    max_new_tokens: int | None = None,
+    config: GenerationConfig | None = None,
+    **options: Any,
+) -> Any: ...
 
 
 @overload
