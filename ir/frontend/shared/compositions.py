@@ -230,7 +230,7 @@ def finish_import(w: Writer, items: Sequence[ImportedValue], names: Sequence[str
     module = _renamed(module, dict(zip(results, names, strict=True)))
     for rules in FINISHED_RULES:
         module = rewrite(module, rules)
-    return module
+    return folded_weights.with_constant_weights(module)
 
 
 def _renamed(module: IRModule, names: Mapping[Value, str]) -> IRModule:

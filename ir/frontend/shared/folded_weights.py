@@ -5,13 +5,22 @@ Constant folding computes the new weights. The rules need the finished program, 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
+
 from relax_tune.ir.core.expr import Expr, as_int, const
-from relax_tune.ir.core.graph import Call, Constant, GVar, Value
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, GVar, Value
+from relax_tune.ir.core.names import fresh
+from relax_tune.ir.core.struct_info import TensorInfo, tensor_dims
 from relax_tune.ir.op.base import axis_index
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, MulScalar, Rsqrt, Sqrt, Sub
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.pattern import op, value, weight
 from relax_tune.ir.rewrite.rules import Rule, Site
@@ -184,6 +193,53 @@ def _is_product(v: Value, scope: Scope) -> bool:
     if made is not None and isinstance(made.op, Add) and any(isinstance(a, Constant) for a in made.args):
         made = next((scope.call(a) for a in made.args if not isinstance(a, Constant)), None)
     return made is not None and isinstance(made.op, PRODUCTS)
+
+
+# weights of products as constants
+
+DEEPEST = 12
+"""Operators between weights that are followed."""
+
+
+def with_constant_weights(module: IRModule) -> IRModule:
+    """Return the module with the weights of products and convolutions computed, where they are made of weights.
+
+    Later passes such as quantisation look for constants there."""
+    main = module.graphs["main"]
+    made = {b.var: b.value for b in main.bindings if isinstance(b, Binding) and isinstance(b.value, Call)}
+    constants = dict(module.constants)
+    known: dict[Value, Constant] = {}
+
+    def folded(v: Value, depth: int) -> Constant | None:
+        """Return a value as a constant; None unless `FOLDED` makes it of constants, in few steps that add no elements."""
+        if isinstance(v, Constant):
+            return v
+        call = made.get(v) if isinstance(v, GVar) else None
+        if v in known or call is None or depth == 0 or not isinstance(call.op, FOLDED):
+            return known.get(v)
+        args = [a for a in (folded(a, depth - 1) for a in call.args) if a is not None]
+        dims = [as_int(d) for d in tensor_dims(v.info)]
+        arrays = [constants[a.name] for a in args]
+        if len(args) < len(call.args) or None in dims or math.prod(d or 0 for d in dims) > max(a.size for a in arrays):
+            return None
+        name = fresh(f"{args[0].name}.{call.op.name}", constants)
+        constants[name] = np.ascontiguousarray(call.op.evaluate(arrays), arrays[0].dtype)
+        assert isinstance(v.info, TensorInfo)
+        known[v] = Constant(name, v.info)
+        return known[v]
+
+    def visit(out: Emitter, binding: AnyBinding) -> None:
+        call = made.get(binding.var)
+        if call is not None and isinstance(call.op, PRODUCTS) and isinstance(call.args[1], GVar):
+            weights = folded(call.args[1], DEEPEST)
+            if weights is not None:
+                out.mapping[call.args[1]] = weights
+        out.keep(binding)
+
+    new = rewrite_function(main, visit)
+    if new is main:
+        return module
+    return replace(module, functions={**module.functions, "main": new}, constants=constants)
 
 
 SCALES = (

@@ -21,6 +21,7 @@ from relax_tune.ir.frontend.torch.importer import import_program
 from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import lower
 
 BERT = {
@@ -67,6 +68,16 @@ def test_products_of_decoders_of_torch_and_folder_are_the_same(
     products = [key for key, name in ours.items() if "matmul" in name and "attention" not in name]
     assert len(products) >= 4
     assert [ours[key] for key in products if key not in folder] == []
+
+
+def test_parts_of_a_joint_projection_of_torch_can_be_quantised() -> None:
+    program, cases = recorded("gpt2_eager")
+    module = import_program(program)
+    found = QuantizeWeights(bits=8)(module)
+    parts = [n for n, a in found.constants.items() if "c_attn" in n and a.dtype == np.int8]
+    assert len(parts) == 6  # queries, keys and values of two layers
+    inputs, wanted = cases[1]
+    assert np.abs(run_function(found, "main", inputs) - wanted[0]).max() < 0.2
 
 
 NORMED = """(float[b, 3, h, w] x) => (float[b, 4, i, j] y)
