@@ -40,6 +40,7 @@ REASONS = """
 * Programs of torch compute the tables of a rotation from positions when they run. A folder's tables are weights.
 * T5 of torch computes the buckets of relative positions when it runs. From a folder they are a table by distance. Its mask and its
   biases are added up once from a folder, and within attention by torch. torch.onnx.export fails on it.
+* A ResNet's folder multiplies pooled vectors as one row of a matrix for each image, and torch as rows of one matrix.
 """
 Tasks = Mapping[str, tuple[str, str]]
 
