@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ir.frontend.hf.test_hf_senses import write as write_senses
 from tests.ir.frontend.torch.test_torch import torch_python
 from tests.support import gguf_files, tiny_decoders
 from tests.support.encoder_decoders import write_encoder_decoder
@@ -78,6 +79,8 @@ def folder(tmp_path: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     tiny_decoders.write(tmp_path / "decoder", tiny_decoders.MODELS[0])
     (tmp_path / "translator").mkdir()
     write_encoder_decoder(tmp_path / "translator", "t5")
+    (tmp_path / "pictures").mkdir()
+    write_senses(tmp_path / "pictures", "clip")
     gguf_files.convert(tmp_path / "decoder", gguf_files.spec_of(tmp_path / "decoder"), tmp_path / "model.gguf")
     tools = tmp_path / "tools"
     tools.mkdir()
