@@ -34,6 +34,7 @@ from relax_tune.ir.op.math.elementwise import (
     Rsqrt,
     Sqrt,
     Sub,
+    Tanh,
 )
 from relax_tune.ir.op.math.numeric import Cos, Sin
 from relax_tune.ir.op.neural.attention import Attention
@@ -101,6 +102,13 @@ def _(b: Builder) -> Value:
     return b(Attention(0.5), b.input(2, 6, b.n, 4), k, v, b.input(b.n, 5))
 
 
+@example("attention over groups of heads")
+def _(b: Builder) -> Value:
+    q = b(Reshape((const(2), const(2), const(3), b.n, const(4))), b.input(2, 6, b.n, 4))
+    scores = b(Reshape((const(2), const(6), b.n, const(5))), b(Matmul(transpose_b=True), q, b.input(2, 2, 1, 5, 4)))
+    return b(Matmul(), b(Softmax(), b(MulScalar(0.5), scores)), repeated(b, b.input(2, 2, 5, 4), const(5)))
+
+
 @example("scale behind a product")
 def _(b: Builder) -> Value:
     return b(Matmul(), b(MulScalar(0.5), b.input(b.n, 4)), b(MulScalar(3.0), b.input(4, 3)))
@@ -134,6 +142,22 @@ def _(b: Builder) -> Value:
     x = b.input(b.n, 4)
     tail = b(AddScalar(1.0), b(Erf(), b(MulScalar(0.5**0.5), x)))
     return b(MulScalar(0.5), b(Mul(), x, tail))
+
+
+@example("gelu by tanh")
+def _(b: Builder) -> Value:
+    x = b.input(b.n, 4)
+    cube = b(MulScalar(0.044715), b(Mul(), b(Mul(), x, x), x))
+    tail = b(AddScalar(1.0), b(Tanh(), b(MulScalar((2 / np.pi) ** 0.5), b(Add(), x, cube))))
+    return b(MulScalar(0.5), b(Mul(), x, tail))
+
+
+@example("product under merged dims")
+def _(b: Builder) -> Value:
+    rng = np.random.default_rng(0)
+    w, bias = (b.g.constant(n, rng.random(shape, np.float32)) for n, shape in (("w", (4, 3)), ("bias", (3,))))
+    flat = b(Matmul(), b(Reshape((b.n * 2, const(4))), b.input(b.n, 2, 4)), w)
+    return b(Reshape((b.n, const(2), const(3))), b(Add(), flat, bias))
 
 
 @example("layer norm")
