@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-# Skips that no installation of ours can prevent.
-EXCUSED = frozenset({"cuda", "postgres"})
+# Skips that nothing `make test` installs can prevent.
+EXCUSED = frozenset({"cuda", "postgres", "torch"})
 
 
 class Needs:

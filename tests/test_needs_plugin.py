@@ -23,6 +23,11 @@ def test_device(): pass
 def test_other():
     pytest.skip("no GPU")
 
+@pytest.mark.torch
+@pytest.mark.opencl
+def test_peer():
+    pytest.skip("no torch")
+
 @pytest.mark.opencl
 @pytest.mark.xfail
 def test_known():
@@ -32,7 +37,7 @@ def test_known():
 
 def run(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_made.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    opencl: o\n    cuda: c\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    opencl: o\n    cuda: c\n    torch: t\n")
     kept = {k: v for k, v in os.environ.items() if k not in ("CI", "RELAX_TUNE_NEEDS", "PYTEST_ADDOPTS")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.needs_plugin", "-p", "no:cacheprovider", str(folder)],
@@ -51,7 +56,7 @@ def test_a_promised_need_may_not_be_skipped(tmp_path: Path) -> None:
     done = run(tmp_path, TESTS.format(skip=True), **PROMISED)
     assert done.returncode == 1, done.stdout
     assert "test_device needs opencl" in done.stdout and "no device here" in done.stdout
-    assert "test_other needs" not in done.stdout and "test_known needs" not in done.stdout
+    assert not any(f"test_{name} needs" in done.stdout for name in ("other", "peer", "known"))
 
 
 def test_other_skips_and_expected_failures_are_fine(tmp_path: Path) -> None:
