@@ -22,6 +22,7 @@ class HardwareInfo:
     group_size: work-items that a work-group may have
     sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: capacity of one multiprocessor
     capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
+    has_doubles: kernels may compute in float64
     has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
     """
 
@@ -41,6 +42,7 @@ class HardwareInfo:
     sm_shared_bytes: int = 1
     sm_max_groups: int = 1
     capability: int = 0
+    has_doubles: bool = True
     has_wgmma: bool = False
 
     @property
@@ -94,4 +96,5 @@ class HardwareInfo:
             sm_shared_bytes=limits.get("local_bytes_per_sm", local_bytes) if is_gpu else 1,
             sm_max_groups=limits.get("groups_per_sm", 16) if is_gpu else 1,
             capability=10 * limits.get("compute_major", 0) + limits.get("compute_minor", 0),
+            has_doubles=bool(limits.get("doubles", 1)),
         )

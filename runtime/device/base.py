@@ -34,7 +34,8 @@ class DeviceInfo:
     fingerprint: sorted (name, value) texts of device, driver and compiler; a timing may be reused where they are equal.
     limits: numbers that rules and constraints read: `workers`, `vector_bits`, `max_vector_lanes`, `registers`, `l1_bytes`,
     `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, and of a GPU `warp`, `registers_per_sm`,
-    `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`. `runtime/device/quirks` adds what a device does not report.
+    `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; `doubles` is 0 where kernels cannot compute in float64.
+    `runtime/device/quirks` adds what a device does not report.
     libraries: name and fingerprint of each installed library (`library.registry.library_facts`); None: not looked for.
     """
 

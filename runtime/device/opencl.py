@@ -347,6 +347,7 @@ def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) 
             else {"l1_bytes": 0, "l2_bytes": int(device.global_mem_cache_size), "l3_bytes": 0}
         ),
         **({} if is_cpu else gpu_limits(device, refusal)),
+        **({} if device.double_fp_config else {"doubles": 0}),
     }
     fingerprint = {
         "cpu": host.cpu_model(),

@@ -13,7 +13,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
-from relax_tune.schedules.rules.shared.scans import scan_rows, scans
+from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -23,7 +23,7 @@ CHUNK = 64
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
     s = Schedule(func)
-    ordered = {b.name for b in scans(func)}
+    ordered = {b.name for b in serial_scans(func, machine)}
     for block in blocks(func.body):
         if block.name not in ordered or not _scan(s, block, machine):
             _schedule_block(s, block, machine)
@@ -38,7 +38,7 @@ def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
     )
     try:
         across = column is not None and _is_contiguous_along(block, column.var)
-        rows, _ = scan_rows(s, block.name, _chunk_size(column.extent) if column is not None and across else None)
+        rows = scan_rows(s, block.name, _chunk_size(column.extent) if column is not None and across else None).rows
         if rows:
             s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
     except ScheduleError:

@@ -16,7 +16,7 @@ from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.forms import try_forms
-from relax_tune.schedules.rules.shared.scans import scan_rows, scans
+from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
 from relax_tune.schedules.rules.shared.vectorize import strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -26,7 +26,7 @@ ROWS = (1, 2, 4, 8)
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield rows spread over workers, and the same on one thread; none unless the function is one scan."""
-    if len(scans(func)) != 1:
+    if len(serial_scans(func, machine)) != 1:
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms((f"scan.rows.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
@@ -35,7 +35,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     """Inline what is before and behind the scan, and scan rows together."""
     s = Schedule(func)
-    (scan,) = scans(func)
+    (scan,) = serial_scans(func, machine)
     for block in blocks(func.body):
         if block is not scan and inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
@@ -43,21 +43,22 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     position = scan_of(node).position.var
     column = next((i for i in reversed(node.iters) if i.kind == "spatial" and i.var is not position), None)
     if column is None:
-        scan_rows(s, scan.name)
+        made = scan_rows(s, scan.name)
     else:
         read = [x for x in block_loads(node) if column.var in free_vars(*x.indices)]
         vectors = node.body.indices[-1] is column.var and all(x.indices[-1] is column.var for x in read)
         width = s.tunable("W", strip_widths(column, machine) if vectors else ROWS)
-        rows, together = scan_rows(s, scan.name, width)
-        for loop in together:
+        made = scan_rows(s, scan.name, width)
+        rows = made.rows
+        for loop in made.together:
             s.set_kind(loop, "vectorized" if vectors else "unrolled")
         s.set_tail(rows[-1], "peel")
         if machine.has_grid or parallel:
             outer = s.fuse(rows[:-1]) if len(rows) > 1 else rows[-1]
             s.set_kind(outer, "group" if machine.has_grid else "parallel")
     for block in blocks(s.func.body):
-        if not block.name.startswith(scan.name):
+        if block.name not in made.blocks:
             s.apply("reverse_compute_inline", block=block.name)
-    if len(blocks(s.func.body)) != 3:
+    if {b.name for b in blocks(s.func.body)} != set(made.blocks):
         raise ScheduleError(f"{func.name}: wanted one scan with what can be computed beside it")
     return s

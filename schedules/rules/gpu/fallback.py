@@ -11,7 +11,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.rules.shared.scans import scan_rows, scans
+from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -22,7 +22,7 @@ ITEMS = 128
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
     s, items = Schedule(func), min(ITEMS, machine.group_size)
-    ordered = {b.name for b in scans(func)}
+    ordered = {b.name for b in serial_scans(func, machine)}
     for block in blocks(func.body):
         if block.name not in ordered or not _bind_rows(s, block.name, items):
             _bind_block(s, block.name, items)
@@ -33,7 +33,7 @@ def _bind_rows(s: Schedule, block: str, items: int) -> bool:
     """Bind the rows of a prefix scan to consecutive threads, each in order. Return whether that fits."""
     before = s.func, list(s.steps)
     try:
-        rows, _ = scan_rows(s, block)
+        rows = scan_rows(s, block).rows
         if rows:
             points = s.split(s.fuse(rows), [None, items])
             s.bind(points[0], "group")

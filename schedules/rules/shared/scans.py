@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.dtype import f64
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import find_block
-from relax_tune.schedules.primitives.reduction.scans import scan_of
+from relax_tune.schedules.primitives.reduction.scans import ACCUMULATORS, scan_of
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
 
 
 def scans(func: PrimFunc) -> tuple[Block, ...]:
     """Return the blocks that are prefix scans."""
     return tuple(b for b in blocks(func.body) if _is_scan(b))
+
+
+def serial_scans(func: PrimFunc, machine: HardwareInfo) -> tuple[Block, ...]:
+    """Return the prefix scans whose running totals the machine can keep: those of float32 are float64 (`ACCUMULATORS`)."""
+    found = scans(func)
+    return found if machine.has_doubles else tuple(b for b in found if ACCUMULATORS.get(b.body.buffer.dtype) is not f64)
 
 
 def _is_scan(block: Block) -> bool:
@@ -26,12 +36,25 @@ def _is_scan(block: Block) -> bool:
     return True
 
 
-def scan_rows(s: Schedule, block: str, width: Expr | int | None = None) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True, slots=True)
+class ScannedRows:
+    """A scan whose rows are computed in order.
+
+    rows: the loops over rows, outermost first
+    together: the loops over rows that are scanned together: of the first totals, of the steps, of the results
+    blocks: the names of the blocks that compute the scan
+    """
+
+    rows: list[str]
+    together: list[str]
+    blocks: tuple[str, ...]
+
+
+def scan_rows(s: Schedule, block: str, width: Expr | int | None = None) -> ScannedRows:
     """Compute each row of a scan in order; its running total stays in registers.
 
     width: neighbouring rows that are scanned together
-    Returns the loops over rows, outermost first, and those over the rows that are together: of the first totals, of the steps, of the
-    results. Raises ScheduleError for a scan that cannot be computed so."""
+    Raises ScheduleError for a scan that cannot be computed so."""
     node = find_block(s.func, block)
     found = scan_of(node)
     names = dict(zip((i.var for i in node.iters), s.loops_of(block), strict=True))
@@ -41,7 +64,6 @@ def scan_rows(s: Schedule, block: str, width: Expr | int | None = None) -> tuple
         outer, inner = s.split(rows[-1], [None, width])
         rows, inside = [*rows[:-1], outer], [inner]
     s.reorder([*rows, position, *inside, step])
-    made = s.apply("serial_scan", block=block, loop=position)
+    made = (*s.apply("serial_scan", block=block, loop=position), block)
     s.apply("set_scope", buffer=find_block(s.func, block).body.buffer.name, scope="local")
-    together = [s.loops_of(b)[-1] for b in (*made, block)] if inside else []
-    return rows, together
+    return ScannedRows(rows, [s.loops_of(b)[-1] for b in made] if inside else [], made)

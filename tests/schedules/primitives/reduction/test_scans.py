@@ -10,13 +10,15 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support.meaning import assert_same_meaning, outputs_of
 
-from relax_tune.ir.core.dtype import DType, bf16, f32, i8
+from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8
 from relax_tune.ir.core.expr import Expr, Var, const, le, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.schedules.loop_tree import enclosing, find_block
+from relax_tune.schedules.rules.cpu import fallback, scan
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
 
 KINDS = tuple(itertools.product((0, 1), (False, True), (False, True)))
 
@@ -74,6 +76,23 @@ def shifted() -> PrimFunc:
     x, y = b.input("A", (n,)), b.output("B", (n,))
     b.reduce(y, (n,), const(1.0), lambda acc, i, k: acc + select(le(k, i), x[k], const(0.0)), name="scan")
     return b.finish()
+
+
+@pytest.mark.parametrize("stored", [f32, i8])
+@pytest.mark.parametrize("language", ["c", "opencl"])
+def test_schedules_of_scans_on_machines_without_doubles_have_no_double(language: str, stored: DType) -> None:
+    func = make.prefix_sums(stored=stored)
+    for machine in (limited(language), limited(language, doubles=0)):
+        made = next(fallback.sketches(func, machine))[1].func
+        assert_same_meaning(func, made, {"n": 3, "m": 5})
+        kept = {x.dtype for x in made.allocs}
+        assert (f64 in kept) == (stored is f32 and machine.has_doubles)
+        offered = list(scan.sketches(func, machine))
+        assert bool(offered) == (stored is not f32 or machine.has_doubles)
+
+
+def limited(language: str, **limits: int) -> HardwareInfo:
+    return HardwareInfo.from_limits(language, limits)
 
 
 SCAN = step("serial_scan", block="scan", loop="scan_j")
