@@ -74,10 +74,13 @@ def generate(
     """Extend prompts by tokens: the likeliest ones, drawn ones, or the best found by beam search.
 
     model: `prefill(input_ids (b, n)) -> (logits (b, _, vocabulary), *caches)` and `decode(input_ids (b, 1), *caches)` with results
-    of the same kind. prompts: (rows, length) token ids, with an `attention_mask` of that shape if some are padding, before or after
-    the tokens; or a list of prompts of any lengths. config: the settings; its fields may be given by name too, and these count.
-    attention_mask: 1 for tokens, 0 for padding. tokenizer: an object with `decode(ids)`, for `stop_strings`. logits_processor: a
-    function from the tokens so far (b, length) and their logits (b, vocabulary) to such logits.
+    of the same kind; or an encoder-decoder, which has `encode` too. prompts: (rows, length) token ids, with an `attention_mask` of
+    that shape if some are padding, before or after the tokens; or a list of prompts of any lengths. An encoder-decoder wants its
+    sources by the name of the encoder's input instead: `{"input_ids": ids}`, `{"input_features": spectrograms}`; its texts start
+    with `decoder_start_token_id`, or with prompts given as `decoder_input_ids`.
+    config: the settings; its fields may be given by name too, and these count. attention_mask: 1 for tokens, 0 for padding.
+    tokenizer: an object with `decode(ids)`, for `stop_strings`. logits_processor: a function from the tokens so far (b, length) and
+    their logits (b, vocabulary) to such logits.
 
     Returns an array (rows, length + added) i64, filled with `pad_token_id` after the end of a row, or a list of arrays for a list of
     prompts; `num_return_sequences` rows for each prompt. A row ends after a token of `eos_token_id`, a stop sequence or a stop

@@ -153,7 +153,8 @@ class _Reader:
         )
         dims = own.get("rope.dimension_count", size)
         if dims != size:
-            if FAMILIES[config["model_type"]].rope is None or FAMILIES[config["model_type"]].rope.part_key is None:  # type: ignore[union-attr]
+            rope = FAMILIES[config["model_type"]].rope
+            if rope is None or rope.part_key is None:
                 raise self.wrong(f"rope.dimension_count of {size}, the size of a head", dims)
             config = {**config, "partial_rotary_factor": dims / size}
         scaling = {k.removeprefix(SCALING): v for k, v in own.items() if k.startswith(SCALING)}

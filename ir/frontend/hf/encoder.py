@@ -13,9 +13,10 @@ from relax_tune.ir.core.expr import Expr, Var, add, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Constant, GVar, Value
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
+from relax_tune.ir.frontend.hf.decoders.rope import Rope
 from relax_tune.ir.frontend.hf.distances import distance_bucket, halves, log_bucket
 from relax_tune.ir.frontend.hf.encoder_spec import (
-    ACTIVATIONS,
     LOWEST,
     Bottleneck,
     Disentangled,
@@ -144,10 +145,13 @@ class Encoder:
         self.seen = g.call(ExpandDims((1, 2)), seen)
         return self.embed(words, self.ids, types, length)
 
-    def mask_bias(self, mask: GVar) -> GVar:
-        """Return what is added to scores of masked columns, (b, 1, 1, n): the most negative finite number, as in the original."""
+    def visible(self, mask: GVar) -> GVar:
+        """Return a mask (b, n) as floats."""
+        return self.g.call(Cast(f32), mask, hint="visible")
+
+    def mask_bias(self, visible: GVar) -> GVar:
+        """Return what is added to scores of columns, (b, 1, 1, n): the most negative finite number where `visible` (b, n) is 0."""
         g = self.g
-        visible = g.call(Cast(f32), mask, hint="visible")
         bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
         return g.call(ExpandDims((1, 2)), bias)
 
@@ -378,13 +382,9 @@ class Encoder:
     def rotated(self, x: GVar, theta: float) -> GVar:
         """Rotate queries or keys (b, heads, n, size) by their positions."""
         size, longest = self.spec.size, self.longest
-
-        def table(function: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
-            speed = 1 / np.float32(theta) ** (np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
-            return function(np.arange(longest, dtype=np.float32)[:, None] * speed).astype(np.float32)
-
-        cos = self.constant(f"rotary_cos_{theta:g}", lambda: table(np.cos))
-        sin = self.constant(f"rotary_sin_{theta:g}", lambda: table(np.sin))
+        rope = Rope(theta, size)
+        cos = self.constant(f"rotary_cos_{theta:g}", lambda: rope.table(np.cos, longest, size))
+        sin = self.constant(f"rotary_sin_{theta:g}", lambda: rope.table(np.sin, longest, size))
         return self.g.call(Rotary(const(0), 2), x, cos, sin)
 
     def disentangled(self, d: Disentangled, q: GVar, k: GVar, bias: Value | None, path: str) -> Value:
@@ -451,7 +451,7 @@ class Encoder:
         if self.seen is not None:
             if (window, buckets, s.grid_bias, s.disentangled) == (None,) * 4:
                 return self.seen
-            self.hidden_bias = self.hidden_bias or self.mask_bias(self.mask)
+            self.hidden_bias = self.hidden_bias or self.mask_bias(self.visible(self.mask))
         found: Value | None = self.hidden_bias
         if window is not None:
             near = np.zeros((2 * window + 3, 1), np.float32)

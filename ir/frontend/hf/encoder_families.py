@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder_spec import (
-    ACTIVATIONS,
     BERT_HEADS,
     ROBERTA_HEADS,
     UNTYPED,

@@ -9,47 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.core.graph import GVar
-from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.op.math.elementwise import AddScalar, Gelu, MaximumScalar, Mul, MulScalar, Relu, Sigmoid, Tanh
 
-Emitted = Callable[[GraphBuilder, GVar], GVar]
 Norm = Literal["layer_norm", "rms_norm", "affine"]
 LOWEST = float(np.finfo(np.float32).min)
 Part = Literal["query", "key", "value", "out", "inner", "gate", "outer", "norm"]
-
-
-def _cubic(g: GraphBuilder, x: GVar) -> GVar:
-    factor = g.call(AddScalar(1.0), g.call(MulScalar(0.044715), g.call(Mul(), x, x)))
-    return g.call(MulScalar(1.5957691216057308), g.call(Mul(), x, factor))  # 2 * sqrt(2 / pi)
-
-
-def _gated(inner: Emitted) -> Emitted:
-    """Return the activation `x * sigmoid(inner(x))`."""
-    return lambda g, x: g.call(Mul(), x, g.call(Sigmoid(), inner(g, x)))
-
-
-def _relu6(g: GraphBuilder, x: GVar) -> GVar:
-    """Emit `min(max(x, 0), 6)`, the minimum as a maximum of negatives."""
-    below = g.call(MaximumScalar(-6.0), g.call(MulScalar(-1.0), g.call(Relu(), x)))
-    return g.call(MulScalar(-1.0), below)
-
-
-_silu, _tanh_gelu = _gated(lambda g, x: x), _gated(_cubic)
-ACTIVATIONS: Mapping[str, Emitted] = {
-    "gelu": lambda g, x: g.call(Gelu(), x),
-    "relu": lambda g, x: g.call(Relu(), x),
-    "relu6": _relu6,
-    "sigmoid": lambda g, x: g.call(Sigmoid(), x),
-    "tanh": lambda g, x: g.call(Tanh(), x),
-    "silu": _silu,
-    "swish": _silu,
-    "gelu_new": _tanh_gelu,
-    "gelu_fast": _tanh_gelu,
-    "gelu_pytorch_tanh": _tanh_gelu,
-    "quick_gelu": _gated(lambda g, x: g.call(MulScalar(1.702), x)),
-}
 
 
 @dataclass(frozen=True, slots=True)

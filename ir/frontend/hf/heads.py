@@ -13,9 +13,10 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, add, const, sub
 from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, EncoderSpec, Patches, Waves
+from relax_tune.ir.frontend.hf.encoder_spec import EncoderSpec, Patches, Waves
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.gather import GatherElements

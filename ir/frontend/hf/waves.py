@@ -11,11 +11,12 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS, LOWEST, Spectrogram, Waves
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
+from relax_tune.ir.frontend.hf.encoder_spec import Spectrogram, Waves
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims, Permute
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, MulScalar, Sqrt, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, Sqrt, Sub
 from relax_tune.ir.op.math.logic import Less
 from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.neural.window import Conv
@@ -104,9 +105,8 @@ def _hidden(e: Encoder, x: GVar, mask: GVar, w: Waves) -> GVar:
         count = g.call(AddScalar(1), count)
     at = g.call(ExpandDims((0,)), g.call(Iota(e.dims[1]), hint="frame"))
     e.mask = g.call(Cast(i64), g.call(Less(), at, g.call(ExpandDims((1,)), count)), hint="frame_mask")
-    visible = g.call(Cast(f32), e.mask, hint="visible")
-    bias = g.call(AddScalar(LOWEST), g.call(MulScalar(-LOWEST), visible), hint="mask_bias")
-    e.hidden_bias = g.call(ExpandDims((1, 2)), bias)
+    visible = e.visible(e.mask)
+    e.hidden_bias = e.mask_bias(visible)
     return g.call(Mul(), x, g.call(ExpandDims((2,)), visible))
 
 

@@ -20,6 +20,7 @@ from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.cli.commands.texts import IDS, tokenize
 from relax_tune.tuner.cli.report.console import say
+from relax_tune.tuner.cli.report.printable import printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -148,11 +149,11 @@ def _stream(
         text, ids = "", []
     decoder = IncrementalDetokenizer(tokenizer, ids, config.stop_strings)
     tokens, added = list(ids), []
-    console.print(text, end="", soft_wrap=True)
+    console.out(printable(text), end="", highlight=False)
     for step in generate_steps(model, given, config=config, tokenizer=tokenizer):
         tokens.append(int(step.tokens[0]))
         added.append("" if tokens[-1] in config.eos_ids else decoder.put(tokens[-1]))
-        console.print(added[-1], end="", soft_wrap=True)
+        console.out(printable(added[-1]), end="", highlight=False)
         console.file.flush()
     added.append(decoder.end())
     say(console, added[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,11 @@ from numpy.typing import NDArray
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.graph import Constant, GVar
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.decoders.family import SILU, TANH_GELU
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.decoders.parameters import Parameters, Projection
 from relax_tune.ir.frontend.hf.decoders.rope import Rope
 from relax_tune.ir.frontend.hf.decoders.spec import DecoderSpec, Norm
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Gelu, Mul, MulScalar, Relu, Sigmoid, Tanh
+from relax_tune.ir.op.math.elementwise import Add, Mul, MulScalar, Tanh
 from relax_tune.ir.op.neural.decoder import RmsNorm
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
@@ -78,22 +77,7 @@ class Blocks:
 
     def activation(self, x: GVar) -> GVar:
         """Return the activation of the feed-forward block."""
-        g, name = self.g, self.spec.activation
-        if name in ("gelu", "gelu_python"):
-            return g.call(Gelu(), x)
-        if name.startswith("relu"):
-            y = g.call(Relu(), x)
-            return g.call(Mul(), y, y) if name == "relu2" else y
-        # each other one is x * sigmoid(p(x)): SiLU with p(x) = x, the tanh form of GELU with a cubic p
-        inner = x
-        if name == "quick_gelu":
-            inner = g.call(MulScalar(1.702), x)
-        elif name in TANH_GELU:
-            cubic = g.call(AddScalar(1.0), g.call(MulScalar(0.044715), g.call(Mul(), x, x)))
-            inner = g.call(MulScalar(2 * math.sqrt(2 / math.pi)), g.call(Mul(), x, cubic))
-        else:
-            assert name in SILU, name
-        return g.call(Mul(), x, g.call(Sigmoid(), inner))
+        return ACTIVATIONS[self.spec.activation](self.g, x)
 
     def feed_forward(self, x: GVar, layer: str, inner: int) -> GVar:
         """Return the feed-forward block of a layer, gated where its names have a gate."""

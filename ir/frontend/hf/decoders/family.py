@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.decoders.rope import Rope, RopeStyle, read_rope
 from relax_tune.ir.frontend.hf.decoders.spec import (
@@ -21,8 +22,6 @@ from relax_tune.ir.frontend.hf.decoders.spec import (
     NormKind,
 )
 
-SILU, TANH_GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
-ACTIVATIONS = (*SILU, *TANH_GELU, "gelu", "gelu_python", "relu", "relu2", "quick_gelu")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 

@@ -104,7 +104,7 @@ class _Stack(Encoder):
     def run(self, ids: GVar, mask: GVar | None, every_position: bool) -> tuple[GVar, ...]:
         """Return the logits of the last position, or of every one, and the keys and values of every layer."""
         length = self.dims[1]
-        self.cross_bias = None if mask is None else self.mask_bias(mask)
+        self.cross_bias = None if mask is None else self.mask_bias(self.visible(mask))
         x = self.embed(self.model.spec.words, ids, None, length)
         for number in range(len(self.spec.layers)):
             x = self.layer(x, number)

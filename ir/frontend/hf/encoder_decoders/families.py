@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
 from relax_tune.ir.frontend.hf.encoder_families import t5_encoder, umt5_encoder
 from relax_tune.ir.frontend.hf.encoder_spec import (
-    ACTIVATIONS,
     EncoderSpec,
     LayerNames,
     Spectrogram,

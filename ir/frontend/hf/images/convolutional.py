@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS
 from relax_tune.ir.frontend.hf.images.layers import (
     ChannelNorm,
     ChannelScale,

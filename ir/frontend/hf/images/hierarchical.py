@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.config import ConfigFields
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS
 from relax_tune.ir.frontend.hf.images.attention import Behind, PatchMerge, Positions, ReducedAttention, WindowAttention
 from relax_tune.ir.frontend.hf.images.layers import (
     ChannelNorm,

@@ -15,7 +15,7 @@ from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, floormod, sub
 from relax_tune.ir.core.graph import GVar, Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.hf.encoder_spec import ACTIVATIONS
+from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
 from relax_tune.ir.frontend.hf.weights import HfWeights
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Permute
 from relax_tune.ir.op.indexing.pad import Pad
@@ -61,7 +61,7 @@ class ImageValue:
 
 
 class ImageEmitter:
-    """ImageEmitter of layers into a graph. inner: weights are those of the model, whose names a head's may precede"""
+    """Emit layers into a graph. inner: weights are those of the model, whose names a head's may precede"""
 
     def __init__(self, g: GraphBuilder, weights: HfWeights, inner: bool = True) -> None:
         self.g, self.weights, self.inner = g, weights, inner
@@ -110,7 +110,7 @@ class ImageEmitter:
         return factor, beta - mean * factor
 
     def centred(self, x: ImageValue, axes: tuple[int, ...], eps: float) -> GVar:
-        """ChannelScale values to mean 0 and variance 1 along axes."""
+        """Scale values to mean 0 and variance 1 along axes."""
         g = self.g
         apart = g.call(Sub(), x.value, g.call(Mean(axes, True), x.value))
         var = g.call(Mean(axes, True), g.call(Mul(), apart, apart))
@@ -241,7 +241,7 @@ class PoolMix(ImageLayer):
 
 @dataclass(frozen=True, slots=True)
 class ChannelNorm(ImageLayer):
-    """ImageLayer normalisation of the channels of each position."""
+    """Layer normalisation of the channels of each position (Ba et al. 2016)."""
 
     name: str
     eps: float

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tests.support.effort import thinned
+from tests.support.encoder_folders import write_encoder
 
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.frontend.hf.folder import load_hf
@@ -22,15 +23,7 @@ MADE = runpy.run_path(str(DATA / "make_tiny_families.py"))
 Array = np.ndarray[Any, Any]
 
 
-def write(root: Path, name: str, **changes: Any) -> dict[str, Array]:
-    """A folder with an encoder; its results by torch."""
-    with np.load(DATA / "tiny_families.npz") as found:
-        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
-        shapes = json.loads(found[f"{name}/tensors"].tobytes())
-        results = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
-    save_file({k: MADE["weight"](k, tuple(shape)) for k, shape in shapes.items()}, root / "model.safetensors")
-    (root / "config.json").write_text(json.dumps(config))
-    return results
+write = partial(write_encoder, DATA / "tiny_families.npz", MADE)
 
 
 @pytest.mark.parametrize("name", thinned(MADE["MODELS"], 2))

@@ -1,0 +1,26 @@
+"""Encoders of tests/data as Hugging Face folders, at weights drawn by name, and what torch made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+
+def write_encoder(
+    data: Path, maker: Mapping[str, Any], root: Path, name: str, **changes: Any
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Write one model of an archive, its configuration changed, and return its results by torch.
+
+    maker: names of the script that made the archive"""
+    with np.load(data) as found:
+        config = {**json.loads(found[f"{name}/config"].tobytes()), **changes}
+        shapes = json.loads(found[f"{name}/tensors"].tobytes())
+        results = {k.removeprefix(f"{name}/"): found[k] for k in found.files if k.startswith(f"{name}/")}
+    save_file({k: maker["weight"](k, tuple(shape)) for k, shape in shapes.items()}, root / "model.safetensors")
+    (root / "config.json").write_text(json.dumps(config))
+    return results
