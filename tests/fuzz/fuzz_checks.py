@@ -150,6 +150,15 @@ def test_operators_on_random_arguments_agree_with_onnx() -> None:
     assert compared == 1500 and not found, "\n".join(found[:5])
 
 
+def test_judge_infinite_result_wants_the_same_infinity() -> None:
+    draft, _ = chain(Exp())
+    wanted = Expected(draft.module(), [np.array([[1000, 0, 1, -1000, 2]], np.float32)], "c")
+    right = np.exp(np.array([[np.inf, 0, 1, -np.inf, 2]], np.float32))
+    assert not wanted.judge([right]).problems
+    for other in (-math.inf, 5.0, math.nan):
+        assert wanted.judge([np.where(np.isinf(right), np.float32(other), right)]).problems
+
+
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow

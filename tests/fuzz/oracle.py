@@ -112,7 +112,7 @@ def _near(got: Any, wanted: Any) -> bool:
         return np.array_equal(got, wanted)
     value = wanted.astype(np.float64)
     with np.errstate(all="ignore"):
-        near = np.abs(got.astype(np.float64) - value) <= _allowed(value, wanted.dtype)
+        near = np.isfinite(value) & (np.abs(got.astype(np.float64) - value) <= _allowed(value, wanted.dtype))
     return bool(np.all(near | (got == wanted) | (np.isnan(value) & np.isnan(got))))
 
 
@@ -333,12 +333,13 @@ class _Run:
             mask = known.where(op, args, found, self.target)
             if mask is None or not np.any(mask):
                 continue
-            if found.dtype == bool:
-                other = np.full(found.shape, self.number % 2 == 0)
-            elif is_floating(found.dtype):
-                other = np.full(found.shape, POISONS[(self.number - 1) % len(POISONS)]).astype(found.dtype)
+            # one value alike for all, then values drawn for each: equal ones are ties, which have an order
+            if is_floating(found.dtype):
+                alike = self.number <= len(POISONS)
+                other = np.asarray(POISONS)[self.number - 1] if alike else self.rng.choice(POISONS, found.shape)
             else:
-                other = np.asarray(found * 0 + self.number % 2).astype(found.dtype)
+                other = self.number % 2 if self.number <= 2 else self.rng.integers(0, 2, found.shape)
+            other = np.broadcast_to(np.asarray(other), found.shape).astype(found.dtype)
             found = np.where(mask, other, found)
         return found
 
