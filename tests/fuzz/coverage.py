@@ -25,16 +25,19 @@ Pair = tuple[str, str, str, str]
 PRODUCT = Path(relax_tune.__file__).parent
 UNTRIED = ("ir/frontend", "runtime/generate.py", "runtime/generation", "tuner/cli")
 """Importers of model files, generation of text and commands, which no program of the fuzzer comes through."""
+JUDGE = ("oracle.py", "known.py")
 
 
 def code_under_test() -> str:
-    """The hash of the sources that the programs try."""
+    """The hash of the sources that the programs try, and of their judge."""
     found = hashlib.sha256()
     folders = os.walk(PRODUCT, followlinks=True)
     for path in sorted(Path(folder, f) for folder, _, files in folders for f in files if f.endswith(".py")):
         name = path.relative_to(PRODUCT).as_posix()
         if not name.startswith(UNTRIED):
             found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    for name in JUDGE:
+        found.update(Path(__file__).with_name(name).read_bytes())
     return found.hexdigest()
 
 
