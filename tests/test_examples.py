@@ -17,7 +17,7 @@ CASES = {
     "own_function": (
         ["--trials", "1"],
         r"functions: main swiglu\n(.*\n)*  swiglu: .*\n(.*\n)*n = 128: \(128, 96\), differs .* by [0-9.]+e-0[678] at most",
-        ["opencl"],
+        ["opencl", "heavy"],
     ),
     "onnx_model": (["--trials", "1"], r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65", ["ccompiler"]),
     "query_database": ([], r"softmax at s0=64: [\d.]+ us .*\b(tuned|generic)\b", ["ccompiler"]),
@@ -25,7 +25,7 @@ CASES = {
     "sentence_search": (
         ["How does a compiler work?", "--db", "memory://"],
         r"^0\.\d+  Source code is turned into instructions",
-        ["ccompiler", "minilm"],
+        ["ccompiler", "minilm", "heavy"],
     ),
 }
 

@@ -41,12 +41,14 @@ def snippets(page: Path) -> Iterator[tuple[str, str]]:
 
 # Pages whose snippets are those of another.
 REPEATED = ("docs/index.md",)
+# Pages that tune or build several times: half a minute and more.
+LONG = tuple(f"docs/guides/{name}.md" for name in ("tune", "share", "inside", "serve"))
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
 
 
 # Pages whose Python needs torch.
 OF_TORCH = "docs/guides/torch.md"
-MARKS = {**{page: [pytest.mark.heavy] for page in REPEATED}, OF_TORCH: [pytest.mark.torch]}
+MARKS = {**{page: [pytest.mark.heavy] for page in REPEATED + LONG}, OF_TORCH: [pytest.mark.torch]}
 
 
 def marked(page: Path) -> Any:

@@ -51,7 +51,7 @@ def adds_up_unknown(func: PrimFunc) -> bool:
 
 
 def symbolic_sums(language: str) -> list[tuple[str, Sketch, PrimFunc]]:
-    cases = [c for c in cases_of(language) if adds_up_unknown(function(c))]
+    cases = some([c for c in cases_of(language) if adds_up_unknown(function(c))], 2)
     return [(c, s, m) for c in cases for s, _, m in sampled(sketches_of(c, language)[1], f"sums {c}")]
 
 
@@ -69,7 +69,7 @@ def test_long_sums_of_every_rule_run_in_parts(machine: str) -> None:
 def test_sums_known_to_be_short_keep_the_loops() -> None:
     funcs = [make.matmul(96, 4096), make.matmul(96, LONG_SUM, const_weight=False), make.dense(64, 4096)]
     funcs.append(Sum((1,)).legalize("rows", [TensorInfo((const(7), const(LONG_SUM)), f32)]))
-    for func in funcs:
+    for func in some(funcs, 2):
         for machine in ("c", "gpu"):
             for sketch, _, made in sampled(generate_sketches(func, MACHINES[machine]), "short"):
                 assert "_total" not in text(made, "c" if machine == "c" else "cuda"), sketch.name
@@ -97,7 +97,7 @@ def test_long_sums_in_small_parts_are_right_in_every_schedule(language: str, mon
     short_parts(monkeypatch)
     found = {s.name: (c, s, m) for c, s, m in symbolic_sums(language) if c in SMALL or s.name == "fallback"}
     with opened(language) as device:
-        check_all(device, language, some(found.values(), 4))
+        check_all(device, language, some(found.values()))
 
 
 @pytest.mark.ccompiler
@@ -108,7 +108,7 @@ def test_long_sums_in_small_parts_are_right_in_cuda(tmp_path: Any, monkeypatch: 
     found = {s.name: (c, s, m) for c, s, m in symbolic_sums("gpu")}
     device = emulated(tmp_path)
     try:
-        check_all(device, "cuda", some(found.values(), 4))
+        check_all(device, "cuda", some(found.values()))
     finally:
         device.close()
 

@@ -31,7 +31,7 @@ def chosen(machine: str) -> list[tuple[str, str, PrimFunc]]:
     cases = [case for case in CASES if case in GPU_CASES]
     rng.shuffle(cases)
     made = []
-    for at, (rule, generator) in enumerate(some(rules_for(MACHINES[machine]).items(), 2)):
+    for at, (rule, generator) in enumerate(some(rules_for(MACHINES[machine]).items(), 4)):
         of_rule = ((case, s) for case in cases for s in _sketches(case, machine, {rule: generator}))
         options = []
         for case, sketch in islice(of_rule, 2):
@@ -53,7 +53,7 @@ def _sketches(case: str, machine: str, rules: Mapping[str, Rule]) -> tuple[Sketc
 @pytest.mark.parametrize("architecture", thinned(ARCHITECTURES))
 def test_cuda_kernels_compile(architecture: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    mine = some(chosen("opencl")[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)], 2)
+    mine = some(chosen("opencl")[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)], 4)
     kernels = [k for _, _, func in mine for k in kernels_of(func, "cuda")]
     made = CUDACompiler(architecture).compile([KernelSource(k.name, "cuda", k.source) for k in kernels])
     assert set(made.kernels) == {k.name for k in kernels}

@@ -129,7 +129,7 @@ def covering(sketch: Sketch) -> Iterator[dict[str, int]]:
 
 @pytest.mark.slow
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
-    named = {case: [s.name for s in sketches(case)] for case in some(CASES, 2)}
+    named = {case: [s.name for s in sketches(case)] for case in some(CASES, 4)}
     forms = {"mma.data_parallel": (*PRODUCTS, *DECODED), "mma.split_k": ("NT", "int8")}
     forms["mma.stream_k"] = tuple(c for c in forms["mma.data_parallel"] if not c.startswith("batched"))
     products = {c: [name for name, own in forms.items() if c in own] for c in forms["mma.data_parallel"]}
@@ -143,7 +143,7 @@ def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     ]
     assert not any(generate_sketches(func, machine, RULES) for func, machine in others)
     assert all(s.guesses for case in named for s in sketches(case))
-    for case, what, func in some(instances(), 6):
+    for case, what, func in some(instances(), 12):
         found = "".join(text(func))
         assert found.count("rt_mma_") == (2 if case in ATTENTION else 1), what
         # operands whose rows begin at multiples of what one copy has are copied ahead of their use

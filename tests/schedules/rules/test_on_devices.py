@@ -68,19 +68,19 @@ def test_covering_any_machine_has_every_sketch_name(machine: str) -> None:
 
 
 @pytest.mark.ccompiler
-@pytest.mark.parametrize("name", thinned(CASES, 2))
+@pytest.mark.parametrize("name", thinned(CASES, 4))
 def test_instances_c_match_reference(name: str, c: Device) -> None:
     run(name, "c", c, mine("c", name))
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", thinned(CASES, 2))
+@pytest.mark.parametrize("name", thinned(CASES, 4))
 def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
     run(name, "opencl", opencl, mine("opencl", name))
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", thinned(GPU_CASES, 2))
+@pytest.mark.parametrize("name", thinned(GPU_CASES, 4))
 def test_instances_gpu_match_reference(name: str, opencl: Device) -> None:
     """What is made for GPUs means the same where a processor runs the items of a group between barriers."""
     run(name, "gpu", opencl, few(name, "gpu", 9))

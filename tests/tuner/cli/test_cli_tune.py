@@ -100,6 +100,7 @@ def test_the_same_command_again_measures_nothing_and_writes_the_same_bytes(
     assert (folder / "again.rta").read_bytes() == (folder / "bert-c.rta").read_bytes()
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 def test_build_from_records_repeats_bytes_and_obeys_policies(tuned: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = tuned

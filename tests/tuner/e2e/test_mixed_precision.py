@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.effort import thinned
 from tests.support.tuner_models import DEVICES, minilm_folder, opened
 from tests.tuner.e2e.test_minilm import DATA, reference_inputs
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.minilm, pytest.mark.filterwarnings("ignore:.*was tuned
 COSINE = 1 - 2 * 9.2e-5
 
 
-@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("kind", thinned(DEVICES))
 def test_bf16_embeddings_agree_with_f32(kind: str, tmp_path: Path) -> None:
     made = reference_inputs()
     module = load_model(minilm_folder(), {"b": (1, 8), "n": (1, 512)})

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.effort import thinned
 from tests.support.programs import read
 from tests.support.tuner_models import DEVICES, opened
 from tests.tuner.emit.test_indices_compiled import OPERATORS, TABLE, UPDATES, indexed
@@ -68,7 +69,7 @@ def refused(text: str, module: IRModule, device: Device, *inputs: Array, **how: 
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", thinned(OPERATORS, 2))
 def test_computed_index_outside_fails_with_checks(device: Device, name: str, symbolic: bool) -> None:
     op, last, sizes = OPERATORS[name]
     module = indexed(name, symbolic, True)

@@ -34,7 +34,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[rt.Artifact, dict[s
     return rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://"), wanted
 
 
-@pytest.mark.parametrize("name", thinned((m for m in (*MODELS, *MORE) if m != "llama"), 6))
+@pytest.mark.parametrize("name", thinned((m for m in (*MODELS, *MORE) if m != "llama"), 12))
 def test_tokens_of_torch(tmp_path: Path, name: str) -> None:
     folder, wanted = write(tmp_path, name)
     with rt.build(rt.load_model(folder, BOUNDS), target="c", db="memory://").open() as model:

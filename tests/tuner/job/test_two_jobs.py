@@ -72,6 +72,7 @@ def test_two_tunes_at_once_do_the_work_of_one(
     share(2, sql_url, folder, running, whole)
 
 
+@pytest.mark.heavy
 def test_three_tunes_at_once_do_the_work_of_one(folder: Path, running: list[JobProcess], whole: Done) -> None:
     share(3, f"sqlite:///{folder / 't.db'}", folder, running, whole)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.support import zoo
+from tests.support.effort import thinned
 from tests.support.tuner_models import (
     DEVICES,
     PAPER_DEVICE,
@@ -84,7 +85,7 @@ def shapes_of(choices: Choices) -> list[tuple[int, ...]]:
     return sorted({points[0], middle, points[-1]})
 
 
-@pytest.mark.parametrize("make", [feed_forward, attention])
+@pytest.mark.parametrize("make", thinned([feed_forward, attention]))
 def test_every_form_of_every_task_is_right(make: Callable[[], IRModule], device: Device) -> None:
     job = job_on(make, device)
     libraries = 0
@@ -223,7 +224,7 @@ def test_bytes_of_a_buffer() -> None:
     assert evaluate(slots.code, (7,))[at] == 84
 
 
-@pytest.mark.parametrize("case", zoo.cases(), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", thinned(zoo.cases(), 2), ids=lambda c: c.name)
 def test_the_generic_form_of_every_function_of_the_zoo(case: zoo.Case, device: Device) -> None:
     job = job_on(feed_forward, device)
     top = tuple(max(d[v.name] for d in case.sizes) for v in case.func.symbols)

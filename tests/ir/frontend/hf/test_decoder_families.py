@@ -34,7 +34,7 @@ def last_positions(module: IRModule, b: int, n: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned(MODELS, 2))
+@pytest.mark.parametrize("name", thinned(MODELS, 4))
 def test_family_has_the_logits_of_torch(tmp_path: Path, name: str) -> None:
     longer = name == "phi3_long"
     folder, wanted = write_family(tmp_path, name)

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 write = partial(write_encoder, DATA / "tiny_families.npz", MADE)
 
 
-@pytest.mark.parametrize("name", thinned(MADE["MODELS"], 2))
+@pytest.mark.parametrize("name", thinned(MADE["MODELS"], 4))
 def test_encoder_of_family_gives_the_results_of_torch(name: str, tmp_path: Path) -> None:
     results = write(tmp_path, name)
     bare = MADE["MODELS"][name][0].endswith("Model")

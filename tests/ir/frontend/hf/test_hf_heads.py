@@ -48,7 +48,7 @@ def modules(root: Path, **configs: dict[str, Any] | None) -> None:
     (root / "modules.json").write_text(json.dumps(listed))
 
 
-@pytest.mark.parametrize("name", thinned(HEADS["NAMES"], 2))
+@pytest.mark.parametrize("name", thinned(HEADS["NAMES"], 4))
 def test_head_of_architectures_gives_the_logits_of_torch(name: str, tmp_path: Path) -> None:
     logits = write(tmp_path, name)
     module = load_hf(tmp_path)
