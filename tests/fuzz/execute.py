@@ -20,8 +20,9 @@ from tests.runtime.whole_models import chosen
 from tests.support.tuner_models import QUICK, job_dispatching
 
 from relax_tune.database.store import MemoryStore
-from relax_tune.errors import BuildError, DeduceError, RelaxTuneError, UserError
+from relax_tune.errors import BuildError, DeduceError, RelaxTuneError, UserError, VerifyError
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.device import c as c_device
 from relax_tune.runtime.device.registry import open_device
@@ -37,6 +38,8 @@ T = TypeVar("T")
 SECONDS = 300
 UNIT = 60
 """Kernels in a translation unit."""
+INTERPRETED = 1000
+"""Elements of arguments with which lowered programs are interpreted too."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,14 @@ class Trial:
 class Outcome:
     """Of one program. unbuilt: why it was refused; crash: an error that is nobody's refusal, or a signal.
 
-    results: of each call, the outputs or the text of a refusal; tasks: names of its tensor functions"""
+    results: of each call, the outputs or the text of a refusal; tasks: names of its tensor functions; outside: what its lowered form
+    reads or writes outside of a buffer in the smallest call, where that is not refused"""
 
     unbuilt: str = ""
     crash: str = ""
     results: tuple[Any, ...] = ()
     tasks: tuple[str, ...] = ()
+    outside: str = ""
 
 
 class Compiled:
@@ -161,17 +166,32 @@ def in_child(work: Callable[[Bench], T]) -> T | None:
             child.join()
 
 
-def _built(way: Way, trial: Trial, info: Any) -> tuple[Artifact, tuple[str, ...]] | Outcome:
+def _built(way: Way, trial: Trial, info: Any) -> tuple[Artifact, Outcome] | Outcome:
     try:
         job = _job(way, trial.module, info)
         policy = way.policy if way.policy in get_args(Policy) else "measured"
         bounded = all(b.upper is not None for b in trial.module.bounds)
         memory: Any = way.memory if bounded else {"constant-inplace": "inplace"}.get(way.memory, "symbolic")
-        return job.artifact(job.build(policy, memory)), tuple(t.name for t in job.tasks)  # type: ignore[arg-type]
+        built = Outcome(tasks=tuple(t.name for t in job.tasks), outside=_outside(job.lowered.module, trial))
+        return job.artifact(job.build(policy, memory)), built  # type: ignore[arg-type]
     except (BuildError, DeduceError) as error:
         return Outcome(unbuilt=str(error))
     except Exception:
         return Outcome(crash=f"building: {traceback.format_exc()[-1500:]}")
+
+
+def _outside(lowered: IRModule, trial: Trial) -> str:
+    args = min(trial.calls, key=lambda given: sum(a.size for a in given))
+    if sum(a.size for a in args) > INTERPRETED:
+        return ""
+    try:
+        with np.errstate(all="ignore"):
+            run_function(lowered, "main", args)
+    except VerifyError as error:
+        return str(error)
+    except RelaxTuneError:
+        pass  # refused: results tell
+    return ""
 
 
 def _job(way: Way, module: IRModule, info: Any) -> Job:
@@ -184,10 +204,10 @@ def _job(way: Way, module: IRModule, info: Any) -> Job:
     return Job(module, info, MemoryStore(), QUICK)
 
 
-def _ran(artifact: Artifact, tasks: tuple[str, ...], trial: Trial, device: Any) -> Outcome:
+def _ran(artifact: Artifact, built: Outcome, trial: Trial, device: Any) -> Outcome:
     try:
         with artifact.open(device) as model:
-            return Outcome(results=tuple(_call(model, args) for args in trial.calls), tasks=tasks)
+            return replace(built, results=tuple(_call(model, args) for args in trial.calls))
     except Exception:
         return Outcome(crash=f"running: {traceback.format_exc()[-1500:]}")
 

@@ -210,6 +210,7 @@ def test_stored_case_matches_judge(path: Path, request: pytest.FixtureRequest) -
     assert isinstance(main, Function)
     (outcome,) = execute(way, [Trial(module, (args,))])
     assert not outcome.crash and not outcome.unbuilt, outcome.crash + outcome.unbuilt
+    assert not outcome.outside
     try:
         said = run_function(module, "main", args)
     except UserError as error:

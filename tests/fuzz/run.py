@@ -240,6 +240,8 @@ def reason(
         return "" if any(re.search(p, outcome.unbuilt) for p in KNOWN_UNBUILT) else f"not built: {outcome.unbuilt}"
     if outcome.crash:
         return outcome.crash
+    if outcome.outside and not any(isinstance(r, str) for r in outcome.results):
+        return f"the lowered program: {outcome.outside}"
     return wrong(draft, module, args, outcome.results[call], target, tally)
 
 

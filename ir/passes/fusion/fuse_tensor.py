@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.arith.bounds import Env
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Load, Var, substitute, transform
+from relax_tune.ir.core.expr import Expr, Load, Var, eq, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import fresh
@@ -132,7 +133,7 @@ def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr
 
 
 def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
-    """Drop a last block that only permutes an intermediate buffer, and let the producers write permuted."""
+    """Drop a last block that only permutes all of an intermediate buffer, and let the producers write permuted."""
     last = blocks[-1]
     axes, value = store_axes(last), last.body.value
     if len(blocks) < 2 or last.is_reduction or axes is None or not isinstance(value, Load):
@@ -141,6 +142,10 @@ def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
     made = any(b.body.buffer is source for b in blocks[:-1])
     if not made or len(set(value.indices)) != len(value.indices) or set(value.indices) != set(axes):
         return blocks
+    extents = {i.var: i.extent for i in last.iters}
+    covers = (eq(extents[v], d) for v, d in zip(value.indices, source.shape) if isinstance(v, Var))
+    if any(prove(fact) is not Proof.YES for fact in covers):
+        return blocks  # a part of it: the producers would write the rest behind the end
     where = [value.indices.index(v) for v in axes]
 
     def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:

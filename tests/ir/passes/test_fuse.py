@@ -23,7 +23,7 @@ from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
-from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Take
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
@@ -290,6 +290,19 @@ def test_every_stage_is_well_formed_and_reads_back(make: Callable[[], IRModule])
         verify(stage)
         back = parse_text(print_text(stage), operators=OPERATORS, constants=stage.constants)
         assert structural_equal(back, stage), name
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+def test_fuse_part_of_product_stays_inside_buffer(axes: tuple[int, int]) -> None:
+    g = GraphBuilder()
+    x, w = g.input("x", (g.symbol("n"), 3)), g.input("w", (3, g.symbol("m")))
+    part = g.call(Slice(1, const(0), const(4)), g.call(Matmul(), x, w))
+    module = g.finish(part if axes == (0, 1) else g.call(Permute(axes), part))
+    lowered = lower(module)
+    assert len(kernels(lowered)) == 1
+    for n, m in ((2, 8), (3, 4), (1, 2), (0, 9)):
+        found = run_function(lowered.module, "main", [a := rand(n, 3), b := rand(3, m)])
+        np.testing.assert_allclose(found, (a @ b)[:, :4].transpose(axes), rtol=1e-5)
 
 
 def test_fused_modules_under_the_interpreter() -> None:
