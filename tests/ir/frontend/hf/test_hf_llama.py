@@ -274,7 +274,7 @@ def test_bounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"hidden_act": "mish"}, "hidden_act: wanted one of silu, swish, gelu_pytorch_tanh, .*, found 'mish'"),
+        ("llama", {"hidden_act": "mish"}, "hidden_act: wanted one of .*, silu, .*, found 'mish'"),
         ("llama", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, found 4 and 3"),
         ("llama", {"head_dim": 7}, "wanted head_dim to be a multiple of 2, found 7"),
         ("llama", {"head_dim": None, "num_attention_heads": 6}, "multiple of num_attention_heads, found 32 and 6"),
