@@ -21,7 +21,10 @@ from tests.support.tuner_models import QUICK, job_dispatching
 
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError, DeduceError, RelaxTuneError, UserError, VerifyError
-from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.core.expr import Expr, le
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.device import c as c_device
@@ -181,6 +184,13 @@ def _built(way: Way, trial: Trial, info: Any) -> tuple[Artifact, Outcome] | Outc
 
 
 def _outside(lowered: IRModule, trial: Trial) -> str:
+    """Return what the lowered program stores or reads outside of a buffer: by proof, then in the smallest call."""
+    for func in lowered.functions.values():
+        for block in blocks(func.body) if isinstance(func, PrimFunc) else ():
+            extents: dict[Any, Expr] = {i.var: i.extent for i in block.iters}
+            for index, dim in zip(block.body.indices, block.body.buffer.shape):
+                if index in extents and prove(le(extents[index], dim)) is not Proof.YES:
+                    return f"{func.name}: {block.name!r} stores at 0..{extents[index]!r} of a dim of {dim!r}"
     args = min(trial.calls, key=lambda given: sum(a.size for a in given))
     if sum(a.size for a in args) > INTERPRETED:
         return ""
