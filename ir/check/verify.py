@@ -4,7 +4,8 @@ Rules of tensor functions:
 
 * every name used is in scope; ranks and dtypes fit;
 * block iterators are bound once, by enclosing loops;
-* only spatial iterators choose the stored element; reductions have an initial value;
+* only spatial iterators choose the stored element, inside the buffer where that is a matter of numbers; reductions have an
+  initial value;
 * inputs are never written, and outputs are.
 
 `relax_tune.ir.check.verify_graph` has the rules of graph functions.
@@ -20,6 +21,7 @@ from relax_tune.ir.check.verify_graph import verify_function
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import (
+    TRUE,
     Const,
     Expr,
     Tunable,
@@ -219,6 +221,14 @@ class _Prim:
         if chosen:
             name = min(v.name for v in chosen)
             self.fail(f"block {b.name!r}: reduce iterator {name} chooses what is stored; make it spatial", b)
+        numbers = {i.var: as_int(i.extent) or 0 for i in b.iters}
+        for index, dim in zip(b.body.indices, b.body.buffer.shape) if b.predicate is TRUE else ():
+            limit = as_int(dim)
+            if isinstance(index, Var) and limit is not None and numbers.get(index, 0) > limit:
+                self.fail(
+                    f"block {b.name!r}: wanted to store in {b.body.buffer.name} below {limit}, found {index.name} below {numbers[index]}",
+                    b,
+                )
         if b.init is not None:
             self.init(b, b.init, inner, reduced)
         elif reduced and all(x.buffer is not b.body.buffer for x in loads(b.body.value)):

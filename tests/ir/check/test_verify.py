@@ -77,6 +77,14 @@ def loop(**change: object) -> PrimFunc:
     return body(replace(For(LI, N, BufferStore(Y, (LI,), const(0.0))), **change))  # type: ignore[arg-type]
 
 
+FOUR, L8, V8 = Buffer("four", (const(4),), f32), Var("l8"), Var("v8")
+
+
+def eight(buffer: Buffer) -> Stmt:
+    store = BufferStore(buffer, (V8,), const(0.0))
+    return For(L8, const(8), Block("eight", (IterVar(V8, const(8)),), (L8,), store))
+
+
 ONE = load(X, (LI, const(0)))
 BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("parameter twice", lambda: replace(GOOD, params=(X, Y, Y)), "found y twice"),
@@ -127,6 +135,7 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("init of nothing", lambda: in_block(iters=(SUM.iters[0], IterVar(VK, const(4)))), "without a reduce iterator"),
     ("init elsewhere", lambda: in_block(init=BufferStore(Y, (const(0),), const(0.0))), "wanted init\\(\\) to store where"),
     ("init depends", lambda: in_block(init=BufferStore(Y, (VI,), load(X, (VI, VK)))), "initial value depends on the reduction"),
+    ("store behind the end", lambda: replace(GOOD, allocs=(FOUR,), body=seq(nest(), eight(FOUR))), "store in four below 4, found v8 below 8"),
     ("prepare reads inputs", lambda: in_block(role="prepack"), "prepacks constants, but reads x"),
 ]  # fmt: skip
 
