@@ -6,116 +6,20 @@ everything without it, is constant. Weights are constants of the model, as they 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from kernel_kinds import conv, kinds
+from kernel_model import Kernel, Model, Torch
 
-from relax_tune.ir.core.dtype import DType, f32, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, substitute
-from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import Constant, Function, GVar
-from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.op.indexing.movement import Permute, Take
-from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, Gelu, Mul, Relu, Sigmoid
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.neural.decoder import RmsNorm
-from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, MeanPool, Softmax, Sum
-from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-
-Array = NDArray[Any]
-Dims = Mapping[str, Expr]
-Torch = Callable[[Any, Mapping[str, Any]], Any]
-
-
-class Model:
-    """What a kernel is built with: inputs, weights drawn once from a fixed seed, and the dims that may be symbols."""
-
-    def __init__(self, dims: Mapping[str, int], symbolic: bool) -> None:
-        self.graph = GraphBuilder()
-        self._rng = np.random.default_rng(0)
-        self.dims = {name: self.graph.symbol(name, 1, size) if symbolic else const(size) for name, size in dims.items()}
-
-    def input(self, name: str, *shape: int | str, element: DType = f32) -> GVar:
-        return self.graph.input(name, [self.dims[d] if isinstance(d, str) else const(d) for d in shape], element)
-
-    def weight(self, name: str, *shape: int) -> Constant:
-        array = self._rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[-1]))
-        return self.graph.constant(name, array)
-
-    def __call__(self, op: Any, *args: Any) -> GVar:
-        return self.graph.call(op, *args)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel of a table. make: its model; torch: `(torch, arrays by name) -> result`; flops: of one run, 0 where bytes bind;
-    bytes: read and written at least; bar: microseconds of hand-written prototypes as `c`, `opencl` and of `torch` beside them, on
-    two Zen4 cores; index_limit: integer inputs are drawn below it; bits: weights are quantised to so many; transposed: a product of
-    `x` and the transposition of `w` or `y`."""
-
-    name: str
-    dims: Mapping[str, int]
-    make: Callable[[Model], GVar]
-    torch: Torch
-    flops: float = 0.0
-    bytes: float = 0.0
-    bar: Mapping[str, float] = field(default_factory=dict)
-    index_limit: int = 1
-    bits: int = 32
-    transposed: bool = False
-
-    def module(self, symbolic: bool = False) -> IRModule:
-        model = Model(self.dims, symbolic)
-        made = model.graph.finish(self.make(model))
-        return made if self.bits == 32 else QuantizeWeights(self.bits)(made)
-
-    def quantized(self) -> dict[str, Array]:
-        """What the quantised weight `w` is made of: `numbers` (N, K) i8 and `scale` (N, K / group) f32."""
-        held = self.module().constants
-        if self.bits == 8:
-            return {"numbers": held["w.int8"], "scale": held["w.scale"].reshape(-1, 1)}
-        packed = held["w.int4"].astype(np.int8)
-        numbers = np.stack([packed << 4 >> 4, packed >> 4], axis=-1).reshape(len(packed), -1)
-        return {"numbers": numbers, "scale": held["w.scale"]}
-
-    def weights(self) -> dict[str, Array]:
-        """The weights in 32 bits: of a quantised model the numbers that it computes with."""
-        if self.bits == 32:
-            return dict(self.module().constants)
-        parts = self.quantized()
-        group = parts["numbers"].shape[1] // parts["scale"].shape[1]
-        return {"w": parts["numbers"] * np.repeat(parts["scale"], group, axis=1)}
-
-    def factors(self, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
-        """What NumPy multiplies where the kernel is a product, of its inputs and weights by name."""
-        right = arrays["w"] if "w" in arrays else arrays["y"]
-        return arrays["x"], np.swapaxes(right, -1, -2) if self.transposed else right
-
-    def arrays(self, sizes: Mapping[str, int] | None = None, seed: int = 1) -> dict[str, Array]:
-        """The inputs by name; `sizes` of dims other than the table's."""
-        model = Model(self.dims, True)
-        function = model.graph.finish(self.make(model)).functions["main"]
-        assert isinstance(function, Function)
-        known = dict(self.dims) | dict(sizes or {})
-        values = {v: const(known[n]) for n, v in model.dims.items() if not isinstance(v, int)}
-        rng = np.random.default_rng(seed)
-        found: dict[str, Array] = {}
-        for p in function.params:
-            assert isinstance(p.info, TensorInfo) and p.info.shape is not None and p.info.dtype is not None
-            shape = tuple(as_int(substitute(d, values)) or 0 for d in p.info.shape)  # type: ignore[arg-type]
-            if p.info.dtype.is_float:
-                found[p.name] = rng.standard_normal(shape, np.float32)
-            else:
-                found[p.name] = rng.integers(0, self.index_limit, shape, dtype=p.info.dtype.numpy)
-        return found
 
 
 def _matmul(
@@ -217,25 +121,8 @@ def _attention(n: int, bar: Mapping[str, float]) -> Kernel:
     return Kernel(f"attention_{n}", {"n": n}, make, torch, flops, size, bar)
 
 
-def _conv(name: str, c: int, size: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> Kernel:
-    pad = kernel // 2
-
-    def make(g: Model) -> GVar:
-        x = g.input("x", "n", c, size, size)
-        if pad:
-            x = g(Pad((0, 0, pad, pad), (0, 0, pad, pad)), x)
-        return g(Conv((stride, stride), (1, 1), groups), x, g.weight("w", out, c // groups, kernel, kernel))
-
-    def torch(t: Any, v: Mapping[str, Any]) -> Any:
-        return t.nn.functional.conv2d(v["x"], v["w"], stride=stride, padding=pad, groups=groups)
-
-    places = ((size + 2 * pad - kernel) // stride + 1) ** 2
-    flops = 2.0 * places * out * (c // groups) * kernel**2
-    return Kernel(name, {"n": 1}, make, torch, flops, 4.0 * (c * size**2 + out * places))
-
-
 def _conv_relu(c: int, size: int, out: int) -> Kernel:
-    plain = _conv("", c, size, out, 3)
+    plain = conv("", c, size, out, 3)
     return Kernel(
         f"conv_relu_{c}x{size}",
         plain.dims,
@@ -321,11 +208,11 @@ def _kernels() -> Sequence[Kernel]:
         _attention(16, {"c": 9.8, "opencl": 24, "torch": 31}),
         _attention(128, {"c": 264, "opencl": 335, "torch": 438}),
         _attention(512, {"c": 4005, "opencl": 4532, "torch": 5412}),
-        _conv("conv_64x56", 64, 56, 64, 3),
+        conv("conv_64x56", 64, 56, 64, 3),
         _conv_relu(64, 56, 64),
-        _conv("conv_first", 3, 224, 64, 7, stride=2),
-        _conv("conv_1x1", 256, 28, 128, 1),
-        _conv("conv_depthwise", 96, 56, 96, 3, groups=96),
+        conv("conv_first", 3, 224, 64, 7, stride=2),
+        conv("conv_1x1", 256, 28, 128, 1),
+        conv("conv_depthwise", 96, 56, 96, 3, groups=96),
         # tuned over their whole range only (tables 2, 3 and 4, and the regret); DietCode's batch of 192 by ten
         _transposed("dietcode_dense", 2048, 768, 2304),
         _batch_matmul("dietcode_nt", 19, 128, 64, "n", True),
@@ -343,4 +230,4 @@ def _kernels() -> Sequence[Kernel]:
     )  # fmt: skip
 
 
-KERNELS: Mapping[str, Kernel] = {k.name: k for k in _kernels()}
+KERNELS: Mapping[str, Kernel] = {k.name: k for k in (*_kernels(), *kinds())}
