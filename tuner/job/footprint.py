@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from relax_tune.errors import UserError
 from relax_tune.ir.core.expr import as_int, const, substitute
 from relax_tune.ir.core.function import Bound
+from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Task
 
 # An array, and its reference in double precision, which is twice as large.
@@ -20,14 +21,15 @@ COPIES = 3
 
 def task_bytes(task: Task) -> int:
     """Return the bytes of a task's arguments and results at its largest anchor."""
-    most = 0
-    for point in task.domain.points:
-        values = {v: const(x) for v, x in zip(task.func.symbols, point, strict=True)}
-        sizes = [
-            b.dtype.bytes * math.prod(as_int(substitute(d, values)) or 0 for d in b.shape) for b in task.func.buffers
-        ]
-        most = max(most, sum(sizes))
-    return most
+    return max((point_bytes(task, point) for point in task.domain.points), default=0)
+
+
+def point_bytes(task: Task, point: Point) -> int:
+    """Return the bytes of a task's arguments and results at a shape."""
+    values = {v: const(x) for v, x in zip(task.func.symbols, point, strict=True)}
+    return sum(
+        b.dtype.bytes * math.prod(as_int(substitute(d, values)) or 0 for d in b.shape) for b in task.func.buffers
+    )
 
 
 def check_footprint(tasks: Sequence[Task], bounds: Sequence[Bound], available: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from relax_tune.errors import BuildError, RelaxTuneError
 from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.job.footprint import point_bytes
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest
 from relax_tune.tuner.plan.plans import TaskPlan
@@ -17,8 +18,8 @@ from relax_tune.tuner.task.check import check_at, check_case, check_work
 from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Choices, Task
 
-# Loop iterations of the reference at a shape of the plan; the two shapes of `check_case` are always run.
-WORK = 1 << 22
+# Loop iterations of the reference at a shape of the plan, and bytes of its arrays; the two shapes of `check_case` are always run.
+WORK, BYTES = 1 << 22, 1 << 28
 DEADLINE_SECS = 60.0
 
 Refused = Mapping[str, Mapping[str, str]]
@@ -132,7 +133,8 @@ def _dispatched(task: Task, plan: TaskPlan, key: str) -> list[Point]:
     """Return the largest cheap shape at which a plan dispatches a variant, if there is one."""
     points = [p for p in (*task.domain.points, *task.domain.others) if plan.plan.choose(p) == key]
     work = {p: check_work(task, p) for p in points}
-    return sorted((p for p in points if work[p] <= WORK), key=lambda p: (work[p], p))[-1:]
+    cheap = (p for p in points if work[p] <= WORK and point_bytes(task, p) <= BYTES)
+    return sorted(cheap, key=lambda p: (work[p], p))[-1:]
 
 
 def _first_line(message: str) -> str:

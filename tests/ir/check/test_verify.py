@@ -135,7 +135,7 @@ BROKEN: list[tuple[str, Callable[[], PrimFunc], str]] = [
     ("init of nothing", lambda: in_block(iters=(SUM.iters[0], IterVar(VK, const(4)))), "without a reduce iterator"),
     ("init elsewhere", lambda: in_block(init=BufferStore(Y, (const(0),), const(0.0))), "wanted init\\(\\) to store where"),
     ("init depends", lambda: in_block(init=BufferStore(Y, (VI,), load(X, (VI, VK)))), "initial value depends on the reduction"),
-    ("store behind the end", lambda: replace(GOOD, allocs=(FOUR,), body=seq(nest(), eight(FOUR))), "store in four below 4, found v8 below 8"),
+    ("store behind the end", lambda: replace(GOOD, allocs=(FOUR,), body=seq(nest(), eight(FOUR))), "in four below 4, found v8 below 8"),
     ("prepare reads inputs", lambda: in_block(role="prepack"), "prepacks constants, but reads x"),
 ]  # fmt: skip
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.support.tuner_models import job_dispatching
+from tests.support.tuner_models import QUICK, job_dispatching
 
+from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
+from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.op.math.elementwise import Gelu
+from relax_tune.ir.op.indexing.movement import Slice
+from relax_tune.ir.op.math.elementwise import Exp, Gelu
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.program.program import program_from_json
@@ -103,6 +106,21 @@ def test_tested_build_without_right_form_names_the_function(runner: LocalRunner)
     (name,) = job.choices
     with pytest.raises(BuildError, match=f"{name}: wanted a form with right results .* failed the self-test"):
         job.tested_build(AlteringRunner(runner, ("tuned", "generic")))
+
+
+def test_tested_build_with_cheap_work_on_large_arrays_takes_small_sizes(runner: LocalRunner) -> None:
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n", 1, 1 << 20), 1024))
+    job = Job(
+        g.finish(g.call(Exp(), g.call(Slice(0, const(0), const(1)), x))), runner.device_info(), MemoryStore(), QUICK
+    )
+    asked: list[MeasureRequest] = []
+    spy = AlteringRunner(runner, ())
+    monkey = spy.submit
+    spy.submit = lambda batch: asked.extend(batch) or monkey(batch)  # type: ignore[method-assign, func-returns-value]
+    assert job.tested_build(spy).self_test == {"passed": 1, "failed": []}
+    sizes = [size for request in asked for case in request.checks for size in case.symbols.values()]
+    assert 1 << 10 < max(sizes) <= 1 << 16
 
 
 def test_build_here_without_self_test_starts_no_device(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
