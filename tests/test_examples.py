@@ -19,7 +19,11 @@ CASES = {
         r"functions: main swiglu\n(.*\n)*  swiglu: .*\n(.*\n)*n = 128: \(128, 96\), differs .* by [0-9.]+e-0[678] at most",
         ["opencl", "heavy"],
     ),
-    "onnx_model": (["--trials", "1"], r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65", ["ccompiler"]),
+    "onnx_model": (
+        ["--trials", "1"],
+        r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65",
+        ["ccompiler", "heavy"],
+    ),
     "query_database": ([], r"softmax at s0=64: [\d.]+ us .*\b(tuned|generic)\b", ["ccompiler"]),
     "search_any_space": ([], r"^ 48 evaluations: best [\d.]+ ms with \{'tile_x': \d+", []),
     "sentence_search": (

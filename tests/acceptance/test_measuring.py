@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import IntegrityError
+from tests.database.conftest import POSTGRES
 from tests.database.records_made import MATMUL, ZEN, failure, filled, timing
+from tests.support.effort import thinned
 from tests.support.tuner_models import (
     QUICK,
     RecordedRunner,
@@ -323,6 +325,7 @@ def sound(row: dict[str, Any]) -> None:
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler
+@pytest.mark.parametrize("sql_url", thinned(["sqlite", POSTGRES]), indirect=True)
 def test_29_every_way_to_fail_on_a_real_device_is_a_row_with_stage_and_message(sql_url: str) -> None:
     with LocalRunner("c") as real, open_store(sql_url) as store:
         runner = Sabotaged(real)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.database.conftest import POSTGRES
 from tests.database.records_made import MATMUL, SOFTMAX, ZEN, ZEN_OLD, failure, filled, timing
 from tests.support.effort import thinned
 from tests.support.tuner_models import (
@@ -203,6 +204,7 @@ print(json.dumps({"ids": sent, "measurements": work.measurements, "target": job.
 @pytest.mark.parametrize(
     "devices", thinned([pytest.param(("one", "one"), id="one-device"), pytest.param(("one", "two"), id="two-devices")])
 )
+@pytest.mark.parametrize("sql_url", thinned(["sqlite", POSTGRES]), indirect=True)
 def test_25_two_processes_tune_into_one_database(devices: tuple[str, str], sql_url: str) -> None:
     open_store(sql_url).close()
     running = [

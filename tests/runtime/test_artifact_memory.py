@@ -70,7 +70,7 @@ def needed(names: list[str]) -> None:
     "names",
     thinned(
         [
-            pytest.param(some(SMALL, 4), id="small"),
+            pytest.param(some(SMALL), id="small"),
             pytest.param(BERTS, id="berts"),
             pytest.param(MINILM, id="minilm", marks=pytest.mark.minilm),
         ]
