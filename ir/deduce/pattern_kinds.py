@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from relax_tune.ir.arith.prove import Proof, prove_equal
@@ -9,7 +10,7 @@ from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.core.scalar_ops import MATH
-from relax_tune.ir.core.stmt import Block
+from relax_tune.ir.core.stmt import Block, IterVar
 
 
 class PatternKind(IntEnum):
@@ -56,7 +57,7 @@ def store_axes(block: Block) -> tuple[Var, ...] | None:
 def access_of(block: Block, read: Load) -> Access:
     """Return the relation of `read` to the element that `block` writes."""
     axes = store_axes(block)
-    if axes is None:
+    if axes is None or not _is_whole(block, read):
         return Access.OTHER
     if read.indices == axes:
         return Access.IDENTITY
@@ -66,6 +67,13 @@ def access_of(block: Block, read: Load) -> Access:
     fixed = all(isinstance(i, Const) for i in read.indices if i not in names)
     order = [axes.index(v) for v in names]
     return Access.BROADCAST if fixed and order == sorted(set(order)) else Access.OTHER
+
+
+def _is_whole(block: Block, read: Load) -> bool:
+    """Return whether the iterators that index `read` alone cover its dims: a slice from 0 reads a part."""
+    extents = {i.var: i.extent for i in block.iters}
+    known = ((extents[i], d) for i, d in zip(read.indices, read.buffer.shape) if isinstance(i, Var) and i in extents)
+    return all(e is d or prove_equal(e, d) is Proof.YES for e, d in known)
 
 
 def block_kind(block: Block) -> PatternKind:
@@ -91,6 +99,43 @@ def accumulated(block: Block) -> Expr | None:
         if isinstance(own, Load) and (own.buffer, own.indices) == target:
             return None if any(r.buffer is own.buffer for r in all_loads((other,))) else other
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPattern:
+    """A reduction whose term counts up to the position of its own result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
+
+    position: the iterator of i; step: that of k; term: x(k); start: the value of terms that do not count
+    exclusive: k is before i, not i itself. reverse: k counts from the end
+    """
+
+    operation: str
+    position: IterVar
+    step: IterVar
+    term: Expr
+    start: Expr
+    exclusive: bool
+    reverse: bool
+
+
+def prefix_scan(block: Block) -> ScanPattern | None:
+    """Return the pattern of a prefix scan that starts at the value of terms that do not count; None for any other block."""
+    value, steps = accumulated(block), [i for i in block.iters if i.kind == "reduce"]
+    if value is None or block.init is None or len(steps) != 1 or value.op != "select":
+        return None
+    (condition, term, neutral), (step,) = value.args, steps
+    position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)
+    ways: dict[tuple[Expr, ...], bool] = (
+        {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
+    )
+    reverse = ways.get(condition.args) if condition.op in ("le", "lt") else None
+    if position is None or reverse is None or neutral is not block.init.value or position.var in free_vars(term):
+        return None
+    if list(block.body.indices).count(position.var) != 1 or any(
+        position.var in free_vars(e) for e in block.body.indices if e is not position.var
+    ):
+        return None
+    return ScanPattern(block.body.value.op, position, step, term, neutral, condition.op == "lt", reverse)
 
 
 def operands(block: Block) -> tuple[Expr, Expr] | None:

@@ -35,7 +35,7 @@ from relax_tune.ir.core.plain_loops import plain_blocks
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, reinterpreted
 from relax_tune.ir.core.stmt import Block
 from relax_tune.ir.core.struct_info import TensorInfo
-from relax_tune.ir.deduce.pattern_kinds import accumulated
+from relax_tune.ir.deduce.pattern_kinds import ScanPattern, accumulated, prefix_scan
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.erf import erf
 
@@ -108,6 +108,12 @@ class _Block:
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
         self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
+        scan = prefix_scan(block) if block.is_reduction else None
+        equal = scan is not None and self._size(scan.position.var) == self._size(scan.step.var)
+        self.scan = scan if equal else None
+
+    def _size(self, v: Var) -> int:
+        return self.whole[self.axes[v]]
 
     def run(self) -> None:
         target, kinds = self.block.body.buffer, [i.kind for i in self.block.iters]
@@ -147,17 +153,21 @@ class _Block:
         first = self.whole[0] if self.whole else 1
         if not self.whole or self.block.iters[0].kind == "reduce":
             return [(0, first)]
-        value = self.block.body.value
-        step = accumulated(self.block) if self.block.is_reduction else None
+        if self.scan is not None and self.scan.position is self.block.iters[0]:
+            return [(0, first)]
+        value = self.block.body.value if self.scan is None else self.scan.term
+        step = accumulated(self.block) if self.block.is_reduction and self.scan is None else None
         parts = step.args if step is not None and (value.op, step.op) == ("add", "mul") else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
-        spread.append({i.var for i in self.block.iters if i.kind == "spatial"})
+        spread.append({i.var for i in self.block.iters if i.kind == "spatial"} - self._positions())
         moving = [found for found in spread if self.block.iters[0].var in found]
         most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in moving)
         width = max(1, CHUNK // max(1, most))
         return [(low, min(first, low + width)) for low in range(0, first, width)]
 
     def _reduced(self) -> Array:
+        if self.scan is not None:
+            return self._scanned(self.scan)
         step, op = accumulated(self.block), self.block.body.value
         if step is None or self.block.init is None:
             raise VerifyError(f"block {self.block.name}: wanted a sum, product, max or min, found {op!r}")
@@ -173,6 +183,24 @@ class _Block:
         full = np.broadcast_to(self._value(step), self.extents)
         reduce: Any = {"max": np.max, "min": np.min, "mul": np.prod}[op.op]
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
+
+    def _positions(self) -> set[Var]:
+        return set() if self.scan is None else {self.scan.position.var}
+
+    def _scanned(self, scan: ScanPattern) -> Array:
+        """Accumulate along the steps, whose results are those of the positions: the work of a scan, not of its reductions."""
+        step, position = self.axes[scan.step.var], self.axes[scan.position.var]
+        shape = [1 if p == position else n for p, n in enumerate(self.extents)]
+        terms = np.broadcast_to(self._value(scan.term), shape)
+        start = np.broadcast_to(self._value(scan.start), [1 if p == step else n for p, n in enumerate(shape)])
+        terms = np.flip(terms, step) if scan.reverse else terms
+        accumulate: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[scan.operation]
+        with np.errstate(all="ignore"):
+            found = accumulate.accumulate(np.concatenate((start, terms), step), step, dtype=terms.dtype)
+        n = terms.shape[step]
+        first = 0 if scan.exclusive else 1
+        found = np.take(found, range(first, first + n), step)
+        return np.swapaxes(np.flip(found, step) if scan.reverse else found, step, position)
 
     def _contract(self, left: Array, right: Array, axes: tuple[int, ...]) -> Array:
         """Sum a product over `axes` as one batched matrix product."""

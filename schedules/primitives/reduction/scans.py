@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.prove import Proof, prove
@@ -12,6 +12,7 @@ from relax_tune.ir.core.dtype import DType, bf16, f16, f32, f64
 from relax_tune.ir.core.expr import Expr, Load, Var, cast, const, eq, free_vars, load, loads, op, sub, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, seq
+from relax_tune.ir.deduce.pattern_kinds import ScanPattern, prefix_scan
 from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import (
     enclosing,
@@ -25,7 +26,7 @@ from relax_tune.schedules.loop_tree import (
     with_body,
 )
 from relax_tune.schedules.primitives.loops.loops import require_serial
-from relax_tune.schedules.primitives.reduction.reductions import combiner, starts_neutral
+from relax_tune.schedules.primitives.reduction.reductions import starts_neutral
 
 ACCUMULATORS: Mapping[DType, DType] = {f16: f32, bf16: f32, f32: f64}
 """What long sums and products of a type are kept in; other types keep their own."""
@@ -34,42 +35,14 @@ ACCUMULATORS: Mapping[DType, DType] = {f16: f32, bf16: f32, f32: f64}
 _Store = Callable[[Mapping[Var, Expr], Load], BufferStore]
 
 
-@dataclass(frozen=True, slots=True)
-class ScanPattern:
-    """A reduction whose term counts up to the position of its own result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
-
-    position: the iterator of i; step: that of k; term: x(k)
-    exclusive: k is before i, not i itself. reverse: k counts from the end
-    """
-
-    operation: str
-    position: IterVar
-    step: IterVar
-    term: Expr
-    exclusive: bool
-    reverse: bool
-
-
 def scan_of(block: Block) -> ScanPattern:
     """Match a prefix scan. Raises ScheduleError for any other block."""
-    operation, value = combiner(block)
-    steps = [i for i in block.iters if i.kind == "reduce"]
-    if len(steps) != 1 or not starts_neutral(block) or value.op != "select":
-        raise ScheduleError(f"wanted {block.name!r} to reduce `select(k <= i, x(k), neutral)` over k, found {value!r}")
-    (condition, term, neutral), (step,) = value.args, steps
-    assert block.init is not None
-    position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)
-    ways: dict[tuple[Expr, ...], bool] = (
-        {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
-    )
-    reverse = ways.get(condition.args) if condition.op in ("le", "lt") else None
-    if position is None or reverse is None or neutral is not block.init.value or position.var in free_vars(term):
-        raise ScheduleError(f"wanted {block.name!r} to count the terms up to its own position, found {value!r}")
-    if list(block.body.indices).count(position.var) != 1 or any(
-        position.var in free_vars(e) for e in block.body.indices if e is not position.var
-    ):
-        raise ScheduleError(f"wanted {block.name!r} to store at its own position, found {block.body.indices!r}")
-    return ScanPattern(operation, position, step, term, condition.op == "lt", reverse)
+    found = prefix_scan(block) if starts_neutral(block) else None
+    if found is None:
+        raise ScheduleError(
+            f"wanted {block.name!r} to reduce `select(k <= i, x(k), neutral)` over k up to its own position i, found {block.body.value!r}"
+        )
+    return found
 
 
 def serial_scan(func: PrimFunc, block: str, loop: str) -> PrimFunc:
