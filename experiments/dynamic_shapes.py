@@ -34,7 +34,8 @@ import dynamic_plans
 import dynamic_regret
 from contenders import RESULTS, Contender, Visits, environment, summary, visits
 from dynamic_tuning import Work, wrong_sizes
-from kernel_zoo import KERNELS, Kernel
+from kernel_model import Kernel
+from kernel_zoo import KERNELS
 
 from relax_tune.tuner.task.domain import Range
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from contenders import Visits
-from kernel_zoo import KERNELS, Array, Kernel
+from kernel_model import Array, Kernel
+from kernel_zoo import KERNELS
 
 from relax_tune.database.store import open_store
 from relax_tune.runtime.artifact import Artifact, load_artifact

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 from contenders import RESULTS, Contender, environment, in_rounds, serve, summary
-from kernel_zoo import KERNELS, Array, Kernel
+from kernel_model import Array, Kernel
+from kernel_zoo import KERNELS
 from opencl_prototypes import Prototypes, cases
 from static_kernels import tune_ours
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kernel_zoo import KERNELS, Array
+from kernel_model import Array
+from kernel_zoo import KERNELS
 
 from relax_tune.runtime.device.registry import open_device
 

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from kernel_zoo import KERNELS, Kernel
+from kernel_model import Kernel
+from kernel_zoo import KERNELS
 
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.codegen.generate import CodeTarget
