@@ -158,6 +158,14 @@ def summary(samples: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, d
     }
 
 
+def write_page(name: str, lines: Sequence[str], record: Mapping[str, Any]) -> None:
+    """Write `results/NAME.md` and `.json`, and print the page."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
 def environment() -> dict[str, str]:
     """What the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()

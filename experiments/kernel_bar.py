@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import RESULTS, Contender, environment, in_rounds, serve, summary
+from contenders import Contender, environment, in_rounds, serve, summary, write_page
 from kernel_model import Array, Kernel
 from kernel_zoo import KERNELS
 from opencl_prototypes import Prototypes, cases
@@ -175,11 +175,8 @@ def main() -> None:
         sketches = "; ".join(s for n in ours for group in took[n][kernel]["sketches"].values() for s in group)
         lines.append(f"| {kernel} | " + " | ".join([*cells, sketches]) + " |")
     lines += ["", json.dumps(before)]
-    RESULTS.mkdir(exist_ok=True)
     record = {"environment": before, "trials": args.trials, "times": found, "tuning": took}
-    (RESULTS / "kernel_bar.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    (RESULTS / "kernel_bar.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    write_page("kernel_bar", lines, record)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kernel_kinds import conv, kinds
 from kernel_model import Kernel, Model, Torch
+from kernel_more import conv, kinds
 
 from relax_tune.ir.core.dtype import i64
 from relax_tune.ir.core.graph import GVar

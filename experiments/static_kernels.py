@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from contenders import RESULTS, Contender, environment, in_rounds, summary
+from contenders import Contender, environment, in_rounds, summary, write_page
 from kernel_zoo import KERNELS
 from tuned_kernels import tune_kernel
 
@@ -169,9 +169,7 @@ def main() -> None:
     names = [c.name for c in contenders]
     for c in contenders:
         c.close()
-    RESULTS.mkdir(exist_ok=True)
     record = {"environment": before, "trials": args.trials, "rounds": args.rounds, "times": found, "tuning": took}
-    (RESULTS / "static_kernels.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     seconds = ["| kernel | " + " | ".join(took) + " |", "|---" * (len(took) + 1) + "|"]
     for kernel in kernels:
         cells = [f"{took[n][kernel]['wall_secs']:.0f}" if "wall_secs" in took[n][kernel] else "-" for n in took]
@@ -186,8 +184,7 @@ def main() -> None:
         "",
         json.dumps(before),
     ]
-    (RESULTS / "static_kernels.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    write_page("static_kernels", lines, record)
 
 
 if __name__ == "__main__":
