@@ -17,7 +17,7 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
-from relax_tune.runtime.device.opencl_gpus import gpu_limits
+from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits
 from relax_tune.runtime.device.pocl import repair_target
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
@@ -347,7 +347,7 @@ def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) 
             else {"l1_bytes": 0, "l2_bytes": int(device.global_mem_cache_size), "l3_bytes": 0}
         ),
         **({} if is_cpu else gpu_limits(device, refusal)),
-        **({} if device.double_fp_config else {"doubles": 0}),
+        **float64_limits(device, refusal),
     }
     fingerprint = {
         "cpu": host.cpu_model(),

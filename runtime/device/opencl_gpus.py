@@ -1,4 +1,4 @@
-"""Limits of OpenCL GPUs, from their vendors' extensions."""
+"""Limits that not every OpenCL device reports: those of GPUs, from their vendors' extensions, and float64."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
         "local_bytes_per_sm": int(device.local_mem_size),
         **({"registers_per_sm": registers} if registers else {}),
     }
+
+
+def float64_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
+    """Return the limit `doubles` = 0 of a device without float64; OpenCL 1.1 may refuse the question (cl_khr_fp64)."""
+    return {} if _told(device, "double_fp_config", refusal) else {"doubles": 0}
 
 
 def _told(device: Any, name: str, refusal: type[Exception]) -> int:

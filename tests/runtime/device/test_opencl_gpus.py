@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relax_tune.runtime.device.opencl_gpus import gpu_limits
+from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits
 from relax_tune.schedules.target import HardwareInfo
 
 
@@ -40,6 +40,13 @@ def test_vendors_tell_of_warps(answers: dict[str, int], registers: int | None) -
         "opencl", {"workers": 4, "max_group_size": 1024, "max_local_bytes": 48 << 10, **found}
     )
     assert machine.is_gpu and machine.lanes == 4 and machine.registers == 255
+
+
+@pytest.mark.parametrize(
+    ("answers", "has_doubles"), [({"double_fp_config": 63}, True), ({"double_fp_config": 0}, False), ({}, False)]
+)
+def test_float64_limits_tell_rules_of_doubles(answers: dict[str, int], has_doubles: bool) -> None:
+    assert HardwareInfo.from_limits("opencl", float64_limits(Told(**answers), Refused)).has_doubles is has_doubles
 
 
 def test_gpu_limits_of_device_without_properties_are_empty() -> None:
