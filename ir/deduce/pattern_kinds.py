@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -101,11 +102,22 @@ def accumulated(block: Block) -> Expr | None:
     return None
 
 
+NEUTRAL: Mapping[str, float] = {"add": 0.0, "mul": 1.0}
+
+
+def starts_neutral(block: Block) -> bool:
+    """Return whether a reduction's initial value may be combined more than once."""
+    if accumulated(block) is None or block.init is None:
+        return False
+    operation, value = block.body.value.op, block.init.value
+    return operation not in NEUTRAL or (isinstance(value, Const) and value.value == NEUTRAL[operation])
+
+
 @dataclass(frozen=True, slots=True)
 class ScanPattern:
     """A reduction whose term counts up to the position of its own result: `Y[i] = op_k select(k <= i, x(k), neutral)`.
 
-    position: the iterator of i; step: that of k; term: x(k); start: the value of terms that do not count
+    position: the iterator of i; step: that of k; term: x(k); neutral: the value of terms that do not count
     exclusive: k is before i, not i itself. reverse: k counts from the end
     """
 
@@ -113,15 +125,15 @@ class ScanPattern:
     position: IterVar
     step: IterVar
     term: Expr
-    start: Expr
+    neutral: Expr
     exclusive: bool
     reverse: bool
 
 
 def prefix_scan(block: Block) -> ScanPattern | None:
-    """Return the pattern of a prefix scan that starts at the value of terms that do not count; None for any other block."""
+    """Return the pattern of a prefix scan; None for any other block."""
     value, steps = accumulated(block), [i for i in block.iters if i.kind == "reduce"]
-    if value is None or block.init is None or len(steps) != 1 or value.op != "select":
+    if value is None or block.init is None or not starts_neutral(block) or len(steps) != 1 or value.op != "select":
         return None
     (condition, term, neutral), (step,) = value.args, steps
     position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)

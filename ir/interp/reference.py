@@ -108,12 +108,10 @@ class _Block:
         self.axes = {i.var: p for p, i in enumerate(block.iters)}
         self.whole = tuple(size_of(i.extent, symbols) for i in block.iters)
         self.extents, self.low = self.whole, 0  # extents and start of the evaluated part of the first iterator
-        scan = prefix_scan(block) if block.is_reduction else None
-        equal = scan is not None and self._size(scan.position.var) == self._size(scan.step.var)
-        self.scan = scan if equal else None
-
-    def _size(self, v: Var) -> int:
-        return self.whole[self.axes[v]]
+        scan = prefix_scan(block)
+        if scan is not None and self.whole[self.axes[scan.position.var]] != self.whole[self.axes[scan.step.var]]:
+            scan = None
+        self.scan = scan
 
     def run(self) -> None:
         target, kinds = self.block.body.buffer, [i.kind for i in self.block.iters]
@@ -151,15 +149,14 @@ class _Block:
         Values that do not depend on the first iterator do not count, since each range evaluates them anew.
         """
         first = self.whole[0] if self.whole else 1
-        if not self.whole or self.block.iters[0].kind == "reduce":
-            return [(0, first)]
-        if self.scan is not None and self.scan.position is self.block.iters[0]:
+        position = None if self.scan is None else self.scan.position
+        if not self.whole or self.block.iters[0].kind == "reduce" or self.block.iters[0] is position:
             return [(0, first)]
         value = self.block.body.value if self.scan is None else self.scan.term
         step = accumulated(self.block) if self.block.is_reduction and self.scan is None else None
         parts = step.args if step is not None and (value.op, step.op) == ("add", "mul") else (value,)
         spread = [{v for v in free_vars(part) if v in self.axes} for part in parts]
-        spread.append({i.var for i in self.block.iters if i.kind == "spatial"} - self._positions())
+        spread.append({i.var for i in self.block.iters if i.kind == "spatial" and i is not position})
         moving = [found for found in spread if self.block.iters[0].var in found]
         most = max(math.prod(self.whole[self.axes[v]] for v in found if self.axes[v] > 0) for found in moving)
         width = max(1, CHUNK // max(1, most))
@@ -184,22 +181,18 @@ class _Block:
         reduce: Any = {"max": np.max, "min": np.min, "mul": np.prod}[op.op]
         return np.asarray(reduce(full, axis=axes, keepdims=True, initial=start.reshape(-1)[0]))
 
-    def _positions(self) -> set[Var]:
-        return set() if self.scan is None else {self.scan.position.var}
-
     def _scanned(self, scan: ScanPattern) -> Array:
         """Accumulate along the steps, whose results are those of the positions: the work of a scan, not of its reductions."""
         step, position = self.axes[scan.step.var], self.axes[scan.position.var]
         shape = [1 if p == position else n for p, n in enumerate(self.extents)]
         terms = np.broadcast_to(self._value(scan.term), shape)
-        start = np.broadcast_to(self._value(scan.start), [1 if p == step else n for p, n in enumerate(shape)])
+        start = np.broadcast_to(self._value(scan.neutral), [1 if p == step else n for p, n in enumerate(shape)])
         terms = np.flip(terms, step) if scan.reverse else terms
         accumulate: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[scan.operation]
         with np.errstate(all="ignore"):
             found = accumulate.accumulate(np.concatenate((start, terms), step), step, dtype=terms.dtype)
-        n = terms.shape[step]
-        first = 0 if scan.exclusive else 1
-        found = np.take(found, range(first, first + n), step)
+        # the first is that of no terms, the last that of all
+        found = np.split(found, [-1] if scan.exclusive else [1], step)[0 if scan.exclusive else 1]
         return np.swapaxes(np.flip(found, step) if scan.reverse else found, step, position)
 
     def _contract(self, left: Array, right: Array, axes: tuple[int, ...]) -> Array:

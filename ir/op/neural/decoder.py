@@ -204,7 +204,7 @@ class Rotary(OperatorSpec):
             k, row = i[-1], add(self.offset, i[axis])
             first = lt(k, half)
             pair, other = select(first, k, sub(k, half)), x[(*i[:-1], select(first, add(k, half), sub(k, half)))]
-            turned = select(first, mul(const(-1, dtype), other), other)  # 0 - other would make -0 of no 0
+            turned = select(first, mul(const(-1, dtype), other), other)  # 0 - 0 is not -0
             return add(mul(x[i], cos[row, pair]), mul(turned, sin[row, pair]))
 
         b.compute(y, value, "rotary")

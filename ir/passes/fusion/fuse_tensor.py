@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, Load, Var, eq, substitute, transform
+from relax_tune.ir.core.expr import Expr, Load, Var, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
-from relax_tune.ir.deduce.pattern_kinds import is_trivial, store_axes
+from relax_tune.ir.deduce.pattern_kinds import Access, access_of, is_trivial, store_axes
 from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols, outer_symbols
 from relax_tune.ir.rewrite.emitter import tensor_info
 
@@ -140,12 +139,8 @@ def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:
         return blocks
     source = value.buffer
     made = any(b.body.buffer is source for b in blocks[:-1])
-    if not made or len(set(value.indices)) != len(value.indices) or set(value.indices) != set(axes):
-        return blocks
-    extents = {i.var: i.extent for i in last.iters}
-    covers = (eq(extents[v], d) for v, d in zip(value.indices, source.shape) if isinstance(v, Var))
-    if any(prove(fact) is not Proof.YES for fact in covers):
-        return blocks  # a part of it: the producers would write the rest behind the end
+    if not made or access_of(last, value) not in (Access.IDENTITY, Access.PERMUTATION):
+        return blocks  # of a part, the producers would write the rest behind the end
     where = [value.indices.index(v) for v in axes]
 
     def order(indices: Sequence[Expr]) -> tuple[Expr, ...]:

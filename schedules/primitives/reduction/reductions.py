@@ -34,6 +34,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import EMPTY, Block, BufferStore, For, IterVar, Stmt, blocks, seq
+from relax_tune.ir.deduce.pattern_kinds import starts_neutral
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -302,12 +303,6 @@ def tree_reduce(func: PrimFunc, block: str) -> PrimFunc:
         init=None,
     )
     return with_body(func, replace_node(func.body, loop, combined))
-
-
-def starts_neutral(block: Block) -> bool:
-    """Return whether a reduction's initial value may be combined more than once."""
-    operation, _ = combiner(block)
-    return block.init is not None and (operation in ("max", "min") or _is_neutral(operation, block.init.value))
 
 
 def _neutral(operation: str, dtype: DType) -> float:

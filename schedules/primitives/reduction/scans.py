@@ -26,7 +26,6 @@ from relax_tune.schedules.loop_tree import (
     with_body,
 )
 from relax_tune.schedules.primitives.loops.loops import require_serial
-from relax_tune.schedules.primitives.reduction.reductions import starts_neutral
 
 ACCUMULATORS: Mapping[DType, DType] = {f16: f32, bf16: f32, f32: f64}
 """What long sums and products of a type are kept in; other types keep their own."""
@@ -37,7 +36,7 @@ _Store = Callable[[Mapping[Var, Expr], Load], BufferStore]
 
 def scan_of(block: Block) -> ScanPattern:
     """Match a prefix scan. Raises ScheduleError for any other block."""
-    found = prefix_scan(block) if starts_neutral(block) else None
+    found = prefix_scan(block)
     if found is None:
         raise ScheduleError(
             f"wanted {block.name!r} to reduce `select(k <= i, x(k), neutral)` over k up to its own position i, found {block.body.value!r}"

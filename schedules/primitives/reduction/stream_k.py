@@ -37,6 +37,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks, map_blocks, seq
+from relax_tune.ir.deduce.pattern_kinds import starts_neutral
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -51,7 +52,7 @@ from relax_tune.schedules.loop_tree import (
 )
 from relax_tune.schedules.primitives.arguments import positive
 from relax_tune.schedules.primitives.loops.loops import require_serial
-from relax_tune.schedules.primitives.reduction.reductions import combiner, decompose_reduction, starts_neutral
+from relax_tune.schedules.primitives.reduction.reductions import combiner, decompose_reduction
 from relax_tune.schedules.primitives.reduction.stream_k_tiles import (
     DimTiling,
     WorkRanges,

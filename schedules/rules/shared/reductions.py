@@ -6,9 +6,9 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Var, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.deduce.pattern_kinds import starts_neutral
 from relax_tune.schedules.analysis import final_block
 from relax_tune.schedules.loop_tree import block_loads, find_block
-from relax_tune.schedules.primitives.reduction.reductions import starts_neutral
 from relax_tune.schedules.rules.shared.blocks import separate_nest
 from relax_tune.schedules.schedule import Schedule
 

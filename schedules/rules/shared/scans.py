@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import f64
 from relax_tune.ir.core.expr import Expr
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.deduce.pattern_kinds import prefix_scan
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.primitives.reduction.scans import ACCUMULATORS, scan_of
 from relax_tune.schedules.schedule import Schedule
@@ -17,23 +17,13 @@ from relax_tune.schedules.target import HardwareInfo
 
 def scans(func: PrimFunc) -> tuple[Block, ...]:
     """Return the blocks that are prefix scans."""
-    return tuple(b for b in blocks(func.body) if _is_scan(b))
+    return tuple(b for b in blocks(func.body) if prefix_scan(b) is not None)
 
 
 def serial_scans(func: PrimFunc, machine: HardwareInfo) -> tuple[Block, ...]:
     """Return the prefix scans whose running totals the machine can keep: those of float32 are float64 (`ACCUMULATORS`)."""
     found = scans(func)
     return found if machine.has_doubles else tuple(b for b in found if ACCUMULATORS.get(b.body.buffer.dtype) is not f64)
-
-
-def _is_scan(block: Block) -> bool:
-    if not block.is_reduction:
-        return False
-    try:
-        scan_of(block)
-    except ScheduleError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

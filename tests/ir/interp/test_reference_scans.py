@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from relax_tune.ir.core.dtype import DType, f32, i8
-from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.expr import Var, add, const, le, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.reference import evaluate_prim
 from relax_tune.ir.op.reduction.scan import CumProd, CumSum, Scan
@@ -46,3 +47,14 @@ def test_evaluate_long_scan_takes_linear_work() -> None:
     func = CumSum(1).legalize("scan", [TensorInfo((const(2), const(1 << 20)), f32)])
     (found,) = evaluate_prim(func, [np.ones((2, 1 << 20), np.float32)])
     assert np.array_equal(found[1], np.arange(1, (1 << 20) + 1))
+
+
+def test_evaluate_sum_of_prefixes_from_other_value_gives_results_of_interpreter() -> None:
+    b = TensorBuilder("sums")
+    n = Var("n")
+    x = b.input("x", (n,), f32)
+    y = b.output("y", (n,), f32)
+    b.reduce(y, (n,), const(1.0, f32), lambda old, i, k: add(old, select(le(k, i), x[k], const(1.0, f32))), "sums")
+    func, given, wanted = b.finish(), np.arange(5, dtype=np.float32), np.empty(5, np.float32)
+    run_prim(func, [given, wanted])
+    np.testing.assert_allclose(evaluate_prim(func, [given])[0], wanted)
