@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -262,7 +262,11 @@ class BroadcastTo(OperatorSpec):
 
 
 class Placer(TensorBuilder):
-    """A builder that can also copy a tensor into a window of another."""
+    """A builder that can also define a part of a tensor alone."""
+
+    def compute_window(self, out: Tensor, extents: Sequence[Expr], value: Callable[..., Expr], name: str) -> None:
+        """Store `out[i...] = value(i...)` for i below extents, at most those of the tensor."""
+        self._block(out, extents, (), name, lambda s, _: (s, None, value(*s)))
 
     def place(self, out: Tensor, starts: Mapping[int, Expr], x: Tensor, name: str) -> None:
         """Store `out[..., start + i, ...] = x[..., i, ...]` for the starts of some axes."""

@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, i32, i64
 from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt, maximum, minimum, mul, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
-from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
+from relax_tune.ir.core.tensor_builder import Tensor
 from relax_tune.ir.op.base import Array, Deduction, IndexUse, OperatorSpec, axis_index, dtype_of, is_const, shape_of
 from relax_tune.ir.op.indexing.indices import columns
+from relax_tune.ir.op.indexing.movement import Placer
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, Sum
 from relax_tune.ir.op.reduction.scan import Prod
 
@@ -70,7 +72,7 @@ class Scatter(OperatorSpec):
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
-        b = TensorBuilder(name)
+        ctx, b = ctx or Deduction(), Placer(name)
         dims, dtype = shape_of(infos[0]), dtype_of(infos[0])
         names = ("x", "indices", "updates")
         x, indices, updates = (
@@ -85,7 +87,15 @@ class Scatter(OperatorSpec):
                 return maximum(old, select(meant(i[:-1], i[-1])[0], i[-1], const(-1)))
 
             b.reduce(last, (count,), const(-1), newest, "last")
-            b.compute(y, lambda *i: select(lt(last[i], 0), x[i], meant(i, maximum(last[i], 0))[1]), self.name)
+
+            def chosen(*i: Expr) -> Expr:
+                return select(lt(last[i], 0), x[i], meant(i, maximum(last[i], 0))[1])
+
+            if ctx.proves(lt(0, count)) is Proof.YES:
+                b.compute(y, chosen, self.name)
+            else:  # no updates: none may be read
+                b.compute(y, lambda *i: x[i], "scatter_keep")
+                b.compute_window(y, (minimum(dims[0], mul(dims[0], count)), *dims[1:]), chosen, self.name)
             return b.finish()
         total = b.alloc("total", dims, dtype)
         combine, neutral = _COMBINE[self.mode], _neutral(self.mode, dtype)
