@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from relax_tune.ir.arith.prove import Proof, prove_equal
-from relax_tune.ir.core.expr import Const, Expr, Load, Var, free_vars, postorder
+from relax_tune.ir.core.buffer import Buffer
+from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.plain_loops import all_loads, block_loads, plain_blocks
 from relax_tune.ir.core.scalar_ops import MATH
@@ -26,7 +27,7 @@ class PatternKind(IntEnum):
     REDUCTION = 3
     """sums and maxima over axes, and row functions made of them"""
     OUT_FUSIBLE = 4
-    """matmul-like: both operands are reused, elementwise work may follow"""
+    """matmul-like: operands are reused, elementwise work may follow"""
     CHAIN = 5
     """several products with work on rows between them (attention); their operands may be moved, and the result"""
     OPAQUE = 8
@@ -167,10 +168,26 @@ def operands(block: Block) -> tuple[Expr, Expr] | None:
     return None
 
 
+def windowed(block: Block) -> frozenset[Buffer]:
+    """Return the buffers whose elements a sum of products reads through windows, each for several results.
+
+    Depthwise and grouped convolutions have them too, whose weights alone lack an axis."""
+    v = accumulated(block)
+    if v is None or v.op != "mul" or block.body.value.op != "add":
+        return frozenset()
+    kinds = {i.var: i.kind for i in block.iters if i.extent is not const(1)}
+
+    def slides(e: Expr) -> bool:
+        return not isinstance(e, Var) and {kinds.get(x) for x in free_vars(e)} >= {"spatial", "reduce"}
+
+    return frozenset(read.buffer for read in all_loads((v,)) if any(map(slides, read.indices)))
+
+
 def _reduction_kind(block: Block) -> PatternKind:
     if accumulated(block) is None or block.init is None:
         return PatternKind.OPAQUE
-    return PatternKind.REDUCTION if operands(block) is None else PatternKind.OUT_FUSIBLE
+    reuses = operands(block) is not None or bool(windowed(block))
+    return PatternKind.OUT_FUSIBLE if reuses else PatternKind.REDUCTION
 
 
 def pattern_kind(func: PrimFunc) -> PatternKind:

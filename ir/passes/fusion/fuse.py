@@ -24,6 +24,7 @@ from relax_tune.ir.deduce.pattern_kinds import (
     output_access,
     pattern_kind,
     uses_math,
+    windowed,
 )
 from relax_tune.ir.op.base import env_of, product
 from relax_tune.ir.passes.fusion.fuse_tensor import FusionStage, fuse_stages
@@ -56,7 +57,7 @@ class FuseOps:
     * Matmul-like and reducing functions fuse with elementwise epilogues, whose index order is the same or permuted.
     * Elementwise, broadcasting and injective functions fuse with each other and with reductions that read them.
     * A producer fuses into a matmul-like function when it only moves values, or reads fewer bytes than it writes (unpacking).
-      Nothing is then computed twice.
+      Nothing is then computed twice. What a convolution reads through windows may only be moved.
     * A function of several contractions (attention) fuses with such producers, and with a cast or permutation of its result.
 
     Groups end at views, at values with readers outside, and at opaque functions.
@@ -187,7 +188,11 @@ class FuseOps:
             return False
         kind = nodes[end].kind
         if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
-            return len(path) == 1 and self._all_cheap(groups, nodes, i, table)
+            if len(path) != 1 or not self._all_cheap(groups, nodes, i, table):
+                return False
+            return not _in_windows(nodes[i], nodes[end], table) or not any(
+                _unpacks(nodes[m], table) for m in groups.members(i)
+            )
         if kind is PatternKind.REDUCTION:
             return True
         if kind > PatternKind.INJECTIVE:
@@ -310,6 +315,14 @@ def _unpacks(node: FusionNode, table: FunctionTable) -> bool:
     written = product(output.shape) * output.dtype.bytes
     fewer = sum(b.dtype.bytes for b in read) < output.dtype.bytes
     return fewer or prove(le(total * 4, written * 3), Env({v: (0, None) for v in func.symbols})) is Proof.YES
+
+
+def _in_windows(node: FusionNode, reader: FusionNode, table: FunctionTable) -> bool:
+    """Return True if a sum of products reads the value of `node` through windows, where unpacking would be repeated."""
+    call, func = reader.call, _prim(reader, table)
+    assert call is not None
+    through = {b for block in plain_blocks(func) or () for b in windowed(block)}
+    return any(arg is node.var and own in through for arg, own in zip(call.args, func.input_buffers))
 
 
 def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:

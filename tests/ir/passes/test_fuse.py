@@ -24,7 +24,9 @@ from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
+from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
 from relax_tune.ir.op.registry import OPERATORS
@@ -72,6 +74,10 @@ KINDS: list[tuple[OperatorSpec, list[TensorInfo], PatternKind]] = [
     (LayerNorm(), [tensor(n, 4), tensor(4), tensor(4)], PatternKind.REDUCTION),
     (Matmul(), [tensor(n, k), tensor(k, 8)], PatternKind.OUT_FUSIBLE),
     (Matmul(True), [tensor(2, n, k), tensor(2, n, k)], PatternKind.OUT_FUSIBLE),
+    (Conv((1, 1), (1, 1)), [tensor(n, 4, k, k), tensor(6, 4, 3, 3)], PatternKind.OUT_FUSIBLE),
+    (Conv((1, 1), (1, 1), 2), [tensor(n, 4, k, k), tensor(6, 2, 3, 3)], PatternKind.OUT_FUSIBLE),
+    (Conv((1,), (1,), 4), [tensor(n, 4, k), tensor(4, 1, 3)], PatternKind.OUT_FUSIBLE),
+    (Conv((1,), (1,), 4), [tensor(n, 4, k), tensor(4, 1, 1)], PatternKind.REDUCTION),
     (Concat(0), [tensor(n), tensor(n)], PatternKind.OPAQUE),
 ]
 
@@ -199,6 +205,20 @@ def test_costly_work_is_not_fused_into_a_matmul() -> None:
     x = g.input("x", (g.symbol("n"), 8))
     module = g.finish(g.call(Matmul(), g.call(Exp(), x), g.constant("w", rand(8, 6))))
     assert len(kernels(lower(module))) == 2
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("size", [2, 9])
+def test_fuse_convolution_reads_windows_of_made_values(groups: int, size: int) -> None:
+    """An element is read through many windows: neither its padding nor the work on it is repeated for each."""
+    g = GraphBuilder()
+    x = g.input("x", (g.symbol("n"), 4, size, size))
+    around = (const(0), const(0), const(1), const(1))
+    w = g.constant("w", rand(4, 4 // groups, 3, 3))
+    module = g.finish(
+        g.call(Relu(), g.call(Conv((1, 1), (1, 1), groups), g.call(Pad(around, around), g.call(Exp(), x)), w))
+    )
+    assert kernels(lower(module)) == ["fused_exp_pad", "fused_conv_relu"]
 
 
 def test_a_value_with_two_readers_ends_a_group() -> None:
