@@ -14,12 +14,11 @@ from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.op.indexing.movement import Permute, Reshape, Take
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import ScatterND
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, Mul, Sqrt, Sub
 from relax_tune.ir.op.neural.fold import Fold
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv, Pool
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import Mean, Sum
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax, CumSum, TopK
 
 
@@ -92,15 +91,12 @@ def _resize(c: int, size: int) -> Kernel:
 
 
 def _group_norm(c: int, size: int) -> Kernel:
-    """32 groups of channels (Wu and He 2018)."""
+    """32 groups of channels (Wu and He 2018), as importers write it."""
 
     def make(g: Model) -> GVar:
-        x = _shaped(g, g.input("x", 1, c, size, size), 1, 32, c // 32 * size * size)
-        apart = g(Sub(), x, g(Mean((2,), True), x))
-        var = g(Mean((2,), True), g(Mul(), apart, apart))
-        y = _shaped(g, g(Div(), apart, g(Sqrt(), g(AddScalar(1e-5), var))), 1, c, size, size)
-        gamma, beta = (_shaped(g, g.weight(name, c), 1, c, 1, 1) for name in ("gamma", "beta"))
-        return g(Add(), g(Mul(), y, gamma), beta)
+        x = _shaped(g, g.input("x", 1, c, size, size), 1, 32, c // 32, size * size)
+        gamma, beta = (_shaped(g, g.weight(name, c), 32, c // 32, 1) for name in ("gamma", "beta"))
+        return _shaped(g, g(LayerNorm(1e-5, 2), x, gamma, beta), 1, c, size, size)
 
     def torch(t: Any, v: Mapping[str, Any]) -> Any:
         return t.nn.functional.group_norm(v["x"], 32, v["gamma"], v["beta"], 1e-5)

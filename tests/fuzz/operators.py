@@ -122,6 +122,17 @@ def rows(op: Callable[[Grower], OperatorSpec], vectors: int = 0) -> Make:
     return make
 
 
+def layer_norm(w: Grower) -> Step:
+    """Of the last axis, or of several with weights that broadcast."""
+    if w.rng.random() < 0.5:
+        return rows(lambda _: reduce.LayerNorm(), 2)(w)
+    x = w.pick(FLOATS, 2)
+    dims = w.shape(x)
+    weights = ([d if w.rng.random() < 0.6 else const(1) for d in dims[w.rng.randrange(len(dims)) :]] for _ in range(2))
+    op = reduce.LayerNorm(axes=w.rng.randint(2, len(dims)))
+    return Step(op, (x, *(w.fresh(own, w.dtype(x)) for own in weights)))
+
+
 def matmul(w: Grower) -> Step:
     a = w.pick(NUMBERS, 2, 3)
     *lead, _, k = w.shape(a)
@@ -464,7 +475,7 @@ ENTRIES: Mapping[str, Entry] = {
     "matmul": Entry(matmul, "summed"), "einsum": Entry(einsum, "summed"), "conv": Entry(conv, "summed"),
     "pool": Entry(pool, "summed"), "mean_pool": Entry(mean_pool, "summed", 2),
     "softmax": Entry(rows(lambda w: reduce.Softmax()), "summed", 8),
-    "layer_norm": Entry(rows(lambda w: reduce.LayerNorm(), 2), "summed", 8),
+    "layer_norm": Entry(layer_norm, "summed", 8),
     "l2_normalize": Entry(rows(lambda w: reduce.L2Normalize()), "summed", 8),
     "rms_norm": Entry(rows(lambda w: RmsNorm(), 1), "summed", 8),
     "causal_softmax": Entry(causal, "summed", 8), "attention": Entry(attention, "summed", 16),

@@ -85,6 +85,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "mean pool": (_zoo("mean_pool"), ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "mean over the middle": (make.mean_over_middle, ({"b": 3, "n": 9}, {"b": 1, "n": 1})),
     "layer norm": (_zoo("layer_norm"), ({"n": 5, "m": 37}, {"n": 1, "m": 2}, {"n": 33, "m": 64})),
+    "group norm": (make.group_norm, ({"n": 2, "h": 37}, {"n": 1, "h": 1}, {"n": 3, "h": 64})),
     "softmax": (_zoo("softmax"), ({"n": 7, "m": 41}, {"n": 1, "m": 1}, {"n": 2, "m": 128})),
     "softmax with mask": (make.softmax_mask, ({"b": 2, "n": 19}, {"b": 1, "n": 1})),
     "softmax of 17": (make.short_softmax, ({"n": 5}, {"n": 1}, {"n": 0})),

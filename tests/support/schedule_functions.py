@@ -17,6 +17,7 @@ from relax_tune.ir.op.indexing.movement import Permute
 from relax_tune.ir.op.math.elementwise import Add, Relu
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import lower
 
@@ -69,6 +70,13 @@ def prefix_sums(axis: int = 1, exclusive: bool = False, from_end: bool = False, 
     b.reduce(y, ((n, m)[axis],), const(0, stored), step, name="scan")
     b.compute(z, lambda i, j: y[i, j] * const(2, stored), name="twice")
     return b.finish()
+
+
+def group_norm() -> PrimFunc:
+    """Group normalisation of (n, 2 groups, 3 channels, h), with weights by channel."""
+    n, h = Var("n"), Var("h")
+    x, weight = TensorInfo((n, const(2), const(3), h), f32), TensorInfo((const(2), const(3), const(1)), f32)
+    return LayerNorm(1e-5, 2).legalize("group_norm", [x, weight, weight], (False, True, True))
 
 
 def reverse() -> PrimFunc:

@@ -17,6 +17,7 @@ from relax_tune.ir.frontend.shared.compositions import (
     batch_norm,
     cast_to,
     clip,
+    group_norm,
     permute,
     slice_axis,
     triangle,
@@ -26,7 +27,7 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_d
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Exp, Mul, MulScalar, Sqrt, Sub
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Mul, MulScalar, Sqrt, Sub
 from relax_tune.ir.op.math.logic import Equal, Where
 from relax_tune.ir.op.math.numeric import Abs, Log
 from relax_tune.ir.op.reduction.einsum import Einsum
@@ -186,13 +187,21 @@ def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue:
 
 
 def _instance_norm(w: Writer, node: OnnxNode) -> ImportedValue:
-    x = node.item(0)
-    axes = tuple(range(2, x.ndim))
-    scale, bias = (_channels(w, node.item(p), x.ndim) for p in (1, 2))
-    centred = w.emit(Sub(), w.tensor(x), w.emit(Mean(axes, True), w.tensor(x)))
-    var = w.emit(Mean(axes, True), w.emit(Mul(), centred, centred))
-    spread = w.emit(Sqrt(), w.emit(AddScalar(float(node.attributes.get("epsilon", 1e-5))), var))
-    return w.of(w.emit(Add(), w.emit(Mul(), w.emit(Div(), centred, spread), scale), bias))
+    return _grouped(w, node, node.item(0).shape[1])
+
+
+def _group_norm(w: Writer, node: OnnxNode) -> ImportedValue:
+    groups = int(node.attributes.get("num_groups", 0))
+    channels = as_int(node.item(0).shape[1])
+    if groups < 1 or channels is None or channels % groups:
+        raise node.refuse(f"wanted num_groups that divides the channels, found {groups} of {node.item(0).shape[1]!r}")
+    return _grouped(w, node, const(groups))
+
+
+def _grouped(w: Writer, node: OnnxNode, groups: Expr) -> ImportedValue:
+    x, eps = node.item(0), float(node.attributes.get("epsilon", 1e-5))
+    scale, bias = (w.tensor(node.item(p)) for p in (1, 2))
+    return w.of(group_norm(w, w.tensor(x), groups, scale, bias, eps))
 
 
 def _gather(w: Writer, node: OnnxNode) -> ImportedValue:
@@ -249,6 +258,7 @@ HANDLERS: Mapping[str, Handler] = {
     "ReduceSumSquare": reduced(Sum, "square"), "ReduceL1": reduced(Sum, "abs"), "ReduceL2": reduced(Sum, "square", "sqrt"),
     "ReduceLogSum": reduced(Sum, "", "log"), "ReduceLogSumExp": _log_sum_exp, "GlobalAveragePool": _global(Mean),
     "GlobalMaxPool": _global(Max), "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
+    "GroupNormalization": _group_norm,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Trilu": _trilu,
     "EyeLike": _eye_like, "OneHot": _one_hot,
 }  # fmt: skip

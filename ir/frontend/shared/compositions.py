@@ -34,7 +34,8 @@ from relax_tune.ir.op.math.elementwise import (
 )
 from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, NotEqual, Where
 from relax_tune.ir.op.math.numeric import Fmod, Modulo, Quotient
-from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
+from relax_tune.ir.op.reduction.reduce import LayerNorm
+from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function, tensor_info
 from relax_tune.ir.rewrite.rules import rewrite
 
 
@@ -187,6 +188,22 @@ def batch_norm(
     moved = moved if beta is None else w.emit(Add(), beta, moved)
     channels = [tensor_dims(mean)[0], *[const(1)] * (len(tensor_dims(x)) - 2)]
     return w.emit(Add(), w.emit(Mul(), x, w.reshape(scale, channels)), w.reshape(moved, channels))
+
+
+def group_norm(w: Writer, x: Value, groups: Expr, gamma: Value | None, beta: Value | None, eps: float) -> Value:
+    """Return group normalisation (Wu and He 2018) of (batch, channels, dims...), with as many groups as channels of instances.
+
+    gamma, beta: (channels,)"""
+    dims = tensor_dims(x)
+    each = w.simplify(floordiv(dims[1], groups))
+
+    def weight(given: Value | None, plain: float) -> Value:
+        if given is None:
+            return w.full([const(1)], plain, tensor_info(x).dtype or f32)
+        return w.reshape(given, [groups, each, const(1)])
+
+    viewed = w.reshape(x, [dims[0], groups, each, product(dims[2:])])
+    return w.reshape(w.emit(LayerNorm(eps, 2), viewed, weight(gamma, 1.0), weight(beta, 0.0)), dims)
 
 
 def along_last_axis(w: Writer, value: Value, axis: int, fn: Callable[[Value], Value]) -> Value:

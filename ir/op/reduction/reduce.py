@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.core.dtype import DType, bool_
-from relax_tune.ir.core.expr import Expr, add, call, cast, const, div, maximum, minimum, mul, sub
+from relax_tune.ir.core.expr import Expr, add, as_int, call, cast, const, div, maximum, minimum, mul, sub
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor, TensorBuilder
@@ -235,13 +236,15 @@ class RowOperator(OperatorSpec):
             raise DeduceError(f"{self.name}: wanted at least 1 dim, found {x!r}")
         dtype = self.same_dtype(tensors)
         for position, t in enumerate(tensors[1:], 1):
-            if t.ndim is not None and t.ndim != 1:
-                raise DeduceError(f"{self.name}: wanted 1 dim in argument {position}, found {t!r}")
-            if t.shape is not None and x.shape is not None:
-                ctx.require_equal(
-                    t.shape[0], x.shape[-1], f"{self.name}: argument {position} and the last dim of {x!r}"
-                )
+            self.fit(x, position, t, ctx)
         return TensorInfo(x.shape, dtype, x.ndim)
+
+    def fit(self, x: TensorInfo, position: int, t: TensorInfo, ctx: Deduction) -> None:
+        """Require that argument `position` is a row like those of `x`. Raises DeduceError."""
+        if t.ndim is not None and t.ndim != 1:
+            raise DeduceError(f"{self.name}: wanted 1 dim in argument {position}, found {t!r}")
+        if t.shape is not None and x.shape is not None:
+            ctx.require_equal(t.shape[0], x.shape[-1], f"{self.name}: argument {position} and the last dim of {x!r}")
 
 
 def _row_sum(
@@ -283,50 +286,70 @@ class Softmax(RowOperator):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(RowOperator):
-    """Layer normalisation (Ba et al. 2016): `(x - mean) / sqrt(var + eps) * gamma + beta` over the last axis.
+    """Layer normalisation (Ba et al. 2016): `(x - mean) / sqrt(var + eps) * gamma + beta` over the last axes.
 
     x: (..., c); gamma, beta: (c,). The variance is the mean of squared differences (two passes); the difference of mean squares
-    would cancel."""
+    would cancel.
+
+    axes: number of axes that are normalised together. Beyond one, gamma and beta broadcast with x: with x viewed as
+    (n, groups, channels, places) and weights (groups, channels, 1), this is group normalisation (Wu and He 2018)."""
 
     eps: float = 1e-5
+    axes: int = 1
     name: ClassVar[str] = "layer_norm"
     arity: ClassVar[int] = 3
+
+    def fit(self, x: TensorInfo, position: int, t: TensorInfo, ctx: Deduction) -> None:
+        if x.ndim is not None and not 1 <= self.axes <= x.ndim:
+            raise DeduceError(f"layer_norm: wanted from 1 to {x.ndim} axes, found {self.axes}")
+        if self.axes == 1:
+            RowOperator.fit(self, x, position, t, ctx)
+        elif t.shape is not None and x.shape is not None:
+            if len(t.shape) > len(x.shape):
+                raise DeduceError(f"layer_norm: wanted at most {len(x.shape)} dims in argument {position}, found {t!r}")
+            for own, dim in zip(reversed(t.shape), reversed(x.shape), strict=False):
+                if as_int(own) != 1:
+                    ctx.require_equal(own, dim, f"layer_norm: a dim of argument {position} and {x!r}")
 
     def legalize(
         self, name: str, infos: Sequence[TensorInfo], consts: Sequence[bool] = (), ctx: Deduction | None = None
     ) -> PrimFunc:
         b = TensorBuilder(name)
         shape, dtype = shape_of(infos[0]), dtype_of(infos[0])
-        width = shape[-1]
+        lead = len(shape) - self.axes
         x = b.input("x", shape, dtype, is_const(consts, 0))
-        gamma, beta = (b.input(n, (width,), dtype, is_const(consts, p)) for p, n in ((1, "gamma"), (2, "beta")))
-        y = b.output("y", shape, dtype)
-        mean, var = b.alloc("mean", shape[:-1], dtype), b.alloc("var", shape[:-1], dtype)
-        count = cast(width, dtype)
-
-        def centred(row: tuple[Expr, ...], k: Expr) -> Expr:
-            return sub(x[(*row, k)], div(mean[row], count))
-
-        _row_sum(b, mean, width, lambda row, k: x[(*row, k)], "norm_mean")
-        _row_sum(b, var, width, lambda row, k: mul(centred(row, k), centred(row, k)), "norm_var")
-        b.compute(
-            y,
-            lambda *i: add(
-                mul(
-                    mul(centred(i[:-1], i[-1]), call("rsqrt", add(div(var[i[:-1]], count), const(self.eps, dtype)))),
-                    gamma[i[-1]],
-                ),
-                beta[i[-1]],
-            ),
-            "norm_scale",
+        gamma, beta = (
+            b.input(n, shape_of(infos[p]), dtype, is_const(consts, p)) for p, n in ((1, "gamma"), (2, "beta"))
         )
+        y = b.output("y", shape, dtype)
+        mean, var = b.alloc("mean", shape[:lead], dtype), b.alloc("var", shape[:lead], dtype)
+        count = cast(product(shape[lead:]), dtype)
+
+        def centred(*i: Expr) -> Expr:
+            return sub(x[i], div(mean[i[:lead]], count))
+
+        def weight(t: Tensor, i: Sequence[Expr]) -> Expr:
+            own = t.buffer.shape
+            along = i[len(i) - len(own) :]
+            return t[tuple(const(0) if as_int(d) == 1 else v for d, v in zip(own, along, strict=True))]
+
+        def scaled(*i: Expr) -> Expr:
+            root = call("rsqrt", add(div(var[i[:lead]], count), const(self.eps, dtype)))
+            return add(mul(mul(centred(*i), root), weight(gamma, i)), weight(beta, i))
+
+        zero = const(0, dtype)
+        b.reduce(mean, shape[lead:], zero, lambda old, *i: add(old, x[i]), "norm_mean")
+        b.reduce(var, shape[lead:], zero, lambda old, *i: add(old, mul(centred(*i), centred(*i))), "norm_var")
+        b.compute(y, scaled, "norm_scale")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:
         x, gamma, beta = map(wide, arrays)
+        axes = tuple(range(x.ndim - self.axes, x.ndim))
+        count = np.float64(math.prod(x.shape[-self.axes :]))
         with np.errstate(invalid="ignore"):
-            d = x - x.sum(axis=-1, keepdims=True) / np.float64(x.shape[-1])
-            var = (d * d).sum(axis=-1, keepdims=True) / np.float64(x.shape[-1])
+            d = x - x.sum(axis=axes, keepdims=True) / count
+            var = (d * d).sum(axis=axes, keepdims=True) / count
         return float_result(d / np.sqrt(var + self.eps) * gamma + beta, arrays, arrays[0].dtype)
 
 

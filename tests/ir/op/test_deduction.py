@@ -24,7 +24,7 @@ from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import Max, MeanPool, Min
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Max, MeanPool, Min
 from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 
 n, m, k = Var("n"), Var("m"), Var("k")
@@ -225,3 +225,18 @@ def test_undecided_sizes_add_run_time_checks(op: Any, infos: Any, wrong: Any, ri
         return all(getattr(c, "value", None) is not False for c in bound)
 
     assert ctx.checks and holds(right) and not holds(wrong)
+
+
+@pytest.mark.parametrize(
+    ("axes", "weights", "found"),
+    [
+        (3, (8,), "from 1 to 2 axes, found 3"),
+        (0, (8,), "found 0"),
+        (2, (1, 5, 8), "at most 2 dims"),
+        (2, (3, 1), "3 and 5"),
+    ],
+)
+def test_layer_norm_unfit_axes_or_weights_raise(axes: int, weights: tuple[int, ...], found: str) -> None:
+    infos = [tensor(5, 8), tensor(*weights), tensor(*weights)]
+    with pytest.raises(DeduceError, match=found):
+        LayerNorm(axes=axes).infer(infos, Deduction())

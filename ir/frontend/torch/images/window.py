@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, ge, sub
+from relax_tune.ir.core.expr import Expr, add, as_int, const, ge, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared import windows
-from relax_tune.ir.frontend.shared.compositions import batch_norm, cast_to, pad
+from relax_tune.ir.frontend.shared.compositions import batch_norm, cast_to, group_norm, pad
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
-from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import ExpandDims
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, Rsqrt, Sub
@@ -113,32 +112,37 @@ def _batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     return [w.of(y), None, None]
 
 
-def _normalised(w: Writer, n: TorchNode, dims: Sequence[Expr], axes: tuple[int, ...], eps: object) -> Value:
-    """Return x, viewed under `dims` and normalised over `axes`, with the weights of its channels."""
+def _grouped_norm(w: Writer, n: TorchNode, groups: Expr, eps: object) -> Value:
+    """Import a normalisation over the channels of a group and all dims behind them, with weights by channel."""
     x, width = n.item(0), number_of(eps)
     if width is None:
         raise n.refuse("wanted eps as a number")
     element = f32 if x.dtype.is_half else x.dtype  # squares of 16-bit floats overflow
-    value = w.reshape(as_value(w, x, element), dims)
-    centred = w.emit(Sub(), value, w.emit(Mean(axes, True), value))
-    spread = w.emit(Mean(axes, True), w.emit(Mul(), centred, centred))
-    y = w.reshape(w.emit(Mul(), centred, w.emit(Rsqrt(), w.emit(AddScalar(width), spread))), x.shape)
-    for given, op in ((n.given(1, "weight"), Mul()), (n.given(2, "bias"), Add())):
-        y = y if given is None else w.emit(op, y, _per_channel(w, as_value(w, given, element), x))
-    return cast_to(w, y, element, x.dtype)
+    gamma, beta = (
+        None if given is None else as_value(w, given, element) for given in (n.given(1, "weight"), n.given(2, "bias"))
+    )
+    return cast_to(w, group_norm(w, as_value(w, x, element), groups, gamma, beta, width), element, x.dtype)
 
 
 def _group_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
-    """Import group normalisation: over the channels of a group and all dims behind them."""
-    x, groups = n.item(0), n.number(6, "group")
-    each = w.simplify(floordiv(product(x.shape[1:]), const(groups)))
-    return [w.of(_normalised(w, n, [x.shape[0], const(groups), each], (2,), n.args[7])), None, None]
+    return [w.of(_grouped_norm(w, n, const(n.number(6, "group")), n.args[7])), None, None]
 
 
 def _own_batch_norm(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
     """Import batch normalisation by the statistics of x itself, as instance normalisation uses it."""
-    x = n.item(0)
-    return [w.of(_normalised(w, n, x.shape, (0, *range(2, x.ndim)), n.args[5])), None, None]
+    x, eps = n.item(0), number_of(n.args[5])
+    if as_int(x.shape[0]) == 1:
+        return [w.of(_grouped_norm(w, n, x.shape[1], n.args[5])), None, None]
+    if eps is None:
+        raise n.refuse("wanted eps as a number")
+    element, axes = f32 if x.dtype.is_half else x.dtype, (0, *range(2, x.ndim))
+    value = as_value(w, x, element)
+    centred = w.emit(Sub(), value, w.emit(Mean(axes, True), value))
+    spread = w.emit(Mean(axes, True), w.emit(Mul(), centred, centred))
+    y = w.emit(Mul(), centred, w.emit(Rsqrt(), w.emit(AddScalar(eps), spread)))
+    for given, op in ((n.given(1, "weight"), Mul()), (n.given(2, "bias"), Add())):
+        y = y if given is None else w.emit(op, y, _per_channel(w, as_value(w, given, element), x))
+    return [w.of(cast_to(w, y, element, x.dtype)), None, None]
 
 
 def _adaptive_average(axes: int) -> Handler:

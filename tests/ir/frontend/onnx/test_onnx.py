@@ -279,6 +279,8 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
     *[(19, '(float[b, h, w] x) => (float[b, p, q] y) <int64[2] s = {6, 7}, float[4] r = {0.25, -0.125, 0.875, 1.125}> { y = Resize<'
        f'axes = [2, 1], coordinate_transformation_mode = "tf_crop_and_resize", mode = "{mode}", extrapolation_value = 3.0>'
        '(x, r, , s) }', [f(2, 5, 9)]) for mode in ("nearest", "linear", "cubic")],
+    (21, "(float[n, 6, h] x, float[6] s, float[6] b) => (float[n, 6, h] y) "
+     "{ y = GroupNormalization<num_groups = 2, epsilon = 0.01>(x, s, b) }", [f(2, 6, 5), f(6), f(6)]),
 ]  # fmt: skip
 
 
