@@ -124,7 +124,9 @@ def _top_k(rows: int, width: int, k: int) -> Kernel:
     """The places of the k largest elements, best first: of all, a sort."""
 
     def torch(t: Any, v: Mapping[str, Any]) -> Any:
-        return t.topk(v["x"], k, -1).indices if k < width else t.sort(v["x"], -1, descending=True, stable=True).indices
+        return (
+            t.topk(v["x"], k, -1).indices if k < width else t.sort(v["x"], dim=-1, descending=True, stable=True).indices
+        )
 
     return Kernel(
         f"top_{k}_of_{rows}x{width}", {}, lambda g: g(TopK(const(k)), g.input("x", rows, width)), torch,

@@ -37,7 +37,14 @@ from relax_tune.schedules.primitives.blocks import (
 from relax_tune.schedules.primitives.loops import loops as loop_primitives
 from relax_tune.schedules.primitives.loops import partition
 from relax_tune.schedules.primitives.memory import buffers, layouts, pipeline
-from relax_tune.schedules.primitives.reduction import loop_invariant, online_softmax, reductions, scans, stream_k
+from relax_tune.schedules.primitives.reduction import (
+    loop_invariant,
+    online_softmax,
+    reductions,
+    scans,
+    selection,
+    stream_k,
+)
 from relax_tune.schedules.symbols import only_tunables, require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
 
@@ -67,6 +74,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         reductions.rfactor,
         reductions.tree_reduce,
         scans.serial_scan,
+        selection.quadratic_select,
         stream_k.stream_k,
         loop_invariant.hoist_factors,
         online_softmax.split_k_update,

@@ -48,6 +48,7 @@ from relax_tune.schedules.rules.cpu import (
     reductions,
     rowwise,
     scan,
+    selection,
     two_pass_reductions,
 )
 from relax_tune.schedules.rules.gpu import convolution as gpu_convolution
@@ -77,6 +78,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "convolution": convolution.sketches,
     "rowwise": rowwise.sketches,
     "scan": scan.sketches,
+    "selection": selection.sketches,
     "reductions": reductions.sketches,
     "two_pass_reductions": two_pass_reductions.sketches,
     "injective": injective.sketches,

@@ -15,7 +15,7 @@ from tests.support import zoo
 from tests.support.effort import some
 from tests.support.meaning import make_inputs, size_of
 
-from relax_tune.ir.core.dtype import bf16, f16
+from relax_tune.ir.core.dtype import bf16, f16, i8
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.runtime.device.host import vector_bits
@@ -91,6 +91,14 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "softmax of 17": (make.short_softmax, ({"n": 5}, {"n": 1}, {"n": 0})),
     "sums along rows": (make.prefix_sums, ({"n": 13, "m": 21}, {"n": 1, "m": 1}, {"n": 3, "m": 0})),
     "sums down columns, from the end": (lambda: make.prefix_sums(0, True, True), ({"n": 7, "m": 37}, {"n": 1, "m": 1}, {"n": 9, "m": 16})),
+    "largest of rows": (
+        make.top_places,
+        ({"n": 3, "m": 300, "k": 7}, {"n": 1, "m": 1, "k": 1}, {"n": 2, "m": 17, "k": 17}, {"n": 4, "m": 9, "k": 0}),
+    ),
+    "order of columns": (
+        lambda: make.top_places(0, False, i8),
+        ({"n": 37, "m": 3, "k": 37}, {"n": 5, "m": 1, "k": 2}, {"n": 8, "m": 0, "k": 8}),
+    ),
     "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),
     "sum of all": (make.sum_of_all, ({"n": 9001}, {"n": 1}, {"n": 0})),
     "column extremes": (make.column_extremes, ({"n": 150, "m": 37}, {"n": 1, "m": 1}, {"n": 70, "m": 5})),

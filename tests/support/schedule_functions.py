@@ -18,6 +18,7 @@ from relax_tune.ir.op.math.elementwise import Add, Relu
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
+from relax_tune.ir.op.reduction.scan import TopK
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import lower
 
@@ -70,6 +71,12 @@ def prefix_sums(axis: int = 1, exclusive: bool = False, from_end: bool = False, 
     b.reduce(y, ((n, m)[axis],), const(0, stored), step, name="scan")
     b.compute(z, lambda i, j: y[i, j] * const(2, stored), name="twice")
     return b.finish()
+
+
+def top_places(axis: int = 1, largest: bool = True, stored: DType = f32) -> PrimFunc:
+    """The places of the k largest or smallest elements of (n, m) along an axis."""
+    info = TensorInfo((Var("n"), Var("m")), stored)
+    return TopK(Var("k"), axis, largest).legalize("top_k", [info])
 
 
 def group_norm() -> PrimFunc:

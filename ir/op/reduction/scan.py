@@ -183,12 +183,24 @@ class ArgMax(OperatorSpec):
         return np.asarray(x.shape[self.axis] - 1 - pick(np.flip(x, self.axis), axis=self.axis), np.int64)
 
 
+def counts_ahead(mine: Expr, other: Expr, i: Expr, k: Expr, largest: bool) -> Expr:
+    """Return whether an element at `k` comes before `mine` at `i`: the order of `top_k`.
+
+    Equal elements keep their order, and NaN is the largest."""
+    first, second = (mine, other) if largest else (other, mine)
+    ahead, tied = lt(first, second), eq(mine, other)
+    if mine.dtype.is_float:
+        tied = or_(tied, and_(ne(mine, mine), ne(other, other)))
+        ahead = or_(ahead, and_(eq(first, first), ne(second, second)))
+    return or_(ahead, and_(tied, lt(k, i)))
+
+
 @dataclass(frozen=True, slots=True)
 class TopK(OperatorSpec):
     """Indices of the `k` largest elements along `axis` (the smallest, unless `largest`), best first, as int64.
 
-    Equal elements keep their order, and NaN is the largest. The rank of each element is counted, so the work grows with the square
-    of the axis."""
+    Equal elements keep their order, and NaN is the largest. Loops count the rank of each element; schedules for processors select
+    from chunks instead (`quadratic_select`)."""
 
     k: Expr
     axis: int = -1
@@ -227,14 +239,8 @@ class TopK(OperatorSpec):
 
         def count(old: Expr, *indices: Expr) -> Expr:
             own, k = indices[:-1], indices[-1]
-            mine, other = x[tuple(own)], x[at(own, k)]
-            first, second = (mine, other) if self.largest else (other, mine)
-            ahead = lt(first, second)
-            tied = eq(mine, other)
-            if dtype.is_float:
-                tied = or_(tied, and_(ne(mine, mine), ne(other, other)))
-                ahead = or_(ahead, and_(eq(first, first), ne(second, second)))
-            return add(old, select(or_(ahead, and_(tied, lt(k, own[axis]))), expr(1), expr(0)))
+            ahead = counts_ahead(x[tuple(own)], x[at(own, k)], own[axis], k, self.largest)
+            return add(old, select(ahead, expr(1), expr(0)))
 
         def find(old: Expr, *indices: Expr) -> Expr:
             own, k = indices[:-1], indices[-1]

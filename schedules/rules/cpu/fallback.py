@@ -11,9 +11,12 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.deduce.rankings import pick
+from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
+from relax_tune.schedules.rules.shared.selections import picks, select_rows
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -22,12 +25,28 @@ CHUNK = 64
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield exactly one sketch, for any function."""
-    s = Schedule(func)
+    s, taken = Schedule(func), set[str]()
+    for block in () if machine.is_gpu else picks(func):
+        taken |= _select(s, block, machine)
     ordered = {b.name for b in serial_scans(func, machine)}
     for block in blocks(func.body):
-        if block.name not in ordered or not _scan(s, block, machine):
-            _schedule_block(s, block, machine)
+        if block.name in taken or (block.name in ordered and _scan(s, block, machine)):
+            continue
+        _schedule_block(s, block, machine)
     yield "fallback", s
+
+
+def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:
+    """Select the largest elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
+    before, found = (s.func, list(s.steps)), pick(block)
+    try:
+        made = select_rows(s, block.name, CHUNK)
+        if made.rows:
+            s.set_kind(s.fuse(made.rows), "group" if machine.has_grid else "parallel")
+    except ScheduleError:
+        s.func, s.steps = before
+        return set()
+    return set() if found is None else {block.name, *(b.name for b in writers(before[0], found.ranks.buffer))}
 
 
 def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:

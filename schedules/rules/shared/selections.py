@@ -1,0 +1,40 @@
+"""Selections of the largest elements of rows, for the rules of processors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.deduce.rankings import pick
+from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.schedule import Schedule
+
+
+def picks(func: PrimFunc) -> tuple[Block, ...]:
+    """Return the blocks that pick places by ranks."""
+    return tuple(b for b in blocks(func.body) if pick(b) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """A selection whose rows are computed one by one.
+
+    rows: the loops over rows, outermost first
+    blocks: the names of the blocks that `quadratic_select` made, by their part
+    """
+
+    rows: list[str]
+    blocks: Mapping[str, str]
+
+
+def select_rows(s: Schedule, block: str, size: Expr | int) -> SelectedRows:
+    """Select from chunks of `size` elements; what concerns one result stays in registers.
+
+    Raises ScheduleError for a block that does not pick places by ranks."""
+    made = {name.removeprefix(f"{block}_"): name for name in s.apply("quadratic_select", block=block, factor=size)}
+    for part in ("take", "take_chunk", "take_place", "seek", "seek_place"):
+        s.apply("set_scope", buffer=find_block(s.func, made[part]).body.buffer.name, scope="local")
+    return SelectedRows(s.loops_of(block)[:-1], made)
