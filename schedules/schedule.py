@@ -42,6 +42,7 @@ from relax_tune.schedules.primitives.reduction import (
     online_softmax,
     reductions,
     scans,
+    scatters,
     selection,
     stream_k,
 )
@@ -74,6 +75,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         reductions.rfactor,
         reductions.tree_reduce,
         scans.serial_scan,
+        scatters.serial_scatter,
         selection.quadratic_select,
         stream_k.stream_k,
         loop_invariant.hoist_factors,

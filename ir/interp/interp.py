@@ -254,7 +254,7 @@ class _Nest:
     leaf: _Code
 
     def run(self, env: Env) -> bool:
-        """Run the whole nest. Returns False and runs nothing when two points may touch one element."""
+        """Run the whole nest. Return False and run nothing where two points may touch one element."""
         sizes = [int(e) for e in self.extents.run(env)]
         if min(sizes) <= 0:
             return True
@@ -265,7 +265,10 @@ class _Nest:
         inner = dict(env)
         for var, index in zip(self.across, np.unravel_index(np.arange(points), wide), strict=True):
             inner[var] = np.ascontiguousarray(index, np.int64)
-        if not all(_distinct(tape.run(inner), points) for tape in self.written):
+        try:
+            if not all(_distinct(tape.run(inner), points) for tape in self.written):
+                return False
+        except Fault:  # of an index that is read where no point runs
             return False
         for step in itertools.product(*map(range, sizes[len(self.across) :])):
             inner.update(zip(self.along, step, strict=True))

@@ -99,6 +99,12 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
         lambda: make.top_places(0, False, i8),
         ({"n": 37, "m": 3, "k": 37}, {"n": 5, "m": 1, "k": 2}, {"n": 8, "m": 0, "k": 8}),
     ),
+    "scatter of rows": (
+        make.scattered_rows, ({"n": 5, "m": 37, "w": 9}, {"n": 1, "m": 1, "w": 70}, {"n": 0, "m": 3, "w": 2}, {"n": 3, "m": 0, "w": 4})
+    ),
+    "scatter along columns": (
+        lambda: make.scattered_columns("replace"), ({"n": 3, "m": 21, "w": 5}, {"n": 1, "m": 1, "w": 1}, {"n": 4, "m": 2, "w": 0})
+    ),
     "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),
     "sum of all": (make.sum_of_all, ({"n": 9001}, {"n": 1}, {"n": 0})),
     "column extremes": (make.column_extremes, ({"n": 150, "m": 37}, {"n": 1, "m": 1}, {"n": 70, "m": 5})),

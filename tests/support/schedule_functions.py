@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import DType, bool_, f16, f32, i8, i64
+from relax_tune.ir.core.dtype import DType, bool_, f16, f32, i8, i32, i64
 from relax_tune.ir.core.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, le, lt, maximum, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.indexing.scatter import Mode, ScatterElements, ScatterND
 from relax_tune.ir.op.math.elementwise import Add, Relu
 from relax_tune.ir.op.neural.attention import Attention
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -77,6 +78,20 @@ def top_places(axis: int = 1, largest: bool = True, stored: DType = f32) -> Prim
     """The places of the k largest or smallest elements of (n, m) along an axis."""
     info = TensorInfo((Var("n"), Var("m")), stored)
     return TopK(Var("k"), axis, largest).legalize("top_k", [info])
+
+
+def scattered_rows(mode: Mode = "add", stored: DType = f32) -> PrimFunc:
+    """(n, w) with each of m rows of updates combined with the row at its index."""
+    n, m, w = Var("n"), Var("m"), Var("w")
+    infos = [TensorInfo((n, w), stored), TensorInfo((m, const(1)), i64), TensorInfo((m, w), stored)]
+    return ScatterND(mode).legalize("scatter_rows", infos)
+
+
+def scattered_columns(mode: Mode = "add", stored: DType = f32) -> PrimFunc:
+    """(n, w) with each of m updates of a row combined with the element of this row at its index."""
+    n, m, w = Var("n"), Var("m"), Var("w")
+    infos = [TensorInfo((n, w), stored), TensorInfo((n, m), i32), TensorInfo((n, m), stored)]
+    return ScatterElements(mode, axis=1).legalize("scatter_columns", infos)
 
 
 def group_norm() -> PrimFunc:

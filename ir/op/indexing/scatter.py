@@ -36,7 +36,7 @@ def _neutral(mode: Mode, dtype: DType) -> Expr:
 class Scatter(OperatorSpec):
     """Scatter of updates into `x`.
 
-    The work grows with the number of elements times the number of updates searched for each.
+    Loops search all updates for each element; schedules for processors take each update to its element (`serial_scatter`).
 
     An update at a computed index outside its dim is dropped.
 

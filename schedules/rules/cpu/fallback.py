@@ -16,6 +16,7 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
+from relax_tune.schedules.rules.shared.scatters import serial_scatters
 from relax_tune.schedules.rules.shared.selections import picks, select_rows
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -29,11 +30,34 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     for block in () if machine.is_gpu else picks(func):
         taken |= _select(s, block, machine)
     ordered = {b.name for b in serial_scans(func, machine)}
+    scattered = {b.name for b in serial_scatters(func, machine)}
     for block in blocks(func.body):
         if block.name in taken or (block.name in ordered and _scan(s, block, machine)):
             continue
-        _schedule_block(s, block, machine)
+        if block.name not in scattered or not _scatter(s, block, machine):
+            _schedule_block(s, block, machine)
     yield "fallback", s
+
+
+def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
+    """Combine updates in their order; rows that no update leaves are spread over workers. Return whether that fits."""
+    before = s.func, list(s.steps)
+    try:
+        made = s.apply("serial_scatter", block=block.name)
+    except ScheduleError:
+        s.func, s.steps = before
+        return False
+    for name in made:
+        _schedule_block(s, find_block(s.func, name), machine)
+    node, (*rows, step) = find_block(s.func, block.name), s.loops_of(block.name)
+    if rows:
+        column = node.iters[len(rows) - 1]
+        if _is_contiguous_along(node, column.var):
+            outer, inner = s.split(rows[-1], [None, _chunk_size(column.extent)])
+            rows = [*rows[:-1], outer]
+            s.reorder([*rows, step, inner])
+        s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+    return True
 
 
 def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:

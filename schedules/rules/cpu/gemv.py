@@ -31,6 +31,7 @@ from relax_tune.schedules.rules.shared.contraction import (
     packed_steps,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.scatters import searches
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -63,7 +64,7 @@ class GemvChoice:
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield every sketch of a product with few or unknown rows; none for other functions."""
-    if not is_product(func):
+    if not is_product(func) or searches(func):
         return
     for parallel in (True, False):
         if machine.has_grid and not parallel:

@@ -26,6 +26,7 @@ from relax_tune.schedules.rules.shared.contraction import (
     output_column,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.scatters import searches
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -75,7 +76,7 @@ class PaddedOperand:
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield every sketch of a matmul; none for other functions."""
-    if not is_product(func):
+    if not is_product(func) or searches(func):
         return
     choices = (MatmulChoice(order, packed) for order in ORDERS for packed in (True, False))
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)

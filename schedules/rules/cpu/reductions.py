@@ -17,6 +17,7 @@ from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import stages_across
+from relax_tune.schedules.rules.shared.scatters import searches
 from relax_tune.schedules.rules.shared.vectorize import decompose, hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -24,7 +25,7 @@ from relax_tune.schedules.target import HardwareInfo
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield strips of columns spread over threads, and the same on one thread; none unless a reduction is across columns."""
-    if not reductions(func):
+    if not reductions(func) or searches(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms(

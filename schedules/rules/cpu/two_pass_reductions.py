@@ -19,8 +19,7 @@ from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import reduce_in_chunks
-from relax_tune.schedules.rules.shared.scans import scans
-from relax_tune.schedules.rules.shared.selections import picks
+from relax_tune.schedules.rules.shared.scatters import searches
 from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -34,8 +33,8 @@ CHUNKS = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield the chunks spread over threads, and the same on one thread; none for functions without a long reduction.
 
-    Each result of a scan or selection reduces others' terms again, which is too much work where chunks are long."""
-    if not reductions(func) or scans(func) or picks(func):
+    Each result of a search reduces others' terms again, which is too much work where chunks are long."""
+    if not reductions(func) or searches(func):
         return
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms(

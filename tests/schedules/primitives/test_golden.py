@@ -145,6 +145,7 @@ CASES: dict[str, Case] = {
             ("serial_scan", {"block": "scan", "loop": "scan_j"}),
         ],
     ),
+    "serial_scatter": Case(make.scattered_rows, [("serial_scatter", {"block": "total_1"})]),
     "quadratic_select": Case(make.top_places, [("quadratic_select", {"block": "find", "factor": T})]),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
     "pad_softmax_axis": Case(make.weighted, [("pad_softmax_axis", {"block": "top", "factor": T})]),

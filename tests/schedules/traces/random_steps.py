@@ -190,6 +190,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
     "serial_scan": lambda v: {"block": (block := v.block()), "loop": v.around(block)},
+    "serial_scatter": lambda v: {"block": v.block()},
     "quadratic_select": lambda v: {"block": v.block(), "factor": v.rng.choice([1, 2, 5, 8])},
     "stream_k": _stream_k,
     "cache_read": lambda v: {

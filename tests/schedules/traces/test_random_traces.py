@@ -30,7 +30,7 @@ def functions() -> tuple[PrimFunc, ...]:
     own = (
         make.chain(), make.stencil(), make.reverse(), make.two_outputs(), make.dot(), make.matmul(5, 6),
         make.softmax_mask(2), make.mean_over_middle(5), make.context(2, 3), make.scaled_rows(), make.flipped(),
-        make.windows(), make.prefix_sums(), make.prefix_sums(0, True, True), make.top_places(),
+        make.windows(), make.prefix_sums(), make.prefix_sums(0, True, True), make.top_places(), make.scattered_rows(),
     )  # fmt: skip
     names = {"softmax", "layer_norm", "gather", "concat_blocks", "transpose_0213", "reshape"}
     return (*own, *(c.func for c in zoo.cases() if c.name in names))
