@@ -27,7 +27,7 @@ from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Relu, Tanh
 from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Log
-from relax_tune.ir.op.reduction.reduce import Sum
+from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.ir.op.registry import OPERATORS
 
@@ -90,6 +90,17 @@ def test_judge_function_of_an_overflowing_sum_is_skipped(function: Any) -> None:
     wanted = Expected(draft.module(), [np.full((7, 5), np.float32([3e38, -3e38, 3e38, -3e38, 3e38]))], "c")
     for found in (math.nan, 0.0, 1.0, math.inf):
         assert not wanted.judge((np.full(7, found, np.float32),)).problems
+
+
+def test_judge_normalised_axes_with_an_overflowing_square_are_skipped() -> None:
+    w = Grower(random.Random(0))
+    x = w.fresh((2, w.symbols[0], 1), f32)
+    w.step(Step(LayerNorm(axes=2), (x, w.fresh((1,), f32), w.fresh((1,), f32))))
+    args = [np.float32([[[1], [-3.4e38]], [[1], [3]]]), np.ones(1, np.float32), np.ones(1, np.float32)]
+    wanted = Expected(w.finish().module(), args, "c")
+    judged = wanted.judge((np.float32([[[9], [9]], [[0], [2]]]),))
+    assert not judged.problems and judged.judged == 2
+    assert wanted.judge((np.float32([[[9], [9]], [[0], [9]]]),)).problems
 
 
 def test_judge_either_zero_of_relu_is_accepted() -> None:

@@ -48,7 +48,8 @@ def overflowing(op: OperatorSpec, args: Sequence[Any], found: Array, target: str
         return total > min(_summed(a)[0] for a in _floats(args)) / 8
     if op.name in ROWS:
         odd, *others = (_odd(a, "norm" in op.name) for a in _floats(args))
-        return np.broadcast_to(odd.any(-1, keepdims=True) | any(o.any() for o in others), found.shape)
+        row = tuple(range(-getattr(op, "axes", 1), 0))
+        return np.broadcast_to(odd.any(row, keepdims=True) | any(o.any() for o in others), found.shape)
     if op.name in OTHERS:
         product = "prod" in op.name or getattr(op, "mode", "") == "mul"
         odd = [
