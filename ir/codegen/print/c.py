@@ -16,6 +16,7 @@ from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
+from relax_tune.ir.codegen.print.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
 from relax_tune.ir.core.expr import postorder
@@ -373,8 +374,10 @@ class CPrinter(CFamilyPrinter):
         if nested is not None and f.var in self.algebra.free(nested.extent):
             nested = None
         how = "dynamic" if f.var in self.varying else "static"
-        pragma = f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "")
-        self.lines.append(pragma)
+        pays = at_least(steps(f, lambda e: self.poly_text(self.algebra.poly(e)), self.lanes), FEW)
+        if pays:
+            when = "" if pays is True else f" if({pays})"
+            self.lines.append(f"#pragma omp parallel for schedule({how})" + (" collapse(2)" if nested else "") + when)
         (kind, name), text = self.counted(f.var, extent), self.poly_text(extent)
         with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
             if nested is not None:
