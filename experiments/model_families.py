@@ -176,7 +176,6 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
     import torch
 
     from relax_tune.database.memory_store import MemoryStore
-    from relax_tune.runtime.executor import Executor
     from relax_tune.tuner.job.job import Job
     from relax_tune.tuner.settings import Settings
     from relax_tune.tuner.task.domain import Range
@@ -186,15 +185,13 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
     spots = {b.var.name: Range(max(2, b.lower), max(2, b.lower)) for b in module.bounds if b.var in alone}
     job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
     built = job.build("generic")
-    names = {s.name for s in built.program.buffers if s.role == "const"}
-    constants = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
-    executor = Executor(built.program, device, constants)
+    opened = job.artifact(built).open(device)
     try:
         for shape in family.shapes:
             given = family.inputs(torch.Generator().manual_seed(CASE_SEED), shape)
             with torch.no_grad():
                 wanted = as_tuple(model(*given))
-            found = executor.run(named_inputs(module, model, given) if folder else [t.numpy() for t in given])
+            found = opened.run(named_inputs(module, model, given) if folder else [t.numpy() for t in given])
             for place, (f, w) in enumerate(zip(found, wanted, strict=not folder)):
                 seen = given[1].numpy() == 1 if folder and len(given) > 1 and w.shape[:2] == given[1].shape else ...
                 why = difference(np.asarray(f)[seen], w.numpy()[seen])
@@ -204,8 +201,8 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
                     return {"status": "exporter differs", "why": f"shape {shape}, output {place}: {why}"}
                 return {"status": "wrong", "why": f"shape {shape}, output {place}: {why}"}
     finally:
-        executor.close()
-    return {"status": "right", "shapes": len(family.shapes), "kernels": len(built.program.kernels)}
+        opened.close()
+    return {"status": "right", "shapes": len(family.shapes), "kernels": sum(len(p.kernels) for p in built.programs.values())}
 
 
 def first_line(error: BaseException, limit: int = 700) -> str:
