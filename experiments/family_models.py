@@ -25,6 +25,8 @@ class Family:
 
     least: the smallest sizes that torch.export lets dims have, where these are above 1
     deferred: torch.export asks at run time what it cannot prove of the dims
+    folder: the whole model that a folder holds, where this is a part of it
+    for_onnx: `attn` or `experts` implementation that the model is set to before torch.onnx can export it
     """
 
     make: Callable[[], nn.Module]
@@ -33,6 +35,8 @@ class Family:
     shapes: Sequence[tuple[int, ...]]
     least: Mapping[str, int] = field(default_factory=dict)
     deferred: bool = False
+    folder: Family | None = None
+    for_onnx: Mapping[str, str] = field(default_factory=dict)
 
 
 def draw(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -257,7 +261,14 @@ def whisper_decoder() -> Family:
         return Call2(model.decoder, "input_ids encoder_hidden_states", "last_hidden_state", use_cache=False)
 
     inputs = lambda g, s: (ids(g, *s), torch.randn(s[0], 24, 32, generator=g))
-    return Family(make, inputs, (BN, {0: "b"}), TEXT)
+    return Family(make, inputs, (BN, {0: "b"}), TEXT, folder=whisper_full())
+
+
+def whisper_full() -> Family:
+    inner = lazily("WhisperForConditionalGeneration", WHISPER)
+    make = lambda: Call2(inner(), "input_features decoder_input_ids", "logits", use_cache=False)
+    inputs = lambda g, s: (torch.randn(s[0], 8, 48, generator=g), ids(g, *s))
+    return Family(make, inputs, ({0: "b"}, BN), TEXT)
 
 
 def wav2vec2() -> Family:
@@ -299,6 +310,8 @@ MAMBA: dict[str, Any] = dict(
     hidden_size=32, state_size=8, num_hidden_layers=2, vocab_size=WORDS, use_mambapy=False, use_cache=False, **SPECIAL
 )  # fmt: skip
 HIDDEN = "last_hidden_state"
+EAGER: dict[str, str] = {"attn": "eager"}
+BATCHED: dict[str, str] = {"experts": "batched_mm"}
 
 FAMILIES: dict[str, Family] = {
     "bert": encoder("BertModel", f"{HIDDEN} pooler_output", **BERT),
@@ -323,18 +336,20 @@ FAMILIES: dict[str, Family] = {
         ),
         shapes=((2, 16), (1, 3), (1, 7), (3, 13), (4, 48)), least={"n": 3},
     ),
-    "modernbert": encoder("ModernBertModel", **MODERN),
+    "modernbert": replace(encoder("ModernBertModel", **MODERN), for_onnx=EAGER),
     "longformer": encoder("LongformerModel", attention="eager", **BERT, attention_window=8, **SPECIAL),
     "llama31": decoder("LlamaForCausalLM", **LLAMA, rope_parameters=ROPE3),
-    "mistral": decoder("MistralForCausalLM", **LLAMA, sliding_window=8),
+    "mistral": replace(decoder("MistralForCausalLM", **LLAMA, sliding_window=8), for_onnx=EAGER),
     "phi3": decoder("Phi3ForCausalLM", **LLAMA),
     "gemma": decoder("GemmaForCausalLM", **GEMMA),
     "gemma2": decoder("Gemma2ForCausalLM", attention="eager", **GEMMA_WINDOW),
-    "gemma3": decoder("Gemma3ForCausalLM", **GEMMA_WINDOW, layer_types=["sliding_attention", "full_attention"]),
+    "gemma3": replace(
+        decoder("Gemma3ForCausalLM", **GEMMA_WINDOW, layer_types=["sliding_attention", "full_attention"]), for_onnx=EAGER
+    ),
     "qwen2": decoder("Qwen2ForCausalLM", **LLAMA),
     "qwen3": decoder("Qwen3ForCausalLM", **LLAMA, head_dim=8),
-    "mixtral": decoder("MixtralForCausalLM", **LLAMA, **EXPERTS),
-    "qwen3_moe": decoder("Qwen3MoeForCausalLM", **LLAMA, **QWEN_EXPERTS),
+    "mixtral": replace(decoder("MixtralForCausalLM", **LLAMA, **EXPERTS), for_onnx=BATCHED),
+    "qwen3_moe": replace(decoder("Qwen3MoeForCausalLM", **LLAMA, **QWEN_EXPERTS), for_onnx=BATCHED),
     "mixtral_batched": decoder("MixtralForCausalLM", **LLAMA, **EXPERTS, experts="batched_mm"),
     "gpt2": decoder("GPT2LMHeadModel", **GPT),
     "gpt_neox": decoder("GPTNeoXForCausalLM", **BERT, rotary_pct=0.25, **SPECIAL),
@@ -347,8 +362,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama_step": step("LlamaForCausalLM", 2, **LLAMA),
     "gpt2_step": step("GPT2LMHeadModel", 4, **GPT),
-    "t5_encoder": encoder("T5EncoderModel", **T5),
-    "t5_full": t5_full(),
+    "t5_encoder": replace(encoder("T5EncoderModel", **T5), for_onnx=EAGER),
+    "t5_full": replace(t5_full(), for_onnx=EAGER),
     "whisper_encoder": whisper_encoder(),
     "whisper_decoder": whisper_decoder(),
     "wav2vec2": wav2vec2(),
@@ -358,7 +373,7 @@ FAMILIES: dict[str, Family] = {
     "vit": vision("ViTForImageClassification", "logits", STATIC_IMAGE, **VIT, num_labels=7),
     "vit_hw": vision("ViTModel", HIDDEN, IMAGE, {"interpolate_pos_encoding": True}, **VIT),
     "dinov2": vision("Dinov2Model", HIDDEN, STATIC_IMAGE, **VIT),
-    "swin": vision("SwinModel", f"{HIDDEN} pooler_output", STATIC_IMAGE, **SWIN),
+    "swin": replace(vision("SwinModel", f"{HIDDEN} pooler_output", STATIC_IMAGE, **SWIN), for_onnx=EAGER),
     "convnext": vision("ConvNextForImageClassification", "logits", IMAGE, **CONVNEXT),
     "segformer": vision("SegformerForSemanticSegmentation", "logits", IMAGE, **SEGFORMER),
     "resnet50": vision("ResNetForImageClassification", "logits", IMAGE, **RESNET, num_labels=7),

@@ -7,7 +7,9 @@
 It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py` and `family_plain.py`.
 
 Each model is exported by torch.export with dynamic dims (batch, and length or height and width), and from there by
-torch.onnx.export with the same dims. Encoders are also saved as folders and read from there. Each is imported, built for target
+torch.onnx.export with the same dims. Where that fails or changes the results, the model is first set to another implementation of
+attention or experts, as the page says. Models that transformers saves are also read from their folders: of a decoder the logits of
+a prompt and of one more step are compared, of an encoder-decoder those behind its encoder. Each is imported, built for target
 `c` with generic schedules, and run at four or five shapes: batch 1, length 1, and prime sizes among them. Results must agree with
 torch's own at the same weights: floats within 1e-3 of the value plus 1e-4 of the largest of the tensor, integers and truth values
 equal, and shapes and types alike.
@@ -114,30 +116,15 @@ def imported(program: Any, way: str) -> tuple[Any, Any]:
 
 
 def from_folder(model: Any) -> Any:
-    """The module of an encoder's folder; None where a model is no encoder of one call."""
-    from family_models import Call
+    """The module of a model's folder; None where a model has none."""
+    from family_folders import gives_hidden_states, write_folder
 
-    from relax_tune.ir.frontend.hf.folder import load_hf
+    from relax_tune.ir.frontend.load import load_model
 
-    inner = getattr(model, "inner", None)
-    if type(model).forward not in {c.forward for c in (Call, *Call.__subclasses__())} or not hasattr(
-        inner, "save_pretrained"
-    ):
-        return None
-    if "use_cache" in model.fixed:
-        return None
-    plain = model.result == "last_hidden_state" and "input_ids" in model.names
     with tempfile.TemporaryDirectory() as folder:
-        inner.save_pretrained(folder)
-        return load_hf(folder, "none" if plain or "BertModel" in type(inner).__name__ else None)
-
-
-def named_inputs(module: Any, model: Any, given: Sequence[Any]) -> list[Array]:
-    """The inputs of a folder's module; token types are 0 where a model leaves them out."""
-    known = {name: t.numpy() for name, t in zip(model.names, given, strict=True)}
-    return [
-        known[p.name] if p.name in known else np.zeros_like(known["input_ids"]) for p in module.graphs["main"].params
-    ]
+        if not write_folder(model, Path(folder)):
+            return None
+        return load_model(folder, pooling="none" if gives_hidden_states(model) else None)
 
 
 def by_evaluator(proto: Any, inputs: Sequence[Array]) -> list[Array]:
@@ -172,8 +159,9 @@ def difference(found: Array, wanted: Array) -> str:
 def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = None, folder: bool = False) -> Report:
     """Build, run at every shape, compare with torch; where these differ, with what onnx says of the exported model.
 
-    folder: inputs go by name, padding may differ, and a module may give fewer of the results"""
+    folder: the module is of the model's folder, with functions and results of its own"""
     import torch
+    from family_folders import folder_pairs
 
     from relax_tune.database.memory_store import MemoryStore
     from relax_tune.tuner.job.job import Job
@@ -181,7 +169,7 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
     from relax_tune.tuner.task.domain import Range
 
     # nothing is tuned: one shape per symbol keeps them few; a symbol of a multiple is none of the lowered model
-    alone = {d for p in module.graphs["main"].params for d in p.info.shape}
+    alone = {d for graph in module.graphs.values() for p in graph.params for d in getattr(p.info, "shape", None) or ()}
     spots = {b.var.name: Range(max(2, b.lower), max(2, b.lower)) for b in module.bounds if b.var in alone}
     job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
     built = job.build("generic")
@@ -189,20 +177,24 @@ def compared(module: Any, model: Any, family: Any, device: Any, proto: Any = Non
     try:
         for shape in family.shapes:
             given = family.inputs(torch.Generator().manual_seed(CASE_SEED), shape)
+            arrays = [t.numpy() for t in given]
             with torch.no_grad():
-                wanted = as_tuple(model(*given))
-            found = opened.run(named_inputs(module, model, given) if folder else [t.numpy() for t in given])
-            for place, (f, w) in enumerate(zip(found, wanted, strict=not folder)):
-                seen = given[1].numpy() == 1 if folder and len(given) > 1 and w.shape[:2] == given[1].shape else ...
-                why = difference(np.asarray(f)[seen], w.numpy()[seen])
+                if folder:
+                    pairs = list(folder_pairs(module, model, opened.run, given))
+                else:
+                    wanted = as_tuple(model(*given))
+                    pairs = list(zip(opened.run(arrays), (w.numpy() for w in wanted), strict=True))
+            for place, (found, w) in enumerate(pairs):
+                why = difference(np.asarray(found), w)
                 if not why:
                     continue
-                if proto is not None and not difference(f, by_evaluator(proto, [t.numpy() for t in given])[place]):
+                if proto is not None and not difference(found, by_evaluator(proto, arrays)[place]):
                     return {"status": "exporter differs", "why": f"shape {shape}, output {place}: {why}"}
                 return {"status": "wrong", "why": f"shape {shape}, output {place}: {why}"}
     finally:
         opened.close()
-    return {"status": "right", "shapes": len(family.shapes), "kernels": sum(len(p.kernels) for p in built.programs.values())}
+    kernels = sum(len(p.kernels) for p in built.programs.values())
+    return {"status": "right", "shapes": len(family.shapes), "kernels": kernels}
 
 
 def first_line(error: BaseException, limit: int = 700) -> str:
@@ -213,36 +205,27 @@ def first_line(error: BaseException, limit: int = 700) -> str:
 
 def attempt(name: str, ways: Sequence[str], device: Any) -> Iterator[Report]:
     """The report of each way."""
-    import torch
-    from family_models import draw
-
     from relax_tune.errors import RelaxTuneError
 
     family = families()[name]
-    torch.manual_seed(0)
-    model = program = failed = None
-    try:
-        model = draw(family.make())
-        if set(ways) - {"folder"}:
-            program = exported(model, family)
-    except Exception as error:
-        failed = error
     for way in ways:
         started, report = time.monotonic(), {"model": name, "way": way}
+        own = family.folder or family if way == "folder" else family
         try:
-            folder, proto = way == "folder", None
-            if failed is not None and (model is None or not folder):
-                module, proto = None, failed
-            elif folder:
-                module = from_folder(model)
+            model, program, failed = made(own, way)
+            if way == "folder":
+                module, proto = from_folder(model), None
                 if module is None:
                     continue
+            elif failed is not None:
+                module, proto = None, failed
             else:
                 module, proto = imported(program, way)
             if module is None:
                 report |= {"status": "export failed", "why": first_line(proto)}
             else:
-                report |= compared(module, model, family, device, proto, folder)
+                report |= compared(module, model, own, device, proto, way == "folder")
+                report |= {"set": own.for_onnx} if way == "onnx" and own.for_onnx else {}
         except RelaxTuneError as error:
             report |= {"status": "refused", "why": first_line(error)}
         except Exception as error:
@@ -251,6 +234,23 @@ def attempt(name: str, ways: Sequence[str], device: Any) -> Iterator[Report]:
             at = traceback.extract_tb(error.__traceback__)[-1]
             report |= {"status": "crashed", "why": f"{first_line(error)} ({Path(at.filename).name}:{at.lineno})"}
         yield report | {"secs": round(time.monotonic() - started, 1)}
+
+
+def made(family: Any, way: str) -> tuple[Any, Any, Exception | None]:
+    """A model with its weights, its exported program, and torch's error where it cannot be exported."""
+    import torch
+    from family_models import draw
+
+    torch.manual_seed(0)
+    model = draw(family.make())
+    if way == "folder":
+        return model, None, None
+    for what, how in family.for_onnx.items() if way == "onnx" else ():
+        getattr(model.inner, f"set_{what}_implementation")(how)
+    try:
+        return model, exported(model, family), None
+    except Exception as error:
+        return model, None, error
 
 
 def serve(names: Sequence[str], ways: Sequence[str]) -> None:
@@ -352,6 +352,9 @@ def summary(reports: Sequence[Report], env: dict[str, str]) -> str:
     table = {(r["model"], r["way"]): r["status"] for r in reports}
     models = dict.fromkeys(r["model"] for r in reports)
     lines += [f"| {m} | " + " | ".join(table.get((m, way), "") for way in WAYS) + " |" for m in models]
+    chosen = [(r["model"], f"{k}_implementation={v!r}") for r in reports for k, v in r.get("set", {}).items()]
+    if chosen:
+        lines += ["", "## Set before torch.onnx.export", "", *(f"* {m}: `{how}`" for m, how in chosen)]
     for status in statuses[1:]:
         some = [r for r in reports if r["status"] == status]
         if some:

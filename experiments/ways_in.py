@@ -16,7 +16,6 @@ import argparse
 import logging
 import re
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,7 +51,6 @@ def modules(name: str) -> Iterator[tuple[str, Any]]:
     from model_families import exported, first_line, from_folder
 
     from relax_tune.errors import RelaxTuneError
-    from relax_tune.ir.frontend.hf.folder import load_hf
     from relax_tune.ir.frontend.onnx.importer import load_onnx
     from relax_tune.ir.frontend.torch.importer import load_torch_export
 
@@ -61,12 +59,7 @@ def modules(name: str) -> Iterator[tuple[str, Any]]:
     model: Any = draw(family.make())
     program = exported(model, family)
     try:
-        module = from_folder(model)
-        if module is None:
-            with tempfile.TemporaryDirectory() as folder:
-                model.inner.save_pretrained(folder)
-                module = load_hf(folder)
-        yield "folder", module
+        yield "folder", from_folder(model)
     except RelaxTuneError as error:
         yield "folder", first_line(error, 120)
     from_torch = load_torch_export(program)
