@@ -11,9 +11,9 @@ from relax_tune.ir.core.expr import Expr, Var, const
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
-from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select
+from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select, slices
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
-from relax_tune.ir.frontend.onnx.control import graphs, recurrent
+from relax_tune.ir.frontend.onnx.control import graphs, recurrent, sequences
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
 from relax_tune.ir.frontend.onnx.images import resize, sample, window
@@ -31,6 +31,7 @@ DEEPEST = 16
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
+    **sequences.HANDLERS, **slices.HANDLERS,
 }  # fmt: skip
 
 KNOWN = {**SUPPORTED, **graphs.HANDLERS}
@@ -92,6 +93,11 @@ class _Importer:
         if missing:
             raise ParseError(f"output {missing[0]!r}: wanted a node that makes it, found none; is the file complete?")
         items = [env[o.name] for o in graph.output]
+        for o, item in zip(graph.output, items, strict=True):
+            if isinstance(item, sequences.SequenceValue):
+                raise ParseError(
+                    f"output {o.name!r}: wanted a tensor, found a sequence of tensors; give it by ConcatFromSequence"
+                )
         return finish_import(self.w, [i for i in items if i is not None], names)
 
     def _opsets(self, imports: Any) -> Mapping[str, int]:
@@ -215,6 +221,8 @@ class _Importer:
         depth: int,
         env: dict[str, ImportedValue | None],
     ) -> Sequence[ImportedValue | None]:
+        if domain or node.op not in sequences.TAKING:
+            sequences.refuse_sequences(node, () if (proto.domain, proto.op_type) in self.local else node.inputs)
         if domain == "" and node.op in graphs.HANDLERS:
             return self._controlled(node, env, opsets, depth)
         problem = problem_of(self.onnx, proto, node.opset, node.version) if domain == "" else None

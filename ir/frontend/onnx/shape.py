@@ -12,11 +12,10 @@ from relax_tune.ir.core.expr import Expr, ExprLike, add, as_int, const, floordiv
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape_values import numbers, objects
 from relax_tune.ir.frontend.shared.compositions import missing_dim, pad, permute, slice_axis
-from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
-from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Slice
+from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
 
 # Largest number of elements of a constant made while importing; larger ones are computed at run time.
@@ -170,37 +169,6 @@ def _split(w: Writer, node: OnnxNode) -> list[ImportedValue]:
     return found
 
 
-def _slice(w: Writer, node: OnnxNode) -> ImportedValue:
-    x = node.item(0)
-    starts, ends = expressions(w, node, 1), expressions(w, node, 2)
-    axes = integers(w, node, 3) if node.has(3) else list(range(len(starts)))
-    steps = integers(w, node, 4) if node.has(4) else [1] * len(starts)
-    value = counter_or_tensor(w, x)
-    for start, end, a, step in zip(starts, ends, axes, steps, strict=True):
-        axis = axis_of(node, a, x.ndim)
-        n = tensor_dims(value)[axis]
-        if step == 1:
-            value = slice_axis(w, value, axis, edge(w, start, n), edge(w, end, n))
-            continue
-        if step > 0:
-            value = w.emit(Slice(axis, edge(w, start, n), edge(w, end, n), step), value)
-            continue
-        # an end below -size stops before the first element
-        low, high = as_int(start), as_int(end)
-        if low is None or high is None:
-            raise node.refuse(f"wanted ends that are numbers where the step is below 0, found {start!r} and {end!r}")
-        if low < 0:
-            begin = w.simplify(maximum(add(n, low), -1)) if low > -(2**31) else const(-1)
-        else:
-            begin = sub(n, 1) if low >= 2**31 - 1 else const(low)
-        if high < 0:
-            stop = w.simplify(maximum(add(n, high), -1)) if high > -(2**31) else const(-1)
-        else:
-            stop = const(high)
-        value = w.emit(Slice(axis, w.simplify(begin), stop, step), value)
-    return w.of(value, x.natural)
-
-
 def _range(w: Writer, node: OnnxNode) -> ImportedValue:
     known = [w.scalars(node.item(p)) for p in range(3)]
     element = node.item(0).dtype
@@ -312,6 +280,6 @@ def _center_crop_pad(w: Writer, node: OnnxNode) -> ImportedValue:
 HANDLERS: Mapping[str, Handler] = {
     "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Split": _split,
-    "Slice": _slice, "Range": _range, "ConstantOfShape": _constant_of_shape, "Tile": _tile, "Pad": _pad,
+    "Range": _range, "ConstantOfShape": _constant_of_shape, "Tile": _tile, "Pad": _pad,
     "CenterCropPad": _center_crop_pad, "DepthToSpace": _blocks, "SpaceToDepth": _blocks,
 }  # fmt: skip

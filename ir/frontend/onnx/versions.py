@@ -49,7 +49,8 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     # images
     "AffineGrid": (20,), "CenterCropPad": (18,), "Col2Im": (18,), "ConvTranspose": (1, 11, 22), "GlobalLpPool": (2, 22),
     "GridSample": (16, 20, 22), "LRN": (1, 13), "MaxUnpool": (9, 11, 22), "Resize": (10, 11, 13, 18, 19), "RoiAlign": (10, 16, 22),
-    "Upsample": (7, 9),
+    "Upsample": (7, 9), "ConcatFromSequence": (11,), "SequenceAt": (11,), "SequenceConstruct": (11,), "SequenceEmpty": (11,),
+    "SequenceErase": (11,), "SequenceInsert": (11,), "SequenceLength": (11,), "SplitToSequence": (11, 24),
 }  # fmt: skip
 """Supported versions by operator, from the one in force at opset 7 on."""
 

@@ -18,6 +18,7 @@ from relax_tune.ir.op.math.logic import Less, LogicalAnd
 
 Values = Sequence[ImportedValue]
 ATTEMPTS = 6
+ENDLESS = "wanted a number of iterations or a condition, found neither: the loop never ends"
 
 
 def branch(w: Writer, cond: ImportedValue, then: Callable[[], Values], orelse: Callable[[], Values]) -> Values:
@@ -109,7 +110,7 @@ def loop(
     known = None if count is None else w.scalars(count)
     limit = None if known is None else known.reshape(-1)[0]
     plan = _Plan(w.function_name("loop"), tuple(state), None if limit is not None else count, limit, going)
-    if going is not None and _is_true(going):
+    if going is not None and _is_true(going) and count is not None:
         plan.going = None
     for _ in range(ATTEMPTS):
         try:
@@ -207,13 +208,15 @@ class _Plan:
             below = w.emit(Less(), w.size(body.index), w.reshape(w.tensor(body.outside(self.count)), ()))
         if going is None:
             if below is None:
-                raise ParseError("wanted a number of iterations or a condition, found neither: the loop never ends")
+                raise ParseError(ENDLESS)
             return below
         return w.tensor(going) if below is None else w.emit(LogicalAnd(), below, w.tensor(going))
 
     def learn(self, body: LoopBody, go: ImportedValue | None, new: Values, rows: Values, outer: Writer) -> None:
         """Compare an iteration with the parameters of the function. Raises _Again, ParseError."""
         again = False
+        if self.limit is None and self.count is None and (go is None or _is_true(go)):
+            raise ParseError(ENDLESS)
         if len(new) != len(body.state):
             raise ParseError(f"wanted a new value for each of {len(body.state)} of the state, found {len(new)}")
         for k, (old, item) in enumerate(zip(body.state, new, strict=True)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from relax_tune.ir.frontend.onnx.control.sequences import SequenceValue, added, begun, refuse_sequences, sequence
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.shared.compositions import permute, reversed_along
@@ -45,7 +46,12 @@ def _if(s: GraphScope, node: OnnxNode) -> Values:
     cond = node.item(0)
 
     def side(name: str) -> Callable[[], Values]:
-        return lambda: s.inside(s.w, _graph(node, name, 0), dict(s.env))
+        def results() -> Values:
+            found = s.inside(s.w, _graph(node, name, 0), dict(s.env))
+            refuse_sequences(node, found)
+            return found
+
+        return results
 
     return branch(s.w, cond, side("then_branch"), side("else_branch"))
 
@@ -58,16 +64,28 @@ def _loop(s: GraphScope, node: OnnxNode) -> Values:
     if len(graph.output) < 1 + len(state):
         raise node.refuse(f"wanted a body with {1 + len(state)} results or more, found {len(graph.output)}")
 
+    lists = {k: item for k, item in enumerate(state) if isinstance(item, SequenceValue)}
+    tensors = [k for k in range(len(state)) if k not in lists]
+
     def step(body: LoopBody) -> tuple[ImportedValue | None, Values, Values]:
-        local = _seen_by(body, graph, s.env)
-        given = (body.w.number(body.index), body.going, *body.state)
+        local, now = _seen_by(body, graph, s.env), list(state)
+        for k, item in zip(tensors, body.state, strict=True):
+            now[k] = item
+        for k, before in lists.items():
+            now[k] = begun(node, before, body)
+        given = (body.w.number(body.index), body.going, *now)
         local.update(zip((i.name for i in graph.input), given, strict=True))
         go, *rest = s.inside(body.w, graph, local)
-        return go, rest[: len(state)], rest[len(state) :]
+        rows = [*(added(node, rest[k], body) for k in lists), *rest[len(state) :]]
+        new = [rest[k] for k in tensors]
+        refuse_sequences(node, [*new, *rows])
+        return go, new, rows
 
     count, going = (node.inputs[k] if node.has(k) else None for k in (0, 1))
-    last, rows = loop(s.w, state, step, count, going)
-    return [*last, *rows]
+    last, rows = loop(s.w, [state[k] for k in tensors], step, count, going)
+    found = dict(zip(tensors, last, strict=True))
+    found.update((k, sequence(stack=r)) for k, r in zip(lists, rows, strict=False))
+    return [*(found[k] for k in range(len(state))), *rows[len(lists) :]]
 
 
 def _scan(s: GraphScope, node: OnnxNode) -> Values:
@@ -98,6 +116,7 @@ def _scan(s: GraphScope, node: OnnxNode) -> Values:
         ]
         local.update(zip((i.name for i in graph.input), (*body.state, *parts), strict=True))
         made = s.inside(body.w, graph, local)
+        refuse_sequences(node, made)
         return None, made[: len(state)], made[len(state) :]
 
     last, rows = loop(s.w, state, step, s.w.number(length))
@@ -117,7 +136,10 @@ def _seen_by(body: LoopBody, graph: Any, env: Env) -> dict[str, ImportedValue | 
     found: dict[str, ImportedValue | None] = {"": None}
     for name in sorted(names_read(graph)):
         item = env.get(name)
-        if item is not None:
+        if isinstance(item, SequenceValue):
+            stack = None if item.stack is None else body.outside(item.stack)
+            found[name] = replace(item, parts=tuple(map(body.outside, item.parts)), stack=stack)
+        elif item is not None:
             found[name] = body.outside(item)
     return found
 

@@ -223,6 +223,26 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
     *[(f"(float[a, b] x) => (float[q, b] y) <int64[1] s = {{{s}}}, int64[1] e = {{{e}}}, int64[1] z = {{0}}, int64[1] t = {{{t}}}> "
        "{ y = Slice(x, s, e, z, t) }", [f(7, 5)])
       for s, e, t in ((1, 6, 2), (-1, -9223372036854775807, -1), (5, 1, -2), (-2, -6, -3), (100, 0, -1))],
+    # sequences
+    ("(float[n, 3] x, float[m, 3] z) => (float[k, 3] y, int64 l) { s = SequenceConstruct(x, z, x) l = SequenceLength(s) "
+     "y = ConcatFromSequence<axis = 0>(s) }", [f(2, 3), f(4, 3)]),
+    ("(float[n, 3] x) => (float[n, a, b] y) { z = Neg(x) s = SequenceConstruct(x, z) y = ConcatFromSequence<axis = -1, new_axis = 1>(s) }",
+     [f(2, 3)]),
+    ("(float[n] x, float[m] z) => (float[k] y) <int64 first = {0}> { e = SequenceEmpty() s = SequenceInsert(e, x) "
+     "t = SequenceInsert(s, z, first) u = SequenceInsert(t, z) v = SequenceErase(u, first) y = ConcatFromSequence<axis = 0>(v) }",
+     [f(2), f(3)]),
+    ("(float[n] x, float[m] z) => (float[k] y) <int64 last = {-1}> { s = SequenceConstruct(x, z) y = SequenceAt(s, last) }",
+     [f(2), f(3)]),
+    ("(float[n] x, int64 at) => (float[n] y) { z = Neg(x) s = SequenceConstruct(x, z) y = SequenceAt(s, at) }",
+     [f(2), np.array(1)]),
+    ("(float[n, 7] x) => (float[n, k] y) <int64 size = {3}, int64 at = {2}> { s = SplitToSequence<axis = 1>(x, size) "
+     "y = SequenceAt(s, at) }", [f(2, 7)]),
+    ("(float[n, 7] x) => (float[n, k] y) <int64[2] sizes = {3, 4}, int64 at = {1}> { s = SplitToSequence<axis = -1>(x, sizes) "
+     "y = SequenceAt(s, at) }", [f(2, 7)]),
+    ("(float[n, 3] x) => (float[m, k] y, int64 l) { s = SplitToSequence(x) l = SequenceLength(s) y = ConcatFromSequence<axis = 1>(s) }",
+     [f(4, 3)]),
+    ("(float[n, 3] x, int64 at) => (float[3] y) { s = SplitToSequence<keepdims = 0>(x) y = SequenceAt(s, at) }",
+     [f(4, 3), np.array(-2)]),
 ]  # fmt: skip
 
 QKV, HEADS = (

@@ -1,4 +1,4 @@
-"""Branches, loops and recurrent layers of ONNX models with symbolic sizes, against onnx's own evaluator, its cases, and NumPy."""
+"""Branches, loops, sequences and recurrent layers of ONNX models with symbolic sizes, against onnx's own evaluator and NumPy."""
 
 from __future__ import annotations
 
@@ -52,6 +52,26 @@ BOTH_GROW = """(float[last] x, int64 count) => (float[m] y) <bool always = {1}, 
 SCAN = """(float[n, b, k] x, float[b, k] h) => (float[b, k] last, float[b, n, k] every) {
   last, every = Scan(h, x) <num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1], scan_output_directions = [1],
     body = step (float[b, k] s, float[b, k] now) => (float[b, k] t, float[b, k] out) { u = Tanh(s) t = Add(u, now) out = Mul(t, t) }> }"""
+
+# Sums of the first rows, as many as each of a list says, collected in a sequence.
+COLLECTED = """(float[n, k] x, int64[c] at) => (float[m, k] y, int64 l, float[1, k] last)
+  <bool always = {1}, int64 minus = {-1}, int64[1] one = {1}, int64[1] none = {0}> {
+  empty = SequenceEmpty() count = Size(at)
+  s = Loop(count, always, empty) <body = step (int64 i, bool c, seq(float[1, k]) v) => (bool go, seq(float[1, k]) w) {
+    go = Identity(c) i1 = Reshape(i, one) j1 = Add(i1, one) end = Slice(at, i1, j1) rows = Slice(x, none, end)
+    row = ReduceSum<keepdims = 1>(rows, none) w = SequenceInsert(v, row) }>
+  y = ConcatFromSequence<axis = 0>(s) l = SequenceLength(s) last = SequenceAt(s, minus) }"""
+# The same in each of two iterations, from the sequence read in the loop; ends by a condition alone.
+READ_WITHIN = """(float[n, k] x) => (float[k] y) <int64 zero = {0}, int64 one = {1}, int64 two = {2}, float[1] begin = {0}> {
+  s = SplitToSequence<keepdims = 0>(x) on = Less(zero, one)
+  t, i = Loop("", on, begin, zero) <body = step (int64 j, bool c, float[m] v, int64 i) => (bool go, float[m1] w, int64 i1) {
+    row = SequenceAt(s, i) w = Add(v, row) i1 = Add(i, one) go = Less(i1, two) }>
+  y = Identity(t) }"""
+# Slices whose ends are computed from tensors.
+FROM_DATA = "(float[n, 3] x, int64[1] a, int64[1] b) => (float[m, 3] y) { y = Slice(x, a, b) }"
+FROM_DATA_2 = """(float[n, k] x, int32[2] a) => (float[m, l] y)
+  <int32[2] ends = {4, 9}, int32[2] axes = {-1, 0}, int32[2] steps = {1, 2}> { y = Slice(x, a, ends, axes, steps) }"""
+ONE_FROM_DATA = "(float[n] x, int64[1] a) => (float[1] y) <int64[1] one = {1}> { b = Add(a, one) y = Slice(x, a, b) }"
 
 
 def f(*shape: int, seed: int = 0) -> Array:
@@ -168,6 +188,7 @@ def test_lstm_of_unequal_sequences_both_ways_is_numpy_s() -> None:
 def test_control_flow_compiled_for_c_is_the_interpreter_s() -> None:
     with opened("c") as device:
         agree(load_onnx(_lstm_model()[0]), device, *(args for args, _ in _lstm_calls()))
+        agree(load_onnx(model(COLLECTED)), device, *([f(5, 2), np.array(at)] for at in ([3], [1, 0, 5, 9])))
         if EFFORT == "heavy":
             agree(load_onnx(model(GROWING)), device, *([f(2), np.array(count)] for count in (0, 1, 5)))
             agree(load_onnx(model(UNTIL)), device, *([np.abs(f(4)), np.array(v, np.float32)] for v in (-1e9, 3.0, 1e6)))
@@ -202,6 +223,26 @@ def test_loop_rows_of_other_sizes_are_refused_at_run_time() -> None:
         run_function(module, "main", [f(2), np.array(2)])
 
 
+def test_loop_collects_a_sequence() -> None:
+    compare(COLLECTED, *([f(5, 2), np.array(at)] for at in ([3], [1, 0, 5, 9])))
+
+
+def test_loop_reads_a_sequence_from_outside() -> None:
+    compare(READ_WITHIN.replace("{0}> {", "{0, 0, 0}> {").replace("float[1] begin", "float[3] begin"), [f(4, 3)])
+
+
+def test_slices_with_ends_from_tensors() -> None:
+    ends = [(1, 3), (-2, 9), (4, 2), (-9, -1), (7, 9)]
+    compare(FROM_DATA, *([f(5, 3), np.array([a]), np.array([b])] for a, b in ends))
+    compare(FROM_DATA_2, [f(5, 6), np.int32([1, 2])])
+    compare(ONE_FROM_DATA, [f(5), np.array([3])])
+
+
+def test_slice_of_one_element_is_checked_at_run_time() -> None:
+    with pytest.raises(UserError, match=r"reshape.*0.*1"):
+        run_function(load_onnx(model(ONE_FROM_DATA)), "main", [f(3), np.array([3])])
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -209,6 +250,18 @@ def test_loop_rows_of_other_sizes_are_refused_at_run_time() -> None:
         (UNTIL.replace("Loop(most, begin, x)", "Loop(, , x)").replace("LessOrEqual(r, limit)", "Identity(c)"),
          "node 'y', operator Loop .* the loop never ends"),
         (UNTIL.replace("Add(v, v)", "Cast<to = 7>(v)"), "operator Loop .* wanted state 0 of one type and rank"),
+        (COLLECTED.replace("SequenceInsert(v, row)", "Identity(v)"),
+         "node 's', operator Loop .* wanted iterations that each add one tensor to a sequence, .* scan output"),
+        (COLLECTED.replace("SequenceEmpty()", "SequenceConstruct(x)"), "node 's', operator Loop .* wanted a sequence that is empty before"),
+        (COLLECTED.replace("SequenceInsert(v, row)", "SequenceInsert(v, row, i)"), "operator SequenceInsert .* found a position"),
+        (COLLECTED.replace("end = Slice", "l1 = SequenceLength(v) end = Slice"), "operator SequenceLength .* read it behind the loop"),
+        ("(float[n] x) => (float[n] y) { s = SequenceConstruct(x) y = Neg(s) }",
+         "operator Neg .* found a sequence .*; concatenate"),
+        ("(float[n] x) => (float[n] y) { y = SequenceConstruct(x) }", "output 'y': wanted a tensor, found a sequence"),
+        ("(float[n] x, int64 k) => (float[n] y) { s = SequenceConstruct(x) y = SequenceErase(s, k) }",
+         "wanted a constant position among 1"),
+        ("(float[n] x, float[m] z, int64 k) => (float[n] y) { s = SequenceConstruct(x, z) y = SequenceAt(s, k) }",
+         "operator SequenceAt .* tensors of one shape"),
         (SCAN.replace("num_scan_inputs = 1", "num_scan_inputs = 3"), "operator Scan .* num_scan_inputs 3"),
         ('(float[n, b, 3] x, float[1, 4, 3] w, float[1, 4, 4] r) => (float[n, 1, b, 4] y) '
          '{ y = RNN<hidden_size = 4, activations = ["Cube"]>(x, w, r) }', "operator RNN .* wanted activations among Relu.* found 'Cube'"),
