@@ -118,7 +118,7 @@ def process(*arguments: str, **environment: str) -> str:
 
 PROCESSES = [
     (("tune", "nowhere", "--target", "c"), {}, "nowhere: no such file or folder"),
-    (("build", "strange", "--target", "c"), {}, "wanted a model_type among bert, "),
+    (("build", "strange", "--target", "c"), {}, "wanted a known model_type, found "),
     (("tune", "cut", "--target", "c"), {}, "wanted a complete safetensors file"),
     (("build", "bert", "--target", "c", "--bound", "n=1:99"), {}, "at most 32, the positions this model has"),
     (("build", "bert", "--target", "metal"), {}, "found 'metal'; there are: c"),

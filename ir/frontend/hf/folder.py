@@ -145,8 +145,8 @@ def _model_type(data: Mapping[str, Any], where: str) -> str:
     kind = data.get("model_type")
     if kind not in SUPPORTED:
         raise ParseError(
-            f"{where}: wanted a model_type among {', '.join(SUPPORTED)}, found {kind!r:.80}; "
-            "this architecture cannot be imported yet, but an .onnx file of the model may"
+            f"{where}: wanted a known model_type, found {kind!r:.80}; export the model by torch.export (a .pt2 file) or "
+            f"torch.onnx.export (an .onnx file) and load that; known: {', '.join(SUPPORTED)}"
         )
     return str(kind)
 
