@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import as_int
+from relax_tune.ir.frontend.onnx.control.sequences import SequenceValue
 from relax_tune.ir.frontend.onnx.node import OnnxNode
 from relax_tune.ir.frontend.onnx.tensors import NUMBERS
 from relax_tune.ir.frontend.shared.writer import ImportedValue
@@ -39,6 +41,10 @@ def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
 
 
 def _type(onnx: Any, item: ImportedValue) -> Any:
+    if isinstance(item, SequenceValue):
+        some = item.stack or next(iter(item.parts), None)
+        element = onnx.helper.make_tensor_type_proto(NUMBERS[some.dtype if some else f32], None)
+        return onnx.helper.make_sequence_type_proto(element)
     shape = [n if (n := as_int(d)) is not None else repr(d) for d in item.shape]
     return onnx.helper.make_tensor_type_proto(NUMBERS[item.dtype], shape)
 

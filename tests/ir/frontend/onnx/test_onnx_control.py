@@ -67,6 +67,8 @@ READ_WITHIN = """(float[n, k] x) => (float[k] y) <int64 zero = {0}, int64 one = 
   t, i = Loop("", on, begin, zero) <body = step (int64 j, bool c, float[m] v, int64 i) => (bool go, float[m1] w, int64 i1) {
     row = SequenceAt(s, i) w = Add(v, row) i1 = Add(i, one) go = Less(i1, two) }>
   y = Identity(t) }"""
+MAPPED = """(float[n, 3] x) => (float[k, n] y) { s = SplitToSequence<keepdims = 0>(x)
+  t = SequenceMap(s) <body = each (float[m] v) => (float[m] w) { w = Neg(v) }> y = ConcatFromSequence<axis = 1, new_axis = 1>(t) }"""
 # Slices whose ends are computed from tensors.
 FROM_DATA = "(float[n, 3] x, int64[1] a, int64[1] b) => (float[m, 3] y) { y = Slice(x, a, b) }"
 FROM_DATA_2 = """(float[n, k] x, int32[2] a) => (float[m, l] y)
@@ -229,6 +231,15 @@ def test_loop_collects_a_sequence() -> None:
 
 def test_loop_reads_a_sequence_from_outside() -> None:
     compare(READ_WITHIN.replace("{0}> {", "{0, 0, 0}> {").replace("float[1] begin", "float[3] begin"), [f(4, 3)])
+
+
+def test_map_of_a_sequence_is_a_loop() -> None:
+    compare(MAPPED, [f(1, 3)], [f(4, 3)])
+    several = MAPPED.replace("SplitToSequence<keepdims = 0>(x)", "SequenceConstruct(x, z)").replace(
+        "{ s =", "{ z = Concat<axis = 0>(x, x) s =", 1
+    )
+    with pytest.raises(ParseError, match=r"operator SequenceMap .* operator SequenceAt .* or tensors of one shape"):
+        load_onnx(model(several))
 
 
 def test_slices_with_ends_from_tensors() -> None:
