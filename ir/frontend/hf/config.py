@@ -13,6 +13,7 @@ from relax_tune.ir.frontend.shared.bounds import LARGEST, checked_bounds
 
 Bounds = Mapping[str, tuple[int, int]]
 MOST_LAYERS = 4096
+INSTEAD = "this folder cannot be imported, but the .pt2 or .onnx file of an export of the model may"
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -29,7 +30,7 @@ class ConfigFields:
 
     def wrong(self, key: str, wanted: str) -> ParseError:
         found = self.data.get(key)
-        return ParseError(f"{self.where}: {key}: wanted {wanted}, found {found!r:.80}; this model cannot be imported")
+        return ParseError(f"{self.where}: {key}: wanted {wanted}, found {found!r:.80}; {INSTEAD}")
 
     def whole(self, key: str, default: int | None = None) -> int:
         """Read an integer of at least 1. `default` stands for a field that is missing or null."""
@@ -98,8 +99,7 @@ class ConfigFields:
         """Require `value`, the field `key`, to be a multiple of `unit`, the field `of`."""
         if value % unit:
             raise ParseError(
-                f"{self.where}: wanted {key} to be a multiple of {of}, found {value} and {unit}; "
-                "this model cannot be imported"
+                f"{self.where}: wanted {key} to be a multiple of {of}, found {value} and {unit}; {INSTEAD}"
             )
 
 

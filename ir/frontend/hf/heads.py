@@ -14,7 +14,7 @@ from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Expr, add, const, sub
 from relax_tune.ir.core.graph import GVar
 from relax_tune.ir.frontend.hf.activations import ACTIVATIONS
-from relax_tune.ir.frontend.hf.config import ConfigFields
+from relax_tune.ir.frontend.hf.config import INSTEAD, ConfigFields
 from relax_tune.ir.frontend.hf.encoder import Encoder, Stage
 from relax_tune.ir.frontend.hf.encoder_spec import EncoderSpec, Patches, Waves
 from relax_tune.ir.frontend.hf.weights import HfWeights, read_json, read_json_list
@@ -125,7 +125,7 @@ def sentence_stages(root: Path, hidden: int) -> list[Stage]:
         elif kind != "Dropout":
             raise ParseError(
                 f"{root / MODULES}: wanted modules Transformer, Pooling, Dense, Normalize and Dropout, found {module['type']!r:.80}; "
-                "this model cannot be imported from its folder, but an .onnx file of it may"
+                f"{INSTEAD}"
             )
     return stages
 
@@ -158,7 +158,7 @@ def _pooling_parts(folder: Path) -> tuple[str, ...]:
     if wrong or not chosen:
         raise ParseError(
             f"{path}: wanted pooling modes among {', '.join(POOLED)}, found {', '.join(wrong)[:80] or 'none'}; "
-            "this model cannot be imported"
+            f"{INSTEAD}"
         )
     return tuple(kind for key, kind in POOLED.items() if key in chosen)
 
