@@ -20,6 +20,7 @@ from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, 
 from relax_tune.ir.op.math.elementwise import Binary, Unary
 from relax_tune.ir.op.math.logic import Where
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.rewrite.match import Scope
 from relax_tune.ir.rewrite.movement_rules import is_identity
 from relax_tune.ir.rewrite.pattern import op
@@ -37,14 +38,26 @@ ELEMENTWISE = op(Unary) | op(Binary) | op(Where)
 
 
 def _before_view(site: Site) -> Value | None:
-    """Move an operator before the view of its operand, if the other arguments have no dims."""
-    operator, args = _parts(site.root)
+    """Move an operator before the views of its operands, if the other arguments have no dims."""
+    (operator, args), scope = _parts(site.root), site.match.scope
     wide = [p for p, a in enumerate(args) if shape_of(a)]
-    view = _view_of(args[wide[0]], site.match.scope) if len(wide) == 1 else None
-    if view is None or not _adds_ones(view):
+    views = {p: view for p in wide if (view := _view_of(args[p], scope)) is not None}
+    if not wide or len(views) < len(wide):
         return None
-    plain = [view.args[0] if p == wide[0] else a for p, a in enumerate(args)]
+    first = views[wide[0]]
+    if not (len(wide) == 1 and _adds_ones(first)) and not _of_groups(list(views.values()), scope):
+        return None
+    plain = [views[p].args[0] if p in views else a for p, a in enumerate(args)]
     return site.call(Reshape(shape_of(args[wide[0]])), site.call(operator, *plain))
+
+
+def _of_groups(views: Sequence[Call], scope: Scope) -> bool:
+    """Return whether views of one shape hold a normalisation by group, which takes the work on its result."""
+    dims, now = shape_of(views[0].args[0]), shape_of(views[0])
+    if any(shape_of(v.args[0]) != dims or shape_of(v) != now for v in views):
+        return False
+    made = [scope.call(v.args[0]) for v in views]
+    return any(m is not None and isinstance(m.op, LayerNorm) and m.op.axes > 1 for m in made)
 
 
 def _before_broadcast(site: Site) -> Value | None:
@@ -217,7 +230,7 @@ RULES = (
     ),
     Rule(
         ELEMENTWISE, _before_view, "elementwise work behind a view", level="import",
-        equation="f(view(x)) = view(f(x)) where the view only adds dims of 1",
+        equation="f(view(x)) = view(f(x)) where the view only adds dims of 1, or x is normalised by group",
     ),
     Rule(
         ELEMENTWISE, _before_broadcast, "elementwise work behind a broadcast", level="import",

@@ -441,3 +441,10 @@ def test_quotients_of_dims_round_towards_zero(n: int) -> None:
     module = check(model(text), [f(n, 3)], {"n": (0, 64)})
     with pytest.raises(UserError, match=r"n \* 3 != 0"):
         run_function(module, "main", [f(0, 3)])
+
+
+def test_load_onnx_group_norm_takes_work_on_the_result() -> None:
+    text = """(float[n, 6, h] x, float[6] s, float[6] b) => (float[n, 6, h] y) {
+      g = GroupNormalization<num_groups = 2>(x, s, b) t = Sigmoid(g) y = Mul(g, t) }"""
+    module = check(model(text, 21), [f(2, 6, 5), f(6), f(6)])
+    assert [c.callee for c in lower(module).calls()] == ["fused_layer_norm_sigmoid_mul"]
