@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Const, Expr, Load, Var, const, free_vars, postorder
@@ -169,18 +170,26 @@ def operands(block: Block) -> tuple[Expr, Expr] | None:
 
 
 def windowed(block: Block) -> frozenset[Buffer]:
-    """Return the buffers whose elements a sum of products reads through windows, each for several results.
+    """Return the buffer whose elements a sum of products with weights reads through windows, each for several results.
 
-    Depthwise and grouped convolutions have them too, whose weights alone lack an axis."""
+    Depthwise and grouped convolutions have one too, whose weights alone lack an axis. Weights are read as they are;
+    places are sums of multiples, not rounded as in resampling."""
     v = accumulated(block)
     if v is None or v.op != "mul" or block.body.value.op != "add":
         return frozenset()
     kinds = {i.var: i.kind for i in block.iters if i.extent is not const(1)}
 
     def slides(e: Expr) -> bool:
-        return not isinstance(e, Var) and {kinds.get(x) for x in free_vars(e)} >= {"spatial", "reduce"}
+        own = [x for x in free_vars(e) if x in kinds]
+        return {kinds[x] for x in own} == {"spatial", "reduce"} and linear(e, own) is not None
 
-    return frozenset(read.buffer for read in all_loads((v,)) if any(map(slides, read.indices)))
+    for source, other in (v.args, v.args[::-1]):
+        weights = other.args[0] if other.op == "cast" else other
+        if isinstance(weights, Load) and all(isinstance(e, Var) for e in weights.indices):
+            found = {x.buffer for x in all_loads((source,)) if any(map(slides, x.indices))}
+            if found and weights.buffer not in found:
+                return frozenset(found)
+    return frozenset()
 
 
 def _reduction_kind(block: Block) -> PatternKind:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from relax_tune.ir.core.expr import Expr, Var, conjuncts, free_vars
+from relax_tune.ir.core.expr import Expr, Var, conjuncts, free_vars, loads
 from relax_tune.ir.core.stmt import Block, IterVar
 from relax_tune.ir.deduce.pattern_kinds import accumulated, starts_neutral
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterPattern:
-    """A reduction `Y[i, r] = op_m select(index(m, r) == i and guard(m, r), term(m, r), neutral)`.
+    """A reduction `Y[i, r] = op_m select(index(m, r) == i, term(m, r), neutral)`, the index read from memory.
 
-    targets: the index of each iterator i; step: the iterator of m; term, guard: conditions; rows: the iterators r
+    targets: the index of each iterator i; step: the iterator of m; rows: the iterators r
     """
 
     operation: str
     targets: Mapping[Var, Expr]
     step: IterVar
     term: Expr
-    guard: tuple[Expr, ...]
     neutral: Expr
     rows: tuple[IterVar, ...]
 
@@ -36,15 +35,20 @@ def scatter(block: Block) -> ScatterPattern | None:
     where = block.body.indices
     if neutral is not block.init.value or len(set(where)) != len(where) or set(where) != {i.var for i in spatial}:
         return None
-    targets, guard = dict[Var, Expr](), list[Expr]()
+    targets = dict[Var, Expr]()
     for c in conjuncts(condition):
         for own, index in (c.args, c.args[::-1]) if c.op == "eq" else ():
-            if isinstance(own, Var) and own in where and own not in targets and step.var in free_vars(index):
+            if isinstance(own, Var) and own in where and own not in targets and _is_read(index, step.var):
                 targets[own] = index
                 break
         else:
-            guard.append(c)
-    if not targets or set(targets) & set(free_vars(term, *targets.values(), *guard)):
+            return None  # a further condition may protect the read of an index
+    if not targets or set(targets) & set(free_vars(term, *targets.values())):
         return None
     rows = tuple(i for i in spatial if i.var not in targets)
-    return ScatterPattern(block.body.value.op, targets, step, term, tuple(guard), neutral, rows)
+    return ScatterPattern(block.body.value.op, targets, step, term, neutral, rows)
+
+
+def _is_read(index: Expr, step: Var) -> bool:
+    """Return whether an index is read from memory at the step."""
+    return any(step in free_vars(*x.indices) for x in loads(index))

@@ -1,7 +1,8 @@
 """Shrink local and shared buffers to the region that one thread (or work-group) touches, and declare them there.
 
 The declaration surrounds the innermost statement that holds all accesses. It stands outside of every loop whose variable does not move the
-stores, since such a loop may carry values between iterations. A shared buffer is declared outside of loops over work-items.
+stores, since such a loop may carry values between iterations, and outside of vectorised loops. A shared buffer is declared outside of
+loops over work-items.
 Loop variables outside the declaration are fixed; inner ones are relaxed over their ranges. For a local buffer the variables of
 item loops stay fixed: each item has its own.
 """
@@ -75,6 +76,8 @@ def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: froze
         m = above[d]
         if buffer.scope == "shared" and isinstance(m, For) and m.kind == "item":
             return d  # one array for all items
+        if isinstance(m, For) and m.kind == "vectorized":
+            return d  # each lane has an element of its own
         if not isinstance(m, For) or m.kind in threads or as_int(m.extent) == 1:
             continue
         moved = _moved_with(m.var, above[d + 1 :], algebra)

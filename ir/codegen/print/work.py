@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars, loads
+from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars, loads, postorder
+from relax_tune.ir.core.scalar_ops import MATH
 from relax_tune.ir.core.stmt import BufferStore, For, Stmt
 
 Term = tuple[float, tuple[str, ...]]
@@ -12,15 +13,19 @@ Term = tuple[float, tuple[str, ...]]
 FEW = 2048
 """Steps of about a nanosecond that take less time than starting the threads of a parallel region."""
 MOST_TERMS = 6
+FUNCTION, DIVISION = 16, 4
+"""Steps of a transcendental function and of a division."""
 
 
 def steps(s: Stmt, text: Callable[[Expr], str], lanes: int, bound: frozenset[Var] = frozenset()) -> list[Term] | None:
-    """Return the stores that a statement makes, as a sum of products; None where an extent is not known before it runs.
+    """Return the steps of a statement, as a sum of products; None where an extent is not known before it runs.
 
-    text: from an extent to C. A vectorised loop counts once for each vector of `lanes` elements.
+    text: from an extent to C. A store is a step; functions and divisions in its value are several. A vectorised loop counts once for
+    each vector of `lanes` elements.
     """
     if isinstance(s, BufferStore):
-        return [(1.0, ())]
+        costs = (FUNCTION if n.op in MATH else DIVISION if n.op == "div" else 0 for n in postorder((s.value,)))
+        return [(1.0 + sum(costs), ())]
     inner = bound.union(s.bound_vars)
     sums: dict[tuple[str, ...], float] = {}
     for child in s.children:
@@ -35,7 +40,7 @@ def steps(s: Stmt, text: Callable[[Expr], str], lanes: int, bound: frozenset[Var
     size = as_int(s.extent)
     if size is not None:
         by = -(-size // lanes) if s.kind == "vectorized" else size
-        return [(number * by, names) for number, names in found]
+        return [(number * by, names) for number, names in found] if by > 0 else []
     if loads(s.extent) or not bound.isdisjoint(free_vars(s.extent)):
         return None
     return [(number, (*names, text(s.extent))) for number, names in found]
@@ -48,5 +53,5 @@ def at_least(found: list[Term] | None, least: int) -> str | bool:
     if not any(names for _, names in found):
         return sum(number for number, _ in found) >= least
     # in floating point, which no product of sizes leaves
-    terms = (" * ".join([f"{number:.1f}", *(f"(double)({n})" for n in names)]) for number, names in found if number)
+    terms = (" * ".join([f"{number:.1f}", *(f"(double)({n})" for n in names)]) for number, names in found)
     return f"{' + '.join(terms)} >= {least:.1f}"

@@ -61,7 +61,7 @@ def serial_scatter(func: PrimFunc, block: str) -> PrimFunc:
         )
     require_compute_block(func, "serial_scatter", node)
     target = node.body.buffer
-    read = {x.buffer for x in loads(found.term, *found.guard, *found.targets.values())}
+    read = {x.buffer for x in loads(found.term, *found.targets.values())}
     if len(writers(func, target)) != 1 or target in read:
         raise ScheduleError(f"{func.name}: serial_scatter wants {block!r} alone to make {target.name!r}")
     nest = trivial_loops(func, node, any_order=True)
@@ -119,7 +119,7 @@ class _Scatter:
         found, dtype = self.found, self.total.dtype
         extents = {i.var: i.extent for i in self.node.iters}
         inside = [c for v, e in found.targets.items() for c in (le(const(0), e), lt(e, extents[v]))]
-        value = select(and_(*inside, *found.guard), found.term, found.neutral)
+        value = select(and_(*inside), found.term, found.neutral)
         where = tuple(
             maximum(minimum(found.targets[v], sub(extents[v], 1)), 0) if v in found.targets else v
             for v in self.node.body.indices

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i32, i64, u32, u64
 from relax_tune.ir.core.expr import (
@@ -34,7 +35,7 @@ from relax_tune.ir.core.expr import (
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterKind, IterVar, Stmt, seq, statements
 from relax_tune.ir.deduce.rankings import pick, ranking, same_rows
-from relax_tune.schedules.independence import writers
+from relax_tune.schedules.independence import overwritten_later, writers
 from relax_tune.schedules.loop_tree import (
     find_block,
     fresh,
@@ -78,7 +79,8 @@ def quadratic_select(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     After: `V[i] = key(x(i)); M[c], P[c] = largest key and its place of each chunk`, then `for j: c = first chunk with the largest
     M; Y[j] = c * factor + P[c]; M[c], P[c] = the next of chunk c`
     Checks: the block picks by ranks that one other block alone makes for it alone. Both have their own nests of serial unsplit
-    loops, under no condition, and agree on the rows. Afterwards the order of the loop over `j` is part of the meaning.
+    loops, under no condition, and agree on the rows. All elements are ranked, and not written again. Afterwards the order of the
+    loop over `j` is part of the meaning.
     """
     node = find_block(func, block)
     size = positive(func, f"quadratic_select({block!r})", factor, node)
@@ -97,8 +99,18 @@ def quadratic_select(func: PrimFunc, block: str, factor: ExprLike) -> PrimFunc:
     if len(writers(func, node.body.buffer)) != 1 or any(x.buffer is node.body.buffer for x in loads(pattern.term)):
         raise ScheduleError(f"{func.name}: quadratic_select wants {block!r} alone to make {node.body.buffer.name!r}")
     rows = same_rows(ranked, found, node.body.indices)
-    if rows is None:
-        raise ScheduleError(f"{func.name}: quadratic_select wants {block!r} and {ranked.name!r} to index rows alike")
+    sizes = {i.var: i.extent for b in (ranked, node) for i in b.iters}
+    alike = [(pattern.position.extent, pattern.step.extent), (pattern.position.extent, found.step.extent)]
+    alike += [(sizes[a], sizes[b]) for a, b in (rows or {}).items() if isinstance(b, Var)]
+    if rows is None or any(prove(eq(a, b)) is not Proof.YES for a, b in alike):
+        raise ScheduleError(
+            f"{func.name}: quadratic_select wants {block!r} and {ranked.name!r} to index rows alike, and all elements of a row "
+            "to be ranked"
+        )
+    if (changed := overwritten_later(func, ranked)) is not None:
+        raise ScheduleError(
+            f"{func.name}: quadratic_select wants the elements to stay as they were ranked, {changed.name!r} is written again"
+        )
     nests = trivial_loops(func, ranked, any_order=True), trivial_loops(func, node, any_order=True)
     for f in (*nests[0], *nests[1]):
         require_serial(func, f, "quadratic_select")

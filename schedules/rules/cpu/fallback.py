@@ -17,11 +17,13 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
 from relax_tune.schedules.rules.shared.scatters import serial_scatters
-from relax_tune.schedules.rules.shared.selections import picks, select_rows
+from relax_tune.schedules.rules.shared.selections import picks, row_length, select_rows
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 CHUNK = 64
+FEW = 16
+"""Elements of a row whose ranks are counted in less time than chunks take."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
@@ -50,21 +52,26 @@ def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
     for name in made:
         _schedule_block(s, find_block(s.func, name), machine)
     node, (*rows, step) = find_block(s.func, block.name), s.loops_of(block.name)
-    if rows:
-        column = node.iters[len(rows) - 1]
-        if _is_contiguous_along(node, column.var):
-            outer, inner = s.split(rows[-1], [None, _chunk_size(column.extent)])
-            rows = [*rows[:-1], outer]
-            s.reorder([*rows, step, inner])
-        s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+    try:
+        if rows:
+            column = node.iters[len(rows) - 1]
+            if _is_contiguous_along(node, column.var):
+                outer, inner = s.split(rows[-1], [None, _chunk_size(column.extent)])
+                rows = [*rows[:-1], outer]
+                s.reorder([*rows, step, inner])
+            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
+    except ScheduleError:
+        pass  # rows that are not independent stay serial
     return True
 
 
 def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:
     """Select the largest elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
-    before, found = (s.func, list(s.steps)), pick(block)
+    before, found, length = (s.func, list(s.steps)), pick(block), row_length(block)
+    if length is not None and length <= FEW:
+        return set()
     try:
-        made = select_rows(s, block.name, CHUNK)
+        made = select_rows(s, block.name, CHUNK if length is None or length > CHUNK**2 else 2 * FEW)
         if made.rows:
             s.set_kind(s.fuse(made.rows), "group" if machine.has_grid else "parallel")
     except ScheduleError:

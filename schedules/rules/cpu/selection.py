@@ -15,12 +15,12 @@ from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
-from relax_tune.schedules.rules.shared.selections import SelectedRows, picks, select_rows
+from relax_tune.schedules.rules.shared.selections import SelectedRows, picks, row_length, select_rows
 from relax_tune.schedules.rules.shared.vectorize import decompose, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-CHUNKS = (2, 4, 8, 16, 32, 64)
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Vectors of a chunk."""
 
 
@@ -41,7 +41,9 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     for block in blocks(func.body):
         if block is not chosen and inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
-    size = s.tunable("C", [machine.lanes * v for v in CHUNKS])
+    length = row_length(chosen)
+    sizes = [machine.lanes * v for v in CHUNKS]
+    size = s.tunable("C", [c for c in sizes if length is None or c < 2 * length] or sizes[:1])
     made = select_rows(s, chosen.name, size)
     if {b.name for b in blocks(s.func.body)} != {*made.blocks.values(), chosen.name}:
         raise ScheduleError(f"{func.name}: wanted one selection with what can be computed before it")
@@ -50,7 +52,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
         decompose(s, name, s.loops_of(name))
     if made.rows and (machine.has_grid or parallel):
         s.set_kind(s.fuse(made.rows), "group" if machine.has_grid else "parallel")
-    s.guess(*({"C": machine.lanes * v} for v in (32, 8)))
+    s.guess(*({"C": c} for c in (32 * machine.lanes, 8 * machine.lanes, max(size.domain)) if c in size.domain))
     return s
 
 

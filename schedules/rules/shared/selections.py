@@ -5,17 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from relax_tune.ir.core.expr import Expr
+from relax_tune.ir.core.expr import Expr, as_int
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.ir.deduce.rankings import pick
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
 
+PARTS = (
+    "key",
+    "fill",
+    "chunk_best",
+    "chunk_place",
+    "take",
+    "take_chunk",
+    "take_place",
+    "seek",
+    "seek_place",
+    "keep_best",
+    "keep_place",
+)
+"""The blocks that `quadratic_select` makes, in program order."""
+
 
 def picks(func: PrimFunc) -> tuple[Block, ...]:
     """Return the blocks that pick places by ranks."""
     return tuple(b for b in blocks(func.body) if pick(b) is not None)
+
+
+def row_length(block: Block) -> int | None:
+    """Return the number of elements of a row that a block picks from, if it is a number."""
+    found = pick(block)
+    return None if found is None else as_int(found.step.extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +55,7 @@ def select_rows(s: Schedule, block: str, size: Expr | int) -> SelectedRows:
     """Select from chunks of `size` elements; what concerns one result stays in registers.
 
     Raises ScheduleError for a block that does not pick places by ranks."""
-    made = {name.removeprefix(f"{block}_"): name for name in s.apply("quadratic_select", block=block, factor=size)}
+    made = dict(zip(PARTS, s.apply("quadratic_select", block=block, factor=size), strict=True))
     for part in ("take", "take_chunk", "take_place", "seek", "seek_place"):
         s.apply("set_scope", buffer=find_block(s.func, made[part]).body.buffer.name, scope="local")
     return SelectedRows(s.loops_of(block)[:-1], made)

@@ -10,7 +10,7 @@ from tests.ir.codegen.codegen_runner import Compiled, kernels_of, opened
 
 from relax_tune.ir.codegen.print.work import FEW, at_least, steps
 from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.expr import Var, call, const
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import lower_block, map_blocks
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -34,6 +34,19 @@ def pragmas(func: PrimFunc) -> list[str]:
 
 def test_parallel_loop_of_few_known_steps_is_serial() -> None:
     assert not pragmas(rows(4, 8)) and not pragmas(rows(FEW // 64, 63))
+
+
+def test_parallel_loop_of_functions_counts_more_steps() -> None:
+    b = TensorBuilder("functions")
+    x, y = b.input("A", (FEW // 64, 32), f32), b.output("B", (FEW // 64, 32), f32)
+    b.compute(y, lambda i, j: call("sin", call("exp", x[i, j])), name="twice")
+    s = Schedule(b.finish())
+    s.set_kind("twice_i", "parallel")
+    assert pragmas(s.func)
+
+
+def test_parallel_loop_of_nothing_has_no_condition() -> None:
+    assert not pragmas(rows(None, 0))
 
 
 def test_parallel_loop_of_many_known_steps_has_no_condition() -> None:

@@ -26,6 +26,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
+from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
@@ -219,6 +220,14 @@ def test_fuse_convolution_reads_windows_of_made_values(groups: int, size: int) -
         g.call(Relu(), g.call(Conv((1, 1), (1, 1), groups), g.call(Pad(around, around), g.call(Exp(), x)), w))
     )
     assert kernels(lower(module)) == ["fused_exp_pad", "fused_conv_relu"]
+
+
+def test_fuse_weighted_resampling_keeps_work_around() -> None:
+    g = GraphBuilder()
+    x = g.call(Relu(), g.input("x", (g.symbol("n"), 8, 9)))
+    op = Resize((2,), (const(5),), (const(9),), (const(2),), (const(5),), wide=(const(9),), narrow=(const(5),))
+    module = g.finish(g.call(Relu(), g.call(op, x)))
+    assert len(kernels(lower(module))) == 1
 
 
 def test_a_value_with_two_readers_ends_a_group() -> None:

@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.ir.codegen.codegen_runner import Compiled, opened
 from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
-from tests.support.meaning import assert_same_meaning, outputs_of
+from tests.support.meaning import assert_same_meaning, make_inputs, outputs_of
 
 from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8
 from relax_tune.ir.core.expr import Expr, Var, const, le, select
@@ -54,6 +55,22 @@ def test_serial_scan_of_long_sums_keeps_all_digits() -> None:
     s.apply("serial_scan", block="scan", loop="scan_i")
     (found,) = outputs_of(s.func, {}, [np.ones(n, bf16.numpy)])
     assert np.array_equal(found, np.arange(1, n + 1).astype(bf16.numpy))
+
+
+@pytest.mark.ccompiler
+def test_serial_scan_of_rows_in_vectors_has_a_total_each() -> None:
+    func, device = make.prefix_sums(), opened("c")
+    s = Schedule(func)
+    s.apply("serial_scan", block="scan", loop="scan_j")
+    s.apply("set_scope", buffer=find_block(s.func, "scan").body.buffer.name, scope="local")
+    rows = s.split("scan_i", [None, 8])
+    s.set_kind(rows[1], "vectorized")
+    arrays = make_inputs(func, {"n": 19, "m": 5})
+    try:
+        found = Compiled(device, "c", s.func)([*arrays, np.zeros((19, 5), np.float32)], [])
+        np.testing.assert_allclose(found[-1], outputs_of(func, {"n": 19, "m": 5}, arrays)[0], rtol=1e-5)
+    finally:
+        device.close()
 
 
 def triangular() -> PrimFunc:

@@ -11,7 +11,7 @@ from tests.support import schedule_functions as make
 from tests.support.meaning import outputs_of
 
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32, f64, i8, i64
-from relax_tune.ir.core.expr import Var, const, eq, select
+from relax_tune.ir.core.expr import Expr, Var, and_, const, eq, lt, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks, loops
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -84,10 +84,34 @@ def own_position() -> PrimFunc:
     return b.finish()
 
 
+def guarded() -> PrimFunc:
+    """Sums of terms by an index that is read only where a condition allows it."""
+    m = Var("m")
+    b = TensorBuilder("guarded")
+    where, x, y = b.input("I", (m,), i64), b.input("A", (m,)), b.output("Y", (m,))
+
+    def term(acc: Expr, i: Expr, k: Expr) -> Expr:
+        return acc + select(and_(lt(k, m), eq(where[k], i)), x[k], const(0.0))
+
+    b.reduce(y, (m + 3,), const(0.0), term, name="sum")
+    return b.finish()
+
+
+def even_places() -> PrimFunc:
+    """Sums by an index that is computed, not read: each result has at most one term."""
+    m = Var("m")
+    b = TensorBuilder("even")
+    x, y = b.input("A", (m,)), b.output("Y", (m,))
+    b.reduce(y, (m,), const(0.0), lambda acc, i, k: acc + select(eq(k * 2, i), x[k], const(0.0)), name="sum")
+    return b.finish()
+
+
 SCATTER = step("serial_scatter", block="total_1")
 REFUSED = [
     refuse("another reduction", make.dot, step("serial_scatter", block="dot"), message="wants 'dot' to reduce"),
     refuse("terms of the position", own_position, step("serial_scatter", block="sum"), message="for its own position"),
+    refuse("a guarded index", guarded, step("serial_scatter", block="sum"), message="for its own position"),
+    refuse("a computed index", even_places, step("serial_scatter", block="sum"), message="for its own position"),
     refuse("parallel results", make.scattered_rows, step("set_kind", loop="total_1_i", kind="parallel"), SCATTER, message="serial loop"),
     refuse(
         "split updates", make.scattered_rows, step("split", loop="total_1_k", factors=[None, 4]), SCATTER,

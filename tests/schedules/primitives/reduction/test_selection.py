@@ -16,6 +16,7 @@ from relax_tune.ir.core.expr import Var, const, eq, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import loops
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.op.reduction.scan import counts_ahead
 from relax_tune.schedules.loop_tree import enclosing, find_block
 from relax_tune.schedules.rules.cpu import selection
 from relax_tune.schedules.schedule import Schedule
@@ -82,10 +83,29 @@ def other_ranks() -> PrimFunc:
     return b.finish()
 
 
+def ranked(terms: int, picked: int, again: bool = False) -> PrimFunc:
+    """Places by ranks of six elements, counted or picked over fewer, or of elements that are written again."""
+    b = TensorBuilder("partly")
+    x, y = b.input("X", (6,), i32), b.output("Y", (6,), i64)
+    z, r = b.output("Z", (6,), i32), b.alloc("R", (6,), i64)
+    b.compute(z, lambda i: x[i] + const(1, i32), name="before")
+    b.reduce(
+        r, (terms,), const(0),
+        lambda old, i, k: old + select(counts_ahead(z[i], z[k], i, k, True), const(1), const(0)), name="rank",
+    )  # fmt: skip
+    if again:
+        b.compute(z, lambda i: const(0, i32) - x[i], name="after")
+    b.reduce(y, (picked,), const(0), lambda old, j, k: old + select(eq(r[k], j), k, const(0)), name="find")
+    return b.finish()
+
+
 SELECT = step("quadratic_select", block="find", factor=4)
 REFUSED = [
     refuse("the ranking", make.top_places, step("quadratic_select", block="rank_1", factor=4), message="to pick places by ranks"),
     refuse("ranks that are given", other_ranks, SELECT, message="to pick places by ranks"),
+    refuse("ranks among fewer", lambda: ranked(3, 6), SELECT, message="all elements of a row"),
+    refuse("a pick among fewer", lambda: ranked(6, 3), SELECT, message="all elements of a row"),
+    refuse("elements written again", lambda: ranked(6, 6, again=True), SELECT, message="'Z' is written again"),
     refuse("a factor of 0", make.top_places, step("quadratic_select", block="find", factor=0), message="positive factor"),
     refuse(
         "split loops", make.top_places, step("split", loop="find_j", factors=[None, 4]), SELECT, message="one loop per iterator",
