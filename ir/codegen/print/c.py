@@ -16,7 +16,7 @@ from relax_tune.ir.codegen.print import integers
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter, Grid
 from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
-from relax_tune.ir.codegen.print.work import FEW, at_least, steps
+from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
 from relax_tune.ir.core.expr import postorder

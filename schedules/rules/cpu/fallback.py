@@ -16,8 +16,7 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
-from relax_tune.schedules.rules.shared.scatters import serial_scatters
-from relax_tune.schedules.rules.shared.selections import picks, row_length, select_rows
+from relax_tune.schedules.rules.shared.searches import picks, row_length, select_rows, serial_scatters
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 

@@ -31,7 +31,7 @@ from relax_tune.schedules.rules.shared.contraction import (
     packed_steps,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
-from relax_tune.schedules.rules.shared.scatters import searches
+from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 

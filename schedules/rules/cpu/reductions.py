@@ -17,7 +17,7 @@ from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import stages_across
-from relax_tune.schedules.rules.shared.scatters import searches
+from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.rules.shared.vectorize import decompose, hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo

@@ -17,7 +17,7 @@ from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, is_expensive, reductions
 from relax_tune.schedules.loop_tree import find_block, find_loop, loop_env
 from relax_tune.schedules.rules.shared.reductions import require_rowwise
-from relax_tune.schedules.rules.shared.scatters import searches
+from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.rules.shared.vectorize import accumulate, decompose, hoist_reciprocal, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo

@@ -15,7 +15,7 @@ from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
-from relax_tune.schedules.rules.shared.selections import SelectedRows, picks, row_length, select_rows
+from relax_tune.schedules.rules.shared.searches import SelectedRows, picks, row_length, select_rows
 from relax_tune.schedules.rules.shared.vectorize import decompose, in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo

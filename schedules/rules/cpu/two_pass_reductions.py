@@ -19,7 +19,7 @@ from relax_tune.schedules.analysis import inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import reduce_in_chunks
-from relax_tune.schedules.rules.shared.scatters import searches
+from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.rules.shared.vectorize import hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo

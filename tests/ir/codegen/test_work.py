@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.ir.codegen.codegen_runner import Compiled, kernels_of, opened
 
-from relax_tune.ir.codegen.print.work import FEW, at_least, steps
+from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Var, call, const
 from relax_tune.ir.core.function import PrimFunc
