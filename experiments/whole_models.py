@@ -84,7 +84,7 @@ def tune(model: str, folder: Path, work: Path, targets: Sequence[str], trials: i
     return done
 
 
-def answers(path: Path, model: str) -> Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]:
+def answers(path: Path) -> Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]:
     opened = load_artifact(path).open()
     with np.load(path.parent / "cases.npz") as arrays:
         held = dict(arrays)
@@ -109,11 +109,17 @@ def main() -> None:
     parser.add_argument("--targets", default="c")
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(answers(Path(args.serve[0]), args.serve[1]))
+        serve(answers(args.serve))
         return
+    if args.work is None or args.peer_python is None:
+        parser.error(
+            "wanted --work FOLDER and --peer-python PYTHON, of an environment with torch, onnxscript and onnxruntime"
+        )
+    if unknown := set(args.only.split(",")) - set(CASES):
+        parser.error(f"--only: wanted models among {', '.join(CASES)}, found {', '.join(sorted(unknown))}")
     before, times, tuned = environment(), {}, {}
     for model in args.only.split(","):
         folder = args.work / model
@@ -123,7 +129,7 @@ def main() -> None:
         serving = str(HERE / "whole_model_peers.py")
         found = [Contender(p, [args.peer_python, serving, "serve", p, model, str(folder)]) for p in peers]
         for name in tuned[model]:
-            command = [sys.executable, __file__, "--serve", str(folder / f"{name}.rta"), model]
+            command = [sys.executable, __file__, "--serve", str(folder / f"{name}.rta")]
             found.append(Contender(name, command))
         times[model] = summary(in_rounds(found, CASES[model], args.rounds, 3))
         for c in found:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
-from tests.support.meaning import outputs_of
+from tests.support.meaning import outputs_of, size_of
 
 from relax_tune.ir.core.dtype import DType, bf16, f16, f32, f64, i8, i64
 from relax_tune.ir.core.expr import Expr, Var, and_, const, eq, lt, select
@@ -28,7 +28,7 @@ def inputs(func: PrimFunc, dims: dict[str, int], most: int) -> list[np.ndarray[A
     """Whole numbers from -most to most, and indices of which some are outside."""
     rng = np.random.default_rng(4)
     x, where, updates = func.input_buffers
-    shapes = [tuple(d.value if d.value is not None else dims[d.name] for d in b.shape) for b in func.input_buffers]  # type: ignore[attr-defined]
+    shapes = [tuple(size_of(d, dims, func) for d in b.shape) for b in func.input_buffers]
     size = dims["n"] if where.dtype is i64 else dims["w"]
     return [
         rng.integers(-most, most + 1, shapes[0]).astype(x.dtype.numpy),
