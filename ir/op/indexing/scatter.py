@@ -28,6 +28,9 @@ _NUMPY: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, 
 
 
 def _neutral(mode: Mode, dtype: DType) -> Expr:
+    """Return what changes no element: adding 0 would make 0 of -0 (IEEE 754-2019, 6.3)."""
+    if mode == "add" and dtype.is_float:
+        return const(-0.0, dtype)
     kinds: Mapping[str, Reduce] = {"add": Sum(), "mul": Prod(), "max": Max(), "min": Min()}
     return kinds[mode].start(dtype)
 
