@@ -245,7 +245,8 @@ def arguments(draft: Draft, sizes: Mapping[str, int], rng: np.random.Generator, 
 
 
 def numbers(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator, style: str, positive: bool) -> Array:
-    """Random numbers. style: `plain` (normal), `small` (quarters, exact in sums), `edges` (some of the extremes)."""
+    """Random numbers. style: `plain` (normal), `small` (quarters, exact in sums), `edges` (some of the extremes), `zeros` (of
+    either sign, and ones)."""
     if dtype is bool_:
         return np.asarray(rng.random(shape) < 0.5)
     if dtype.is_int:
@@ -260,6 +261,8 @@ def numbers(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator, styl
             float(x) for x in (ml_dtypes.finfo(dtype.numpy).max, ml_dtypes.finfo(dtype.numpy).smallest_subnormal)
         )
         special = [np.nan, np.inf, -np.inf, -0.0, 0.0, tiny * 3, -tiny, most, -most, 1e4, -300.0, 2.5, 1.0, -1.0]
+    if style == "zeros" and dtype.is_float and not positive:
+        return rng.choice([-0.0, -0.0, 0.0, 1.0, -1.0], shape).astype(dtype.numpy)
     if style != "edges" or positive:
         return a
     with np.errstate(over="ignore"):

@@ -115,6 +115,16 @@ def test_judge_either_zero_of_relu_is_accepted() -> None:
     assert "at [1]" in wanted.judge((np.float32([pi, -pi, pi]),)).problems[0]
 
 
+def test_judge_either_zero_of_a_sum_of_zeros_is_accepted() -> None:
+    w = Grower(random.Random(0))
+    w.step(Step(Atan2(), (w.step(Step(Sum((1,)), (w.fresh((2, 2), f32),))), w.fresh((2,), f32))))
+    args = [np.float32([[-0.0, -0.0], [1.0, -1.0]]), np.float32([-1.0, -1.0])]
+    wanted = Expected(w.finish().module(), args, "c")
+    pi = np.float32(np.pi)
+    assert not wanted.judge((np.float32([-pi, pi]),)).problems
+    assert "at [1]" in wanted.judge((np.float32([pi, -pi]),)).problems[0]
+
+
 @pytest.mark.parametrize("dtype", [bf16, f32])
 def test_judge_comparison_of_a_cancelling_sum_is_skipped(dtype: Any) -> None:
     w = Grower(random.Random(0))

@@ -250,6 +250,8 @@ class _Run:
                 found = self.cancelled(op, [_wide(a) for a in args], found)
             if op.name in EXTREMES:
                 found = self.signed(args, found)
+            if op.name in LINEAR and is_floating(target):
+                found = self.signless(op, args, found)
         return self.poisoned(op, args, found) if moved else found
 
     def rounded(self, a: Array, dtype: np.dtype[Any]) -> Array:
@@ -319,6 +321,13 @@ class _Run:
         else:
             return found
         return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, found * 0, found)
+
+    def signless(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+        """Move the sign of sums whose terms are all zeros: a sum that begins at its first term may be -0."""
+        if not np.any(found == 0):
+            return found
+        zero = (found == 0) & (op.evaluate([np.abs(_wide(a)) for a in args]) == 0)
+        return np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
 
     def signed(self, args: Sequence[Any], found: Array) -> Array:
         """Move the sign of zeros that are the extreme of zeros."""

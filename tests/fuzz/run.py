@@ -35,7 +35,7 @@ from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.settings import Memory
 
 CALLS = 2
-STYLES = ("plain", "small", "edges")
+STYLES = ("plain", "small", "edges", "plain", "small", "edges", "zeros")
 STEPS = (1, 2, 2, 3, 3, 4, 6)
 WAYS = (
     "c generic 0", "c generic 1", "c tuned 0", "c generic 0", "c traces 0", "c generic 0", "c library 0", "c generic 3",
