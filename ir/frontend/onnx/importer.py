@@ -13,7 +13,7 @@ from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select, slices
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
-from relax_tune.ir.frontend.onnx.control import graphs, recurrent, sequences
+from relax_tune.ir.frontend.onnx.control import data_sizes, graphs, recurrent, sequences
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
 from relax_tune.ir.frontend.onnx.images import resize, sample, window
@@ -31,7 +31,7 @@ DEEPEST = 16
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
-    **sequences.HANDLERS, **slices.HANDLERS,
+    **sequences.HANDLERS, **slices.HANDLERS, **data_sizes.HANDLERS,
 }  # fmt: skip
 
 KNOWN = {**SUPPORTED, **graphs.HANDLERS}

@@ -32,6 +32,8 @@ DIM_CLASSES: Mapping[str, str] = {
 }  # fmt: skip
 # Roundings of quotients of dims, which are dims whose expression torch states.
 ROUNDED = frozenset({"sym.trunc", "sym.floor", "sym.ceil", "sym.int"})
+READ = "aten._local_scalar_dense.default"
+"""The operator that reads a number from a tensor, for which torch has a symbol."""
 DIMS_FILE = "dims.json"
 """Name of the extra file of `torch.export.save` that holds the names of dims, which torch does not save."""
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
@@ -312,6 +314,8 @@ class _Reader:
             viewed = n.args[0].meta["val"]
             kwargs["strides"] = [self._dim(s) for s in viewed.stride()]
             kwargs["first"] = self._dim(viewed.storage_offset())
+        if op == READ and isinstance(value, self.torch.SymInt):
+            kwargs["symbol"] = self._dim(value)
         if op in ROUNDED and isinstance(value, self.torch.SymInt):
             op, args = "sym.known", (self._dim(value),)
         return TorchCall(n.name, op, args, kwargs, self._meta(value), source)

@@ -10,18 +10,19 @@ from typing import Any
 
 from relax_tune.errors import DeduceError, ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, i64
-from relax_tune.ir.core.expr import Expr, Var, ge, le
+from relax_tune.ir.core.expr import Expr, ge, le
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
-from relax_tune.ir.frontend.torch import control, dims, functions, groups, logic, math, neural, order, select
+from relax_tune.ir.frontend.torch import functions, groups, logic, math, neural, order, select
 from relax_tune.ir.frontend.torch import shape as torch_shape
+from relax_tune.ir.frontend.torch.control import data_sizes, dims, graphs
 from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.images import resize, window
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
-from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
+from relax_tune.ir.frontend.torch.program import DIMS, Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
 
 Bounds = Mapping[str, tuple[int, int]]
 
@@ -37,6 +38,7 @@ SUPPORTED: Mapping[str, Handler] = {
     **select.HANDLERS,
     **groups.HANDLERS,
     **order.HANDLERS,
+    **data_sizes.HANDLERS,
 }
 
 
@@ -75,7 +77,8 @@ class _Importer:
     def __init__(self, program: TorchProgram, bounds: Bounds) -> None:
         self.program, self.bounds = program, bounds
         self.w = Writer(GraphBuilder())
-        self.symbols: dict[str, Var] = {}
+        self.symbols: dict[str, Expr] = {}
+        self.data_sizes = {s.name for s in program.symbols} - set(_names([m.dims for _, m in program.inputs]))
         self.env: dict[str, Any] = {}
         self.makers = {c.name: f"{c.op} {c.name!r}" for c in program.nodes}
         self.readers: dict[str, list[str]] = {}
@@ -110,7 +113,7 @@ class _Importer:
 
     def _declare(self) -> None:
         """Declare the dynamic dims with their ranges, narrowed by the caller's bounds."""
-        known = {s.name: s for s in self.program.symbols}
+        known = {s.name: s for s in self.program.symbols if s.name not in self.data_sizes}
         unknown = sorted(set(self.bounds) - set(known))
         if unknown:
             there = ", ".join(known) or "none: every dim is a number"
@@ -133,6 +136,8 @@ class _Importer:
     def _limit(self) -> None:
         """Check at run time the ranges of computed dims that do not follow from those of the symbols."""
         for said, low, high in self.program.limits:
+            if self._depends(said):
+                continue  # on data: torch derives it from the sizes' own ranges
             e = self.w.simplify(dim_of(said, self.symbols))
             if not self.w.require(ge(e, low)) or (high is not None and not self.w.require(le(e, high))):
                 limit = "any number" if high is None else high
@@ -170,8 +175,8 @@ class _Importer:
 
     def _node(self, call: TorchCall) -> Any:
         handler = SUPPORTED.get(call.op)
-        if call.op in control.HANDLERS:
-            handler = partial(control.HANDLERS[call.op], self._inside)
+        if call.op in graphs.HANDLERS:
+            handler = partial(graphs.HANDLERS[call.op], self._inside)
         near = () if handler else tuple(difflib.get_close_matches(call.op, SUPPORTED, 4, 0.6))
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
@@ -188,6 +193,7 @@ class _Importer:
         try:
             node = self._with_results(node, call)
             found = handler(self.w, node)
+            self._bind(call, found)
             if isinstance(found, ImportedValue):
                 return self._settled(node, found, node.results[0] if node.results else None)
             if isinstance(found, Sequence):
@@ -201,6 +207,22 @@ class _Importer:
         except (DeduceError, ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise node.refuse(f"wanted arguments that fit together, found: {first}") from error
+
+    def _bind(self, call: TorchCall, found: Any) -> None:
+        """Give sizes that data decide the dims of the first result that has them."""
+        metas = call.result if isinstance(call.result, list) else [call.result]
+        items = found if isinstance(found, Sequence) else [found]
+        for m, item in zip(metas, items):
+            if isinstance(m, TorchTensor) and isinstance(item, ImportedValue) and len(m.dims) == item.ndim:
+                for said, d in zip(m.dims, item.shape, strict=True):
+                    if isinstance(said, str) and said in self.data_sizes:
+                        self.symbols.setdefault(said, d)
+        if isinstance(call.kwargs.get("symbol"), str) and isinstance(found, Expr):
+            self.symbols.setdefault(call.kwargs["symbol"], found)
+
+    def _depends(self, said: Any) -> bool:
+        """Return whether a dim has a symbol for a size that data decide, and that is not known so far."""
+        return any(name in self.data_sizes and name not in self.symbols for name in _names(said))
 
     def _with_results(self, node: TorchNode, call: TorchCall) -> TorchNode:
         listed = call.result if isinstance(call.result, list) else [call.result]
@@ -218,7 +240,11 @@ class _Importer:
 
     def _settled(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
         """Give a result the dims that torch states; undecided dims are checked at run time."""
-        if said is None or said.shape is None:
+        if said is None:
+            return found
+        if said.shape is None:
+            if found.dtype is not said.dtype or found.ndim != said.ndim:
+                raise node.refuse(f"wanted a result like torch's, {said!r}, found {found.info!r}")
             return found
         if found.dtype is not said.dtype or found.ndim != len(said.shape):
             raise node.refuse(f"wanted a result like torch's, {said!r}, found {found.info!r}")
@@ -248,6 +274,8 @@ class _Importer:
                 f"{where}: wanted an element type among {', '.join(map(str, ALL))}, found {meta.spelled}; convert the model, "
                 "as with model.float(), before exporting it"
             )
+        if any(map(self._depends, meta.dims)):
+            return TensorInfo(None, meta.element, len(meta.dims))
         return TensorInfo(tuple(self.w.simplify(dim_of(d, self.symbols)) for d in meta.dims), meta.element)
 
 
@@ -259,3 +287,10 @@ def _refs(values: Sequence[Any]) -> list[str]:
         elif isinstance(v, list):
             found.extend(_refs(v))
     return found
+
+
+def _names(said: Any) -> list[str]:
+    """Return the symbols of a dim or of dims, as a program states them."""
+    if isinstance(said, str):
+        return [] if said in DIMS else [said]
+    return [name for part in said for name in _names(part)] if isinstance(said, (list, tuple)) else []

@@ -9,7 +9,9 @@ from relax_tune.ir.core.expr import Expr, const, floordiv, ge, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis
+from relax_tune.ir.frontend.shared.data_sizes import flat
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, common_type
 from relax_tune.ir.frontend.torch.select import diagonal_places, first_of_all, ordered, scattered
 from relax_tune.ir.op.base import product
@@ -21,7 +23,7 @@ from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MaximumScalar, Mi
 from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, NotEqual, Where
 from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.reduction.reduce import MaxOrLowest, MinOrHighest, Sum
-from relax_tune.ir.op.reduction.scan import ArgMax, CumSum, TopK
+from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 
 
 def _picked(w: Writer, n: TorchNode, x: ImportedValue, axis: int, where: Value) -> list[ImportedValue]:
@@ -100,12 +102,8 @@ def _masked_scatter(w: Writer, n: TorchNode) -> ImportedValue:
     """Import `x` with the elements that a mask picks replaced by those of a source, in order."""
     x, source = n.item(0), n.item(2)
     mask = w.emit(BroadcastTo(n.dims), as_value(w, n.item(1), bool_))
-    size = w.simplify(product(n.dims))
-    counts = w.emit(CumSum(0), w.emit(Cast(i64), w.reshape(mask, [size])))
-    where = w.emit(MaximumScalar(0), w.emit(AddScalar(-1), counts))
-    flat = w.reshape(as_value(w, source, n.dtype), [w.simplify(product(source.shape))])
-    found = w.reshape(w.emit(GatherElements(0), flat, where), n.dims)
-    return w.of(w.emit(Where(), mask, found, w.tensor(x)))
+    found = masked_rows(w, flat(w, mask), flat(w, as_value(w, source, n.dtype)))
+    return w.of(w.emit(Where(), mask, w.reshape(found, n.dims), w.tensor(x)))
 
 
 def _diagonal_scatter(w: Writer, n: TorchNode) -> ImportedValue:

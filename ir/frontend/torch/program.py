@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import DType, dtype
-from relax_tune.ir.core.expr import Expr, Var, add, const, floordiv, floormod, maximum, minimum, mul
+from relax_tune.ir.core.expr import Expr, add, const, floordiv, floormod, maximum, minimum, mul
 
 FORMAT = 1
 DIMS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
@@ -103,7 +103,7 @@ class TorchProgram:
     limits: tuple[tuple[Any, int, int | None], ...] = ()
 
 
-def dim_of(dim: Any, symbols: Mapping[str, Var]) -> Expr:
+def dim_of(dim: Any, symbols: Mapping[str, Expr]) -> Expr:
     """Convert a dim to an expression. Raises ParseError for a symbol that no input has."""
     if isinstance(dim, int):
         return const(dim)

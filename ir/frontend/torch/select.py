@@ -10,9 +10,12 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
+from relax_tune.ir.frontend.shared.data_sizes import flat
 from relax_tune.ir.frontend.shared.indexing import edge, natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows, require_as_many
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim
+from relax_tune.ir.frontend.torch.shape import broadcast_dims, of_places
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
@@ -158,13 +161,19 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     adds = bool(n.given(3, "accumulate", False))
     if [i.dtype for i in items] == [bool_] and at == [0]:
         same = n.item(2).ndim <= x.ndim - items[0].ndim
+        written = as_value(w, n.item(2), n.dtype)
         if same or all(as_int(d) == 1 for d in n.item(2).shape):
-            return _masked(w, n, x, items[0], adds, [*n.item(2).shape] if same else [])
-    if any(i.dtype is bool_ for i in items) or not x.ndim:
-        raise n.refuse(
-            "wanted integer indices of dims, or one mask and the same values for all it picks; use torch.where for others"
-        )
-    lead = _broadcast(w, n, items)
+            written = w.reshape(written, [*n.item(2).shape] if same else [])
+        else:
+            require_as_many(w, w.tensor(items[0]), n.item(2).shape[0])
+            taken = masked_rows(w, flat(w, w.tensor(items[0])), written)
+            written = w.reshape(taken, [*items[0].shape, *tensor_dims(taken)[1:]])
+        return _masked(w, n, x, items[0], adds, written)
+    if not x.ndim:
+        raise n.refuse("wanted a tensor with dims; unsqueeze it first")
+    given = of_places(w, n, given)
+    items, at = [i for i in given if i is not None], [p for p, i in enumerate(given) if i is not None]
+    lead = broadcast_dims(n, w, items)
     rows, depth = w.simplify(product(lead)), len(items)
     parts = [
         w.emit(
@@ -177,7 +186,8 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     rest = [p for p in range(x.ndim) if p not in at]
     first = at[0] if at == list(range(at[0], at[0] + depth)) else 0
     dims = [x.shape[p] for p in rest]
-    updates = w.emit(BroadcastTo((*dims[:first], *lead, *dims[first:])), as_value(w, n.item(2), n.dtype))
+    wanted = (*dims[:first], *lead, *dims[first:])
+    updates = w.emit(BroadcastTo(wanted), w.agreeing((as_value(w, n.item(2), n.dtype), w.full(wanted, 0, n.dtype)))[0])
     last = first + len(lead)
     updates = permute(w, updates, [*range(first, last), *range(first), *range(last, len(lead) + len(rest))])
     order = [*at, *rest]
@@ -187,26 +197,12 @@ def _index_put(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(permute(w, w.tensor(found), [order.index(p) for p in range(x.ndim)]))
 
 
-def _masked(
-    w: Writer, n: TorchNode, x: ImportedValue, mask: ImportedValue, adds: bool, dims: Sequence[Expr]
-) -> ImportedValue:
-    """Import the same values of `dims` written wherever a mask of the first dims is true."""
-    value = w.reshape(as_value(w, n.item(2), n.dtype), dims)
+def _masked(w: Writer, n: TorchNode, x: ImportedValue, mask: ImportedValue, adds: bool, value: Value) -> ImportedValue:
+    """Import values, broadcast to `x`, written wherever a mask of the first dims is true."""
     if adds:
         value = w.emit(LogicalOr() if n.dtype is bool_ else Add(), w.tensor(x), value)
     spread = w.reshape(w.tensor(mask), [*mask.shape, *[const(1)] * (x.ndim - mask.ndim)])
     return w.of(w.emit(Where(), spread, value, w.tensor(x)))
-
-
-def _broadcast(w: Writer, n: TorchNode, items: Sequence[ImportedValue]) -> tuple[Expr, ...]:
-    """Return the dims that indices broadcast to."""
-    dims: list[Expr] = []
-    for p in range(-max(i.ndim for i in items), 0):
-        found = [i.shape[p] for i in items if i.ndim >= -p and as_int(i.shape[p]) != 1]
-        if any(not w.g.deduction.same(found[0], f) for f in found):
-            raise n.refuse(f"wanted indices that broadcast for certain, found {[i.info for i in items]!r}")
-        dims.append(found[0] if found else const(1))
-    return tuple(dims)
 
 
 def _between(w: Writer, x: ImportedValue, axis: int, begin: Expr, end: Expr, middle: Value) -> ImportedValue:

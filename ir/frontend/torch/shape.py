@@ -12,6 +12,7 @@ from relax_tune.ir.core.expr import Expr, as_int, const, eq
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import pad, permute, reversed_along, slice_axis, triangle
+from relax_tune.ir.frontend.shared.data_sizes import coordinates, flat, true_positions
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
@@ -171,17 +172,16 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
     """Import advanced indexing: `x[i]`, `x[:, i]`, `x[i, j ...]`, `x[:, i, j]`, `x[i, :, j]`.
 
     Dims of the indices stand where the first indexed dim was, or in front if the indexed dims are not next to each other."""
-    x, given = n.item(0), list(n.args[1])
+    x = n.item(0)
+    given = of_places(w, n, n.args[1])
     at = [p for p, i in enumerate(given) if i is not None]
-    items = n.items(1)
-    if any(i.dtype is bool_ for i in items):
-        raise n.refuse("wanted indices that are integers, found truth values: dims that depend on data")
+    items = [i for i in given if i is not None]
     if len(items) == 1:
         return gather(w, x, at[0], items[0])
     rest = [p for p in range(x.ndim) if p not in at]
     front = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
-    count = len(n.dims) - len(rest)
-    lead = n.dims[front : front + count]
+    lead = broadcast_dims(n, w, items)
+    count = len(lead)
     parts: list[Value] = []
     for i in items:
         value = as_value(w, i, i64)
@@ -191,8 +191,33 @@ def _index(w: Writer, n: TorchNode) -> ImportedValue:
     where = w.of(w.emit(Concat(count), *parts), all(i.natural for i in items))
     turned = w.of(permute(w, w.tensor(x), [*at, *rest]), x.natural)
     found = w.tensor(gather_nd(w, turned, where))
-    order = [*range(count, count + front), *range(count), *range(count + front, len(n.dims))]
+    order = [*range(count, count + front), *range(count), *range(count + front, count + len(rest))]
     return w.of(permute(w, found, order), x.natural)
+
+
+def of_places(w: Writer, n: TorchNode, given: Sequence[ImportedValue | None]) -> list[ImportedValue | None]:
+    """Return indices with the places of its true elements for each mask, a vector for each of its dims."""
+    found: list[ImportedValue | None] = []
+    for i in given:
+        if i is None or i.dtype is not bool_:
+            found.append(i)
+        elif not i.ndim:
+            raise n.refuse("wanted masks with dims as indices, found one without")
+        else:
+            places = true_positions(w, flat(w, w.tensor(i)))
+            found += [w.of(c, True) for c in coordinates(w, places, i.shape)]
+    return found
+
+
+def broadcast_dims(n: TorchNode, w: Writer, items: Sequence[ImportedValue]) -> tuple[Expr, ...]:
+    """Return the dims that indices broadcast to. Raises ParseError where that is not certain."""
+    dims: list[Expr] = []
+    for p in range(-max(i.ndim for i in items), 0):
+        found = [i.shape[p] for i in items if i.ndim >= -p and as_int(i.shape[p]) != 1]
+        if any(not w.g.deduction.same(found[0], f) for f in found):
+            raise n.refuse(f"wanted indices that broadcast for certain, found {[i.info for i in items]!r}")
+        dims.append(found[0] if found else const(1))
+    return tuple(dims)
 
 
 def _arange(w: Writer, n: TorchNode) -> ImportedValue:

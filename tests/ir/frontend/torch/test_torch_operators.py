@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_tune.ir.frontend.torch import control
+from relax_tune.ir.frontend.torch.control import graphs
 from relax_tune.ir.frontend.torch.importer import SUPPORTED, import_program
 from relax_tune.ir.frontend.torch.program import TorchProgram, from_json
 from relax_tune.ir.interp.interp_graph import run_function
@@ -65,6 +65,6 @@ def test_most_operators_are_recorded() -> None:
     for path in DATA.glob("torch_*.json"):
         if path.name != "torch_operators.json":
             read |= {node[1] for node in json.loads(path.read_text())["nodes"]}
-    assert read <= {*SUPPORTED, *control.HANDLERS}
+    assert read <= {*SUPPORTED, *graphs.HANDLERS}
     missing = sorted(set(SUPPORTED) - read)
     assert len(missing) <= len(SUPPORTED) * 0.4, missing

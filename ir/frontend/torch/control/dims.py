@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import f64
 from relax_tune.ir.core.expr import (
@@ -87,16 +86,10 @@ def _assert_scalar(w: Writer, n: TorchNode) -> Result:
     return None
 
 
-def _item_refused(w: Writer, n: TorchNode) -> Result:
-    raise ParseError(
-        str(n.refuse("wanted dims and branches that do not depend on data; export the model without .item()"))
-    )
-
-
 HANDLERS: Mapping[str, Handler] = {
     "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
     "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
-    "aten.sym_size.int": _size, "aten._local_scalar_dense.default": _item_refused,
+    "aten.sym_size.int": _size,
     "sym.known": lambda w, n: w.simplify(dim(n.args[0])), "sym.truediv": _quotient,
     "sym.float": lambda w, n: as_item(w, n.args[0], f64), "sym.sqrt": lambda w, n: w.of(w.emit(Sqrt(), as_value(w, n.args[0], f64))),
     "sym.add": known(add, Add()), "sym.sub": known(sub, Sub()), "sym.mul": known(mul, Mul()), "sym.neg": known(lambda a: mul(a, -1)),
