@@ -20,6 +20,7 @@ from relax_tune.ir.frontend.onnx.images import resize, sample, window
 from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, OnnxNode, WrongValueError, near_names
 from relax_tune.ir.frontend.onnx.old_forms import FIRST, modern
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
+from relax_tune.ir.frontend.onnx.signals import spectra
 from relax_tune.ir.frontend.onnx.tensors import element_type, read_tensor, require_onnx, shortest
 from relax_tune.ir.frontend.onnx.versions import check_opset, problem_of, version_of
 from relax_tune.ir.frontend.shared.compositions import finish_import
@@ -31,7 +32,7 @@ DEEPEST = 16
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
-    **sequences.HANDLERS, **slices.HANDLERS, **data_sizes.HANDLERS,
+    **sequences.HANDLERS, **slices.HANDLERS, **spectra.HANDLERS, **data_sizes.HANDLERS,
 }  # fmt: skip
 
 KNOWN = {**SUPPORTED, **graphs.HANDLERS}

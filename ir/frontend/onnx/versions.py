@@ -46,6 +46,8 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Squeeze": (1, 11, 13, 21, 23, 24, 25), "Sub": (7, 13, 14), "Sum": (6, 8, 13), "Tan": (7, 22), "Tanh": (6, 13),
     "TensorScatter": (24,), "Tile": (6, 13), "TopK": (1, 10, 11, 24), "Transpose": (1, 13, 21, 23, 24, 25), "Trilu": (14,),
     "Unsqueeze": (1, 11, 13, 21, 23, 24, 25), "Where": (9, 16), "Xor": (7,),
+    # signals
+    "DFT": (17, 20), "MelWeightMatrix": (17,), "STFT": (17,),
     # images
     "AffineGrid": (20,), "CenterCropPad": (18,), "Col2Im": (18,), "ConvTranspose": (1, 11, 22), "GlobalLpPool": (2, 22),
     "GridSample": (16, 20, 22), "LRN": (1, 13), "MaxUnpool": (9, 11, 22), "Resize": (10, 11, 13, 18, 19), "RoiAlign": (10, 16, 22),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, ge
 from relax_tune.ir.core.graph import Call, GVar, PrimValue, Value, name_of
+from relax_tune.ir.core.scalar_ops import converted
 from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, repeated_heads, simplify_broadcasts
@@ -99,6 +100,7 @@ class Writer:
     _weights: dict[ImportedValue, Value] = field(default_factory=dict)
     _transposed: dict[ImportedValue, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
+    _tables: dict[tuple[str, DType], ImportedValue] = field(default_factory=dict)
     _required: set[Expr] = field(default_factory=set)
 
     def function_name(self, hint: str) -> str:
@@ -115,6 +117,7 @@ class Writer:
             _weights=self._weights,
             _transposed=self._transposed,
             _constants=self._constants,
+            _tables=self._tables,
         )
 
     @contextmanager
@@ -144,6 +147,13 @@ class Writer:
             one = not np.signbit(array).any()
         uniform = first.item() if one and first is not None else None
         return ImportedValue(name, info, array=array, natural=natural, uniform=uniform)
+
+    def table(self, name: str, element: DType, make: Callable[[], Array]) -> ImportedValue:
+        """Return a constant that is no weight of the model, made once under a name that says what it holds."""
+        found = self._tables.get((name, element))
+        if found is None:
+            found = self._tables[name, element] = self.constant(converted(make(), element), name)
+        return found
 
     def known(self, scalars: NDArray[np.object_], element: DType = i64, name: str = "shape") -> ImportedValue:
         """Return known integers or truth values as an item: a constant if all are literals."""

@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
-from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchGraph, TorchProgram, TorchSymbol, TorchTensor
+from relax_tune.ir.frontend.torch.program import (
+    COMPLEX,
+    Ref,
+    TorchCall,
+    TorchGraph,
+    TorchProgram,
+    TorchSymbol,
+    TorchTensor,
+)
 
 # Operators not decomposed to core ATen, since their decompositions lose structure (weights repeated over the batch, views).
 WHOLE = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "silu.default", "layer_norm.default",
     "rms_norm.default", "softmax.int", "log_softmax.int", "gelu.default", "einsum.default", "upsample_bicubic2d.vec",
-    "_upsample_nearest_exact2d.vec", "col2im.default",
+    "_upsample_nearest_exact2d.vec", "col2im.default", "stft.default", "istft.default",
 )  # fmt: skip
 # Arguments about the memory of a tensor, which no value depends on.
 PLACEMENT = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
@@ -288,15 +296,21 @@ class _Reader:
         tensor = self.exported.state_dict.get(target, self.exported.constants.get(target))
         if not isinstance(tensor, self.torch.Tensor):
             raise ParseError(f"{spec.kind.name.lower()} {target}: wanted a tensor, found {type(tensor).__name__}")
-        if tensor.dtype not in self.types:
+        parts = COMPLEX.get(str(tensor.dtype))
+        if tensor.dtype not in self.types and parts is None:
             raise ParseError(
                 f"weight {target}: wanted an element type among {', '.join(map(str, ALL))}, found {tensor.dtype}; convert "
                 "the model, as with model.float(), before exporting it"
             )
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else target
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj())
+        key = (tensor.data_ptr(), *layout) if tensor.numel() else target
         if key not in stored:
             stored[key] = target
-            values, element = tensor.detach().cpu(), self.types[tensor.dtype]
+            values, element = tensor.detach().cpu(), self.types.get(tensor.dtype)
+            if element is None:  # NumPy has no complex numbers of 16-bit parts
+                pairs = np.asarray(self.torch.view_as_real(values.resolve_conj()).numpy(), order="C")
+                weights[target] = pairs.view([("real", pairs.dtype), ("imag", pairs.dtype)])[..., 0]
+                return target
             if element is bf16 or element.is_small:  # torch gives NumPy only its bits
                 values = values.contiguous().view(self.torch.int16 if element is bf16 else self.torch.uint8)
             weights[target] = np.asarray(values.numpy(), order="C").view(element.numpy)
@@ -356,7 +370,7 @@ class _Reader:
             return Ref(value.name) if graph is None else self._inner(graph)
         if isinstance(value, (list, tuple)):
             return [self._argument(v) for v in value]
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, (bool, int, float, complex, str)):
             return value
         return self.types.get(value, str(value))
 

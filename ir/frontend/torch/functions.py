@@ -104,16 +104,23 @@ def _angle(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _hypot(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import `sqrt(x^2 + y^2)` without overflow between; infinite beside an infinity, also with NaN (C, 7.12.7.3)."""
-    element = f32 if n.dtype.is_half else n.dtype
-    x, y = (w.emit(Abs(), as_value(w, n.args[p], element)) for p in (0, 1))
+    x, y = (as_value(w, n.args[p], n.dtype) for p in (0, 1))
+    return w.of(hypot(w, x, y, n.dtype))
+
+
+def hypot(w: Writer, x: Value, y: Value, of: DType) -> Value:
+    """Emit `sqrt(x^2 + y^2)` without overflow between; infinite beside an infinity, also with NaN (C, 7.12.7.3).
+
+    of: element type of x and y"""
+    element = f32 if of.is_half else of
+    x, y = (w.emit(Abs(), cast_to(w, v, of, element)) for v in (x, y))
     zero, far = w.literal(0.0, element), w.literal(math.inf, element)
     big, small = w.emit(Maximum(), x, y), w.emit(Minimum(), x, y)
     ratio = w.emit(Div(), small, big)
     root = w.emit(Sqrt(), w.emit(AddScalar(1.0), w.emit(Mul(), ratio, ratio)))
     found = w.emit(Where(), w.emit(Equal(), big, zero), zero, w.emit(Mul(), big, root))
     infinite = w.emit(LogicalOr(), w.emit(Equal(), x, far), w.emit(Equal(), y, far))
-    return w.of(cast_to(w, w.emit(Where(), infinite, far, found), element, n.dtype))
+    return cast_to(w, w.emit(Where(), infinite, far, found), element, of)
 
 
 def _square(w: Writer, n: TorchNode) -> ImportedValue:

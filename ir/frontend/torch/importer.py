@@ -18,10 +18,13 @@ from relax_tune.ir.frontend.shared.compositions import finish_import
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, identifier
 from relax_tune.ir.frontend.torch import functions, groups, logic, math, neural, order, select
 from relax_tune.ir.frontend.torch import shape as torch_shape
+from relax_tune.ir.frontend.torch.complex import fourier, windows
+from relax_tune.ir.frontend.torch.complex import math as complex_math
+from relax_tune.ir.frontend.torch.complex.parts import constant, is_complex
 from relax_tune.ir.frontend.torch.control import data_sizes, dims, graphs
 from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.images import resize, window
-from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, dim
+from relax_tune.ir.frontend.torch.node import ComplexValue, Handler, TorchNode, as_item, dim
 from relax_tune.ir.frontend.torch.program import DIMS, Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -38,6 +41,9 @@ SUPPORTED: Mapping[str, Handler] = {
     **select.HANDLERS,
     **groups.HANDLERS,
     **order.HANDLERS,
+    **complex_math.MADE,
+    **fourier.HANDLERS,
+    **windows.HANDLERS,
     **data_sizes.HANDLERS,
 }
 
@@ -87,11 +93,16 @@ class _Importer:
     def run(self) -> IRModule:
         self._declare()
         for name, meta in self.program.inputs:
+            if meta.parts is not None:
+                raise ParseError(
+                    f"input {name}: wanted a real tensor, found {meta.spelled}; give its parts as the last dim, as of "
+                    "torch.view_as_real, and join them in the model by torch.view_as_complex"
+                )
             info = self._info(meta, f"input {name}")
             self.env[name] = self.w.of(self.w.g.input(identifier(name), info.shape or (), info.dtype))
             self.w.reserved.add(identifier(name))
         self._limit()
-        items = {key: self.w.constant(array, key) for key, array in self.program.weights.items()}
+        items = {key: constant(self.w, array, key) for key, array in self.program.weights.items()}
         self.env.update((name, items[key]) for name, key in self.program.constants.items())
         names, results = [], []
         for name, value in self.program.outputs:
@@ -104,6 +115,10 @@ class _Importer:
             if value is None:
                 continue
             found = self._value(value)
+            if isinstance(found, ComplexValue):
+                raise ParseError(
+                    f"output {name!r}: wanted a real tensor, found a complex one; return torch.view_as_real of it"
+                )
             if not isinstance(found, (ImportedValue, Expr, int)):
                 raise ParseError(f"output {name!r}: wanted a tensor or a dim, found {found!r}")
             results.append(found if isinstance(found, ImportedValue) else as_item(self.w, dim(found), i64))
@@ -188,13 +203,21 @@ class _Importer:
             call.name, call.op, args, kwargs,
             (), call.source, self._beside(call), near, self.plain,
         )  # fmt: skip
+        if op_is_complex := is_complex([*args, *kwargs.values(), call.result]):
+            gives = is_complex(call.result)
+            handler = complex_math.handler_of(call.op, SUPPORTED.get(call.op), gives)
+        if handler is None and op_is_complex:
+            raise node.refuse(
+                "wanted an operator that is supported for complex tensors, found one that is not; compute it of the real parts, "
+                "as of torch.view_as_real, torch.abs or torch.angle"
+            )
         if handler is None:
             raise node.refuse(f"wanted one of the {len(SUPPORTED)} supported operators, found one that is not")
         try:
             node = self._with_results(node, call)
             found = handler(self.w, node)
             self._bind(call, found)
-            if isinstance(found, ImportedValue):
+            if isinstance(found, (ImportedValue, ComplexValue)):
                 return self._settled(node, found, node.results[0] if node.results else None)
             if isinstance(found, Sequence):
                 return [
@@ -227,19 +250,27 @@ class _Importer:
     def _with_results(self, node: TorchNode, call: TorchCall) -> TorchNode:
         listed = call.result if isinstance(call.result, list) else [call.result]
         for m in listed:
-            if isinstance(m, TorchTensor) and m.element is None:
+            if isinstance(m, TorchTensor) and (m.element or m.parts) is None:
                 raise node.refuse(
                     f"wanted results of an element type among {', '.join(map(str, ALL))}, found {m.spelled}"
                 )
         infos = tuple(
-            self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and m.element else None for m in listed
+            self._info(m, f"node {call.name!r}") if isinstance(m, TorchTensor) and (m.element or m.parts) else None
+            for m in listed
         )
         return TorchNode(
             node.name, node.op, node.args, node.kwargs, infos, node.source, node.beside, node.near, node.plain_weights
         )
 
-    def _settled(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
+    def _settled(
+        self, node: TorchNode, found: ImportedValue | ComplexValue, said: TensorInfo | None
+    ) -> ImportedValue | ComplexValue:
         """Give a result the dims that torch states; undecided dims are checked at run time."""
+        if isinstance(found, ImportedValue):
+            return self._settled_part(node, found, said)
+        return ComplexValue(*(self._settled_part(node, part, said) for part in (found.real, found.imag)))
+
+    def _settled_part(self, node: TorchNode, found: ImportedValue, said: TensorInfo | None) -> ImportedValue:
         if said is None:
             return found
         if said.shape is None:
@@ -269,14 +300,15 @@ class _Importer:
         return [self._value(v) for v in value] if isinstance(value, list) else value
 
     def _info(self, meta: TorchTensor, where: str) -> TensorInfo:
-        if meta.element is None:
+        element = meta.element or meta.parts
+        if element is None:
             raise ParseError(
                 f"{where}: wanted an element type among {', '.join(map(str, ALL))}, found {meta.spelled}; convert the model, "
                 "as with model.float(), before exporting it"
             )
         if any(map(self._depends, meta.dims)):
-            return TensorInfo(None, meta.element, len(meta.dims))
-        return TensorInfo(tuple(self.w.simplify(dim_of(d, self.symbols)) for d in meta.dims), meta.element)
+            return TensorInfo(None, element, len(meta.dims))
+        return TensorInfo(tuple(self.w.simplify(dim_of(d, self.symbols)) for d in meta.dims), element)
 
 
 def _refs(values: Sequence[Any]) -> list[str]:

@@ -21,6 +21,16 @@ Number = Union[int, float, bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ComplexValue:
+    """A complex tensor as the tensors of its real and its imaginary parts.
+
+    Both have the same dims and the same element type."""
+
+    real: ImportedValue
+    imag: ImportedValue
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TorchNode:
     """A node with resolved arguments.
 
@@ -114,13 +124,15 @@ class TorchNode:
         return found
 
 
-Result = Union[ImportedValue, Expr, Number, Sequence["ImportedValue | None"], None]
+Result = Union[ImportedValue, ComplexValue, Expr, Number, Sequence["ImportedValue | ComplexValue | None"], None]
 Handler = Callable[[Writer, TorchNode], Result]
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, ImportedValue):
         return f"{value.name}: {value.info!r}"
+    if isinstance(value, ComplexValue):
+        return f"{value.real.name}: complex of {value.real.info!r}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
     return str(value)

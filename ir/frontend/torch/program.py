@@ -1,7 +1,7 @@
 """Plain data of an exported torch program, read by the importer and stored as JSON without torch.
 
 A dim is an int, the name of a symbol, or `[operation, dim, dim ...]` with an operation of `DIMS`. Arguments of nodes are
-numbers, texts, None, lists, `Ref` (result of another node), or a `DType`.
+numbers, also complex ones, texts, None, lists, `Ref` (result of another node), or a `DType`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relax_tune.errors import ParseError
-from relax_tune.ir.core.dtype import DType, dtype
+from relax_tune.ir.core.dtype import DType, dtype, f16, f32, f64
 from relax_tune.ir.core.expr import Expr, add, const, floordiv, floormod, maximum, minimum, mul
 
 FORMAT = 1
 DIMS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "add": add, "mul": mul, "floordiv": floordiv, "mod": floormod, "max": maximum, "min": minimum,
 }  # fmt: skip
+
+COMPLEX: Mapping[str, DType] = {"torch.complex32": f16, "torch.complex64": f32, "torch.complex128": f64}
+"""Element type of the parts of a complex number, by torch's name of the complex type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class TorchTensor:
     dims: tuple[Any, ...]
     element: DType | None
     spelled: str = ""
+
+    @property
+    def parts(self) -> DType | None:
+        """Element type of the parts of a complex tensor; None for another."""
+        return COMPLEX.get(self.spelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,11 @@ def _(value: float) -> Any:
     return value if math.isfinite(value) else {"float": str(value)}
 
 
+@_plain.register
+def _(value: complex) -> Any:
+    return {"complex": [_plain(value.real), _plain(value.imag)]}
+
+
 @_plain.register(list)
 @_plain.register(tuple)
 def _(value: Sequence[Any]) -> Any:
@@ -202,6 +215,8 @@ def _read(value: Any) -> Any:
         return Ref(value["ref"])
     if "dtype" in value:
         return dtype(value["dtype"])
+    if "complex" in value:
+        return complex(*map(_read, value["complex"]))
     if "float" in value:
         return float(value["float"])
     return TorchTensor(tuple(value["tensor"]), dtype(value["of"]) if value["of"] else None, value["as"])

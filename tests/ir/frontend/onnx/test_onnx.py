@@ -84,6 +84,10 @@ CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
       for h, w in ((4, 9), (10, 4))],
     *[(f"(bool[a, b] x, bool[b] y) => (bool[a, b] z) {{ z = {op}(x, y) }}", [truths(3, 5), truths(5)]) for op in ("And", "Or", "Xor")],
     ("(bool[a] x) => (bool[a] y) { y = Not(x) }", [truths(6)]),
+    ("(float[b, n, 1] x) => (float[b, k, 2] y) { y = DFT<onesided = 1>(x) }", [f(2, 7, 1)]),
+    ("(float[b, n, 1] x) => (float[b, p, k, 2] y) <int64 s = {2}, int64 l = {5}> { y = STFT(x, s, , l) }", [f(2, 9, 1)]),
+    ("(float[n, k] x) => (float[n, c] y) <int64 m = {4}, int64 d = {12}, int64 r = {8000}, float u = {60.0}, float v = {3000.0}> "
+     "{ w = MelWeightMatrix(m, d, r, u, v)\n y = MatMul(x, w) }", [f(3, 7)]),
     ("(bool[a, 1] c, float[b] x, float[a, b] y) => (float[a, b] z) { z = Where(c, x, y) }", [truths(3, 1), f(5), f(3, 5)]),
     ("(float[a] x) => (bool[a] y) { y = IsNaN(x) }", [np.array([1, np.nan, np.inf], "f4")]),
     ("(float[a] x) => (bool[a] y) { y = IsInf(x) }", [np.array([1, np.nan, -np.inf, np.inf], "f4")]),

@@ -1,0 +1,1 @@
+"""Import of ONNX operators on signals: Fourier transforms and mel scales."""
