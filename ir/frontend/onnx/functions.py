@@ -15,10 +15,10 @@ from relax_tune.ir.frontend.shared.writer import ImportedValue
 
 def function_of(onnx: Any, proto: Any, node: OnnxNode, domain: str) -> Any:
     """Return the function body that the standard gives for a node, or None."""
-    if domain or not 0 < node.opset < 2**31:
+    if not 0 < node.opset < 2**31:
         return None
     try:
-        schema = onnx.defs.get_schema(node.op, node.opset, "")
+        schema = onnx.defs.get_schema(node.op, node.opset, domain)
     except onnx.defs.SchemaError:
         return None
     if schema.has_function:

@@ -13,11 +13,13 @@ from relax_tune.ir.core.names import fresh
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.onnx import attention, math, numeric, reduce, select, slices
 from relax_tune.ir.frontend.onnx import shape as onnx_shape
-from relax_tune.ir.frontend.onnx.control import data_sizes, graphs, recurrent, sequences
+from relax_tune.ir.frontend.onnx.control import data_sizes, graphs, optionals, recurrent, sequences
+from relax_tune.ir.frontend.onnx.domains import ml, training
 from relax_tune.ir.frontend.onnx.file import Source, order_of, read_model
 from relax_tune.ir.frontend.onnx.functions import function_of, substituted
-from relax_tune.ir.frontend.onnx.images import resize, sample, window
+from relax_tune.ir.frontend.onnx.images import deformable, quantized, regions, resize, sample, window
 from relax_tune.ir.frontend.onnx.node import Handler, Neighbours, OnnxNode, WrongValueError, near_names
+from relax_tune.ir.frontend.onnx.numbers import determinant, random
 from relax_tune.ir.frontend.onnx.old_forms import FIRST, modern
 from relax_tune.ir.frontend.onnx.shape_values import evaluate_known
 from relax_tune.ir.frontend.onnx.signals import spectra
@@ -32,8 +34,13 @@ DEEPEST = 16
 SUPPORTED: Mapping[str, Handler] = {
     **math.HANDLERS, **numeric.HANDLERS, **onnx_shape.HANDLERS, **reduce.HANDLERS, **select.HANDLERS,
     **window.HANDLERS, **attention.HANDLERS, **resize.HANDLERS, **sample.HANDLERS, **recurrent.HANDLERS,
-    **sequences.HANDLERS, **slices.HANDLERS, **spectra.HANDLERS, **data_sizes.HANDLERS,
+    **sequences.HANDLERS, **slices.HANDLERS, **quantized.HANDLERS, **deformable.HANDLERS, **regions.HANDLERS,
+    **random.HANDLERS, **determinant.HANDLERS, **optionals.HANDLERS,
+    **spectra.HANDLERS, **data_sizes.HANDLERS,
 }  # fmt: skip
+
+OTHER_DOMAINS: Mapping[tuple[str, str], Handler] = {**ml.HANDLERS, **training.HANDLERS}
+"""Operators of domains beside the standard one, by domain and name."""
 
 KNOWN = {**SUPPORTED, **graphs.HANDLERS}
 
@@ -99,6 +106,8 @@ class _Importer:
                 raise ParseError(
                     f"output {o.name!r}: wanted a tensor, found a sequence of tensors; give it by ConcatFromSequence"
                 )
+            if isinstance(item, sequences.NothingValue):
+                raise ParseError(f"output {o.name!r}: wanted a tensor, found an optional without a value")
         return finish_import(self.w, [i for i in items if i is not None], names)
 
     def _opsets(self, imports: Any) -> Mapping[str, int]:
@@ -233,7 +242,7 @@ class _Importer:
         known = evaluate_known(self.w, node) if domain == "" else None
         if known is not None:
             return [known]
-        handler = SUPPORTED.get(node.op) if domain == "" else None
+        handler = OTHER_DOMAINS.get((domain, node.op)) if domain else SUPPORTED.get(node.op)
         failure: ParseError | None = None
         if handler is not None:
             try:

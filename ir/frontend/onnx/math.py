@@ -305,19 +305,6 @@ def _softplus(w: Writer, node: OnnxNode) -> ImportedValue:
     return w.of(w.emit(Add(), w.emit(Relu(), x), w.emit(Log(), w.emit(AddScalar(1.0), tail))))
 
 
-def _dropout(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
-    x = node.item(0)
-    if node.has(2):
-        mode = w.scalars(node.item(2))
-        none = node.has(1) and literal_of(node.item(1)) == 0  # a ratio of 0 drops nothing
-        if not none and (mode is None or mode.reshape(-1)[0].value != 0):
-            raise node.refuse("wanted inference (training_mode false); export the model for inference")
-    if (node.version or 0) < 10 and node.wants(1):
-        raise node.refuse("wanted no mask, which has no values in inference before opset 10, found one")
-    mask = w.of(w.full(x.shape, True, bool_)) if node.wants(1) else None
-    return [x, mask]
-
-
 def constant_of(node: OnnxNode) -> Array | None:
     """Return the array of a Constant node; None for an attribute without numbers."""
     numbers: Mapping[str, Any] = {
@@ -346,6 +333,6 @@ HANDLERS: Mapping[str, Handler] = {
     "Less": binary(Less()), "LessOrEqual": binary(LessEqual()), "Greater": _greater,
     "GreaterOrEqual": _greater, "And": _and, "Or": binary(LogicalOr()), "Xor": binary(NotEqual()),
     "Not": unary(LogicalNot()), "IsNaN": _is_nan, "IsInf": _is_inf, "LeakyRelu": _leaky, "PRelu": _leaky, "Elu": _elu,
-    "Selu": _elu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_sigmoid, "Softplus": _softplus, "Dropout": _dropout,
+    "Selu": _elu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_sigmoid, "Softplus": _softplus,
     "Identity": lambda w, node: node.item(0), "Constant": _constant,
 }  # fmt: skip

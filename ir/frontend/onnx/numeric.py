@@ -86,7 +86,7 @@ def _scaled(w: Writer, node: OnnxNode) -> tuple[int | None, int | None, list[Val
     return axis, group or None, [w.tensor(i) for i in given]
 
 
-def _rounded(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
+def requantized(w: Writer, value: Value, zero: Value | None, source: DType, target: DType) -> Value:
     """Return round(value) + zero, saturated to `target`. value: floats; zero: of type `target`."""
     return w.emit(Quantize(dtype=target), value, w.literal(1.0, source), *([] if zero is None else [zero]))
 
@@ -154,7 +154,7 @@ def _qlinear_matmul(w: Writer, node: OnnxNode) -> ImportedValue:
     scales = [cast_to(w, w.reshape(w.tensor(node.item(p)), []), node.item(p).dtype, f32) for p in (1, 4, 6)]
     scale = w.emit(Div(), w.emit(Mul(), scales[0], scales[1]), scales[2])
     zero = w.reshape(w.tensor(node.item(7)), [])
-    return w.of(_rounded(w, w.emit(Mul(), product, scale), zero, f32, node.item(7).dtype))
+    return w.of(requantized(w, w.emit(Mul(), product, scale), zero, f32, node.item(7).dtype))
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from relax_tune.ir.core.dtype import bool_, i64, u8
+from relax_tune.ir.core.dtype import bool_, f32, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.math import literal_of
@@ -173,9 +173,27 @@ def _channels(w: Writer, item: ImportedValue, ndim: int) -> Value:
     return w.reshape(w.tensor(item), [item.shape[0], *[const(1)] * (ndim - 2)])
 
 
-def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue:
+def _trained_batch_norm(w: Writer, node: OnnxNode) -> list[ImportedValue | None]:
+    """Import batch normalisation in training: by the statistics of the batch, and the running ones moved towards them."""
+    x, part = node.item(0), float(node.attributes.get("momentum", 0.9))
+    work = f32 if x.dtype.is_half else x.dtype
+    axes, value = (0, *range(2, x.ndim)), cast_to(w, w.tensor(x), x.dtype, work)
+    mean = w.emit(Mean(axes, True), value)
+    centred = w.emit(Sub(), value, mean)
+    spread = w.emit(Mean(axes, False), w.emit(Mul(), centred, centred))
+    mean = w.reshape(mean, [x.shape[1]])
+    given = [cast_to(w, w.tensor(node.item(p)), node.item(p).dtype, work) for p in range(1, 5)]
+    y = batch_norm(w, value, given[0], given[1], mean, spread, float(node.attributes.get("epsilon", 1e-5)))
+    found = [w.of(cast_to(w, y, work, x.dtype))]
+    for position, (old, new) in enumerate(zip(given[2:], (mean, spread), strict=True), 3):
+        moved = w.emit(Add(), w.emit(MulScalar(part), old), w.emit(MulScalar(1 - part), new))
+        found.append(w.of(cast_to(w, moved, work, node.item(position).dtype)))
+    return [*found]
+
+
+def _batch_norm(w: Writer, node: OnnxNode) -> ImportedValue | Sequence[ImportedValue | None]:
     if node.attributes.get("training_mode", 0):
-        raise node.refuse("wanted inference (training_mode 0); export the model for inference")
+        return _trained_batch_norm(w, node)
     if int(node.attributes.get("spatial", 1)) != 1:
         raise node.refuse("wanted statistics by channel (spatial 1), found those by element")
     if (node.version or 0) < 14 and any(node.wants(p) for p in range(1, 5)):

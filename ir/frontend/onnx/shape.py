@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import DType, f32, i64
+from relax_tune.ir.core.dtype import DType, bool_, f32, i64
 from relax_tune.ir.core.expr import Expr, ExprLike, add, as_int, const, floordiv, le, maximum, mul, sub
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape_values import numbers, objects
@@ -17,6 +17,7 @@ from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute
 from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MulScalar, broadcast_dims
+from relax_tune.ir.op.math.logic import Where
 
 # Largest number of elements of a constant made while importing; larger ones are computed at run time.
 LARGEST = 1 << 20
@@ -229,16 +230,19 @@ def _pad(w: Writer, node: OnnxNode) -> ImportedValue:
     mode = node.choice("mode", "constant", "edge", "reflect", "wrap")
     x, pads = node.item(0), expressions(w, node, 1)
     axes = integers(w, node, 3) if node.has(3) else list(range(x.ndim))
-    fill = 0.0
-    if node.has(2):
-        given = node.item(2).array
-        if given is None:
-            raise node.refuse("wanted a constant padding value, found one computed from tensors")
-        fill = given.reshape(-1)[0].item()
+    fill, given = 0.0, node.item(2) if node.has(2) else None
+    if given is not None and given.array is not None:
+        fill, given = given.array.reshape(-1)[0].item(), None
     sizes: list[tuple[ExprLike, ExprLike]] = [(0, 0)] * x.ndim
     for a, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         sizes[axis_of(node, a, x.ndim)] = before, after
-    return w.of(pad(w, w.tensor(x), sizes, fill, mode))
+    found = pad(w, w.tensor(x), sizes, fill, mode)
+    if given is None or mode != "constant":
+        return w.of(found)
+    outside = pad(
+        w, w.full(x.shape, False, bool_), sizes, 1.0
+    )  # a value computed from tensors takes the place of zeros
+    return w.of(w.emit(Where(), outside, w.reshape(w.tensor(given), ()), found))
 
 
 def _blocks(w: Writer, node: OnnxNode) -> ImportedValue:

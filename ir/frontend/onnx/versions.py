@@ -53,6 +53,11 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "GridSample": (16, 20, 22), "LRN": (1, 13), "MaxUnpool": (9, 11, 22), "Resize": (10, 11, 13, 18, 19), "RoiAlign": (10, 16, 22),
     "Upsample": (7, 9), "ConcatFromSequence": (11,), "SequenceAt": (11,), "SequenceConstruct": (11,), "SequenceEmpty": (11,),
     "SequenceErase": (11,), "SequenceInsert": (11,), "SequenceLength": (11,), "SplitToSequence": (11, 24),
+    "Optional": (15, 28), "OptionalGetElement": (15, 18, 28), "OptionalHasElement": (15, 18, 28),
+    "ConvInteger": (10,), "DeformConv": (19, 22), "Det": (11, 22), "MaxRoiPool": (1, 22), "QLinearConv": (10,),
+    # random numbers
+    "Bernoulli": (15, 22), "Multinomial": (7, 22), "RandomNormal": (1, 22), "RandomNormalLike": (1, 22), "RandomUniform": (1, 22),
+    "RandomUniformLike": (1, 22),
 }  # fmt: skip
 """Supported versions by operator, from the one in force at opset 7 on."""
 

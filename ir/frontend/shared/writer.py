@@ -88,7 +88,7 @@ class Writer:
 
     definitions: the call that computes each variable written so far.
     reserved: names of the program's inputs and results, which no constant takes.
-    functions: number of functions of each name so far.
+    functions: number of functions of each name, and of things of each kind, so far.
     """
 
     g: GraphBuilder
@@ -105,8 +105,12 @@ class Writer:
 
     def function_name(self, hint: str) -> str:
         """Return a name that no function of the program has."""
-        number = self.functions[hint] = self.functions.get(hint, 0) + 1
-        return f"{hint}_{number}"
+        return f"{hint}_{self.serial(hint)}"
+
+    def serial(self, kind: str) -> int:
+        """Return the number of a thing of a kind, from 1 on, over all functions of the program."""
+        number = self.functions[kind] = self.functions.get(kind, 0) + 1
+        return number
 
     def inner(self, name: str) -> Writer:
         """Return a writer of another function of the program, with the same weights."""

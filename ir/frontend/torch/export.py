@@ -324,7 +324,7 @@ class _Reader:
         if isinstance(target := kwargs.get("dtype"), DType) and target.is_small and target.is_float:
             kwargs["saturate"] = self._saturates(n.kwargs["dtype"])
         op, value = self._operator(n), n.meta.get("val")
-        if op == "aten.as_strided.default":
+        if op in ("aten.as_strided.default", "aten.as_strided_copy.default"):
             viewed = n.args[0].meta["val"]
             kwargs["strides"] = [self._dim(s) for s in viewed.stride()]
             kwargs["first"] = self._dim(viewed.storage_offset())

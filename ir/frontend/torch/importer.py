@@ -26,6 +26,7 @@ from relax_tune.ir.frontend.torch.export import plain_program
 from relax_tune.ir.frontend.torch.images import resize, window
 from relax_tune.ir.frontend.torch.node import ComplexValue, Handler, TorchNode, as_item, dim
 from relax_tune.ir.frontend.torch.program import DIMS, Ref, TorchCall, TorchGraph, TorchProgram, TorchTensor, dim_of
+from relax_tune.ir.frontend.torch.special import bessel, determinant, errors, gamma, random
 
 Bounds = Mapping[str, tuple[int, int]]
 
@@ -41,6 +42,11 @@ SUPPORTED: Mapping[str, Handler] = {
     **select.HANDLERS,
     **groups.HANDLERS,
     **order.HANDLERS,
+    **random.HANDLERS,
+    **gamma.HANDLERS,
+    **errors.HANDLERS,
+    **bessel.HANDLERS,
+    **determinant.HANDLERS,
     **complex_math.MADE,
     **fourier.HANDLERS,
     **windows.HANDLERS,
@@ -196,7 +202,10 @@ class _Importer:
         known = call.op == "sym.known"
         args = tuple(dim_of(a, self.symbols) if known else self._value(a) for a in call.args)
         kwargs = {k: self._value(v) for k, v in call.kwargs.items()}
-        if call.op == "aten.as_strided.default":  # the reader states the layout of the tensor by dims
+        if call.op in (
+            "aten.as_strided.default",
+            "aten.as_strided_copy.default",
+        ):  # the reader states the layout of the tensor by dims
             kwargs["strides"] = [dim_of(s, self.symbols) for s in call.kwargs["strides"]]
             kwargs["first"] = dim_of(call.kwargs["first"], self.symbols)
         node = TorchNode(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from relax_tune.ir.core.dtype import bool_, i64
-from relax_tune.ir.core.expr import Expr, const, floordiv, ge, sub
+from relax_tune.ir.core.dtype import bool_, f32, i64
+from relax_tune.ir.core.expr import Expr, as_int, const, floordiv, ge, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis
-from relax_tune.ir.frontend.shared.data_sizes import flat
+from relax_tune.ir.frontend.shared.algorithms.data_sizes import flat
+from relax_tune.ir.frontend.shared.compositions import cast_to, clip, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, common_type
@@ -19,9 +19,9 @@ from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, ExpandDims
 from relax_tune.ir.op.indexing.scatter import ScatterND
-from relax_tune.ir.op.math.elementwise import AddScalar, Cast, MaximumScalar, Minimum
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, MaximumScalar, Minimum, Sub
 from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, NotEqual, Where
-from relax_tune.ir.op.math.numeric import Quotient
+from relax_tune.ir.op.math.numeric import Log, Quotient
 from relax_tune.ir.op.reduction.reduce import MaxOrLowest, MinOrHighest, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 
@@ -119,7 +119,49 @@ def _diagonal_scatter(w: Writer, n: TorchNode) -> ImportedValue:
     return w.of(permute(w, w.tensor(found), [order.index(p) for p in range(x.ndim)]))
 
 
+def _running_extreme(least: bool) -> Handler:
+    """Make a handler of (values, indices) of the extreme up to each element, the last of equal ones; NaN is the extreme.
+
+    Behind an element stands itself, so that each row of a square of places has the elements up to its own."""
+
+    def handler(w: Writer, n: TorchNode) -> list[ImportedValue]:
+        x = n.item(0)
+        if not x.ndim:
+            return first_of_all(w, x)
+        axis = n.axis(1, "dim", x.ndim)
+        if as_int(x.shape[axis]) == 0:
+            return [x, w.of(w.full(x.shape, 0, i64), True)]
+        place = w.emit(Iota(x.shape[axis]))
+        own = w.emit(ExpandDims((1,)), place)
+        found = take(w, ordered(w, x), axis, w.emit(Minimum(), place, own))
+        where = w.emit(ArgMax(axis + 1, least, last=True), found)
+        where = w.emit(Minimum(), where, w.reshape(own, [x.shape[axis], *[const(1)] * (x.ndim - 1 - axis)]))
+        return _picked(w, n, x, axis, where)
+
+    return handler
+
+
+def _running_log_sum(w: Writer, n: TorchNode) -> ImportedValue:
+    """Import the logarithm of running sums of exponentials, each shifted by the largest element up to its own."""
+    x = n.item(0)
+    if not x.ndim or as_int(x.shape[n.axis(1, "dim", x.ndim)]) == 0:
+        return x
+    axis, element = n.axis(1, "dim", x.ndim), f32 if x.dtype.is_half else x.dtype
+    place = w.emit(Iota(x.shape[axis]))
+    own = w.emit(ExpandDims((1,)), place)
+    found = take(w, as_value(w, x, element), axis, w.emit(Minimum(), place, own))
+    limit = -element.lowest
+    top = clip(w, w.emit(MaxOrLowest((axis + 1,), True), found), element, -limit, limit)
+    ahead = w.emit(LessEqual(), place, own)
+    ahead = w.reshape(ahead, [x.shape[axis], x.shape[axis], *[const(1)] * (x.ndim - 1 - axis)])
+    powers = w.emit(Where(), ahead, w.emit(Exp(), w.emit(Sub(), found, top)), w.literal(0, element))
+    total = w.emit(Add(), w.emit(Log(), w.emit(Sum((axis + 1,), True), powers)), top)
+    return w.of(cast_to(w, w.reshape(total, x.shape), element, n.dtype))
+
+
 HANDLERS: Mapping[str, Handler] = {
+    "aten.logcumsumexp.default": _running_log_sum,
+    "aten.cummax.default": _running_extreme(False), "aten.cummin.default": _running_extreme(True),
     "aten.kthvalue.default": _kth, "aten.median.dim": _median, "aten.nanmedian.dim": _median,
     "aten.median.default": _median_of_all, "aten.nanmedian.default": _median_of_all,
     "aten.searchsorted.Tensor": search(False), "aten.searchsorted.Scalar": search(False),

@@ -9,8 +9,8 @@ from relax_tune.ir.core.dtype import bool_, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.algorithms.data_sizes import flat
 from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
-from relax_tune.ir.frontend.shared.data_sizes import flat
 from relax_tune.ir.frontend.shared.indexing import edge, natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows, require_as_many

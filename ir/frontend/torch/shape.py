@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import bool_, i32, i64
-from relax_tune.ir.core.expr import Expr, as_int, const, eq
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, lt, mul, sub
 from relax_tune.ir.core.expr import add as plus
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import pad, permute, reversed_along, slice_axis, triangle
-from relax_tune.ir.frontend.shared.data_sizes import coordinates, flat, true_positions
+from relax_tune.ir.frontend.shared.algorithms.data_sizes import coordinates, flat, true_positions
+from relax_tune.ir.frontend.shared.compositions import pad, permute, reversed_along, slice_axis, take, triangle
 from relax_tune.ir.frontend.shared.indexing import counter_or_tensor, edge, gather, gather_elements, gather_nd
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim, number_of
@@ -270,20 +271,47 @@ def _triangle_indices(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _as_strided(w: Writer, n: TorchNode) -> ImportedValue:
-    """Import a view by strides that keeps the order of the elements: the tensor itself, or a reshape."""
+    """Import a view by strides: the tensor itself, a reshape, or elements gathered by their places in a tensor without gaps."""
     x, own = n.item(0), [dim(e) for e in n.kwargs.get("strides", ())]
     dims, strides = ([dim(e) for e in n.args[p]] for p in (1, 2))
     start, first = n.given(3, "storage_offset"), n.kwargs.get("first", 0)
-    if start is not None and not w.g.deduction.same(dim(start), dim(first)):
-        raise n.refuse("wanted a view from the tensor's first element on; slice the tensor instead")
+    moved = const(0) if start is None else w.simplify(sub(dim(start), dim(first)))
+    packed = _same_strides(w, x.shape, own, _packed(w, x.shape))
+    if as_int(moved) != 0 or (packed and not _same_strides(w, dims, strides, _packed(w, dims))):
+        return _gathered_by_strides(w, n, moved, packed)
     kept = len(dims) == x.ndim and all(map(w.g.deduction.same, dims, x.shape))
     if kept and len(own) == x.ndim and _same_strides(w, dims, strides, own):
         return x
     if not all(_same_strides(w, d, s, _packed(w, d)) for d, s in ((dims, strides), (x.shape, own))):
         raise n.refuse("wanted strides of a tensor without gaps, or those that the tensor has; use reshape or unfold")
+    if w.g.deduction.proves(eq(product(dims), product(x.shape))) is Proof.NO:
+        return _gathered_by_strides(w, n, moved, packed)
     if not w.require(eq(product(dims), product(x.shape))):
         raise n.refuse("wanted as many elements as the tensor has; slice it first")
     return w.of(w.reshape(w.tensor(x), dims), x.natural)
+
+
+def _gathered_by_strides(w: Writer, n: TorchNode, start: Expr, packed: bool) -> ImportedValue:
+    """Import the elements of a tensor without gaps at `start` plus the products of positions and strides."""
+    x = n.item(0)
+    dims, strides = ([dim(e) for e in n.args[p]] for p in (1, 2))
+    size = product(x.shape)
+    last = start
+    for d, s in zip(dims, strides, strict=True):
+        last = plus(last, mul(sub(d, 1), s))
+    if not packed or not all(map(w.natural, (start, *strides))):
+        raise n.refuse(
+            "wanted places in a tensor without gaps, or the strides that the tensor has; use reshape or unfold"
+        )
+    if not w.require(lt(last, size)):
+        raise n.refuse(f"wanted places among the {size!r} elements of the tensor, found {last!r}")
+    at = w.size(w.simplify(start))
+    for axis, (d, s) in enumerate(zip(dims, strides, strict=True)):
+        own = w.reshape(
+            w.emit(Mul(), w.emit(Iota(d)), w.size(w.simplify(s))), [d, *[const(1)] * (len(dims) - 1 - axis)]
+        )
+        at = w.emit(Add(), at, own)
+    return w.of(take(w, w.reshape(w.tensor(x), [w.simplify(size)]), 0, at), x.natural)
 
 
 def _packed(w: Writer, dims: Sequence[Expr]) -> list[Expr]:
@@ -333,5 +361,5 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.empty_permuted.default": lambda w, n: _full(w, n, 0),
     "aten.tril.default": triangular(False), "aten.triu.default": triangular(True), "aten.constant_pad_nd.default": _pad,
     "aten.tril_indices.default": _triangle_indices, "aten.triu_indices.default": _triangle_indices,
-    "aten.as_strided.default": _as_strided, "getitem": getitem,
+    "aten.as_strided.default": _as_strided, "aten.as_strided_copy.default": _as_strided, "getitem": getitem,
 }  # fmt: skip

@@ -11,8 +11,7 @@ from relax_tune.ir.core.expr import as_int, const, mul
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
-from relax_tune.ir.frontend.shared.data_sizes import (
+from relax_tune.ir.frontend.shared.algorithms.data_sizes import (
     Distinct,
     coordinates,
     distinct,
@@ -22,6 +21,7 @@ from relax_tune.ir.frontend.shared.data_sizes import (
     true_positions,
     truth,
 )
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.gather import GatherElements

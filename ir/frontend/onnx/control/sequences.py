@@ -32,6 +32,11 @@ class SequenceValue(ImportedValue):
     growing: object = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NothingValue(ImportedValue):
+    """An optional without a value, which no tensor of the graph holds."""
+
+
 def sequence(
     parts: Sequence[ImportedValue] = (), stack: ImportedValue | None = None, growing: object = None
 ) -> SequenceValue:
@@ -54,7 +59,9 @@ def added(node: OnnxNode, item: ImportedValue, loop: object) -> ImportedValue:
 
 
 def refuse_sequences(node: OnnxNode, values: Sequence[ImportedValue | None]) -> None:
-    """Raise ParseError if any value is a sequence."""
+    """Raise ParseError if any value is a sequence, or an optional without a value."""
+    if any(isinstance(v, NothingValue) for v in values):
+        raise node.refuse("wanted tensors, found an optional without a value; ask OptionalHasElement before, in an If")
     if any(isinstance(v, SequenceValue) for v in values):
         raise node.refuse("wanted tensors, found a sequence of tensors; concatenate it (ConcatFromSequence)")
 
@@ -196,5 +203,7 @@ HANDLERS: Mapping[str, Handler] = {
     "SequenceAt": _at, "SequenceLength": _length, "ConcatFromSequence": _concatenated, "SplitToSequence": _split,
 }  # fmt: skip
 
-TAKING = frozenset({*HANDLERS, "SequenceMap", "Identity", "Loop"})
+TAKING = frozenset(
+    {*HANDLERS, "SequenceMap", "Identity", "Loop", "Optional", "OptionalGetElement", "OptionalHasElement"}
+)
 """Operators that take sequences."""

@@ -1,4 +1,4 @@
-"""ONNX operators that sample images at positions from data: GridSample, AffineGrid, RoiAlign."""
+"""ONNX operators that sample images at positions from data: GridSample, AffineGrid."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from relax_tune.ir.core.dtype import DType, f32, f64, i64
+from relax_tune.ir.core.dtype import DType, f32, i64
 from relax_tune.ir.core.expr import Expr, const, maximum, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import expressions
-from relax_tune.ir.frontend.shared.compositions import cast_to, clip, permute, slice_axis, take
-from relax_tune.ir.frontend.shared.indexing import natural_indices
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Div, MaximumScalar, Minimum, Mul, MulScalar, Sub
-from relax_tune.ir.op.math.logic import Less, LessEqual, LogicalAnd, Where
+from relax_tune.ir.op.math.elementwise import AddScalar, Div, MulScalar, Sub
+from relax_tune.ir.op.math.logic import Less, Where
 from relax_tune.ir.op.neural.grid_sample import GridSample
-from relax_tune.ir.op.neural.window import Pool
 from relax_tune.ir.op.reduction.linalg import Matmul
 
 KERNELS = {"linear": "linear", "bilinear": "linear", "nearest": "nearest", "cubic": "cubic", "bicubic": "cubic"}
@@ -55,7 +53,7 @@ def _nearest_ends(w: Writer, node: OnnxNode, positions: Value) -> Value:
     return w.emit(Where(), w.emit(Less(), one, positions), first, positions)
 
 
-def _size(w: Writer, n: Expr, element: DType) -> Value:
+def size_of(w: Writer, n: Expr, element: DType) -> Value:
     """Return a size as a float without dims."""
     return cast_to(w, w.size(n), i64, element)
 
@@ -64,13 +62,13 @@ def _steps(w: Writer, n: Expr, aligned: bool, element: DType) -> Value:
     """Return the positions (n,) of the elements of a dim from -1 to 1."""
     at = cast_to(w, w.emit(Iota(n)), i64, element)
     if aligned:  # a single element lies at -1, as by numpy.arange
-        last = _size(w, w.simplify(maximum(sub(n, 1), 1)), element)
+        last = size_of(w, w.simplify(maximum(sub(n, 1), 1)), element)
         return w.emit(AddScalar(-1.0), w.emit(Div(), w.emit(MulScalar(2.0), at), last))
     odd = w.emit(AddScalar(1.0), w.emit(MulScalar(2.0), at))
-    return w.emit(AddScalar(-1.0), w.emit(Div(), odd, _size(w, n, element)))
+    return w.emit(AddScalar(-1.0), w.emit(Div(), odd, size_of(w, n, element)))
 
 
-def _columns(w: Writer, parts: list[Value], dims: list[Expr]) -> Value:
+def columns(w: Writer, parts: list[Value], dims: list[Expr]) -> Value:
     """Return values that broadcast to `dims` side by side in a new last dim."""
     spread = [w.emit(BroadcastTo(tuple(dims)), p) for p in parts]
     return w.emit(Concat(len(dims)), *(w.reshape(p, [*dims, const(1)]) for p in spread))
@@ -91,55 +89,9 @@ def _affine_grid(w: Writer, node: OnnxNode) -> ImportedValue:
         parts.append(w.reshape(own, [dims[axis], *[const(1)] * (n - 1 - axis)]))
     parts.append(w.full([const(1)] * n, 1.0, work))
     places = w.simplify(dims[0] * dims[1] * (dims[2] if n == 3 else 1))
-    plain = w.reshape(_columns(w, parts, dims), [places, const(n + 1)])
+    plain = w.reshape(columns(w, parts, dims), [places, const(n + 1)])
     found = w.emit(Matmul(), plain, permute(w, matrix, (0, 2, 1)))
     return w.of(cast_to(w, w.reshape(found, [theta.shape[0], *dims, const(n)]), work, theta.dtype))
 
 
-def _roi_align(w: Writer, node: OnnxNode) -> ImportedValue:
-    """Import RoiAlign: means of bilinear samples of parts of images; positions far beyond an image count as 0."""
-    x, rois, batch = node.item(0), node.item(1), node.item(2)
-    half = node.choice("coordinate_transformation_mode", "half_pixel", "output_half_pixel") == "half_pixel"
-    half = half and node.opset >= 16
-    if node.choice("mode", "avg", "max") == "max":
-        raise node.refuse("wanted mode 'avg', found 'max', which takes the largest weighted neighbour")
-    ratio = int(node.attributes.get("sampling_ratio", 0))
-    if ratio < 1:
-        raise node.refuse("wanted a sampling_ratio of at least 1, found 0: as many samples as the regions are large")
-    if x.ndim != 4 or rois.ndim != 2 or not x.dtype.is_float:
-        raise node.refuse(f"wanted floats (n, c, height, width) and regions (r, 4), found {x.info!r} and {rois.info!r}")
-    work, count = f64 if x.dtype is f64 else f32, rois.shape[0]
-    table = w.reshape(cast_to(w, w.tensor(rois), rois.dtype, work), [count, const(4)])
-    table = w.emit(
-        AddScalar(-0.5 if half else 0.0), w.emit(MulScalar(float(node.attributes.get("spatial_scale", 1.0))), table)
-    )
-    positions, inside = [], []
-    for k, name in ((0, "output_width"), (1, "output_height")):
-        n = const(int(node.attributes.get(name, 1)) * ratio)
-        first, end = (slice_axis(w, table, 1, const(p), const(p + 1)) for p in (k, k + 2))
-        span = w.emit(Sub(), end, first)
-        span = span if half else w.emit(MaximumScalar(1.0), span)
-        at = w.emit(AddScalar(0.5), cast_to(w, w.emit(Iota(n)), i64, work))
-        at = w.emit(Mul(), w.emit(MulScalar(1 / float(str(n.value))), at), span)
-        at = w.emit(Add(), first, at)
-        size = x.shape[3 - k]
-        whole = _size(w, size, work)
-        inside.append(
-            w.emit(LogicalAnd(), w.emit(LessEqual(), w.literal(-1, work), at), w.emit(LessEqual(), at, whole))
-        )
-        at = w.emit(Minimum(), clip(w, at, work, 0.0, None), w.emit(AddScalar(-1.0), whole))
-        at = w.emit(Div(), w.emit(AddScalar(1.0), w.emit(MulScalar(2.0), at)), whole)
-        positions.append(
-            w.reshape(w.emit(AddScalar(-1.0), at), [count, const(1), n] if k == 0 else [count, n, const(1)])
-        )
-        inside[-1] = w.reshape(inside[-1], [count, const(1), *([const(1), n] if k == 0 else [n, const(1)])])
-    wide, high = (const(int(node.attributes.get(a, 1)) * ratio) for a in ("output_width", "output_height"))
-    grid = _columns(w, positions, [count, high, wide])
-    images = take(w, w.tensor(x), 0, natural_indices(w, batch, x.shape[0]))
-    found = w.emit(GridSample("linear", "border"), cast_to(w, images, x.dtype, work), grid)
-    found = w.emit(Where(), w.emit(LogicalAnd(), *inside), found, w.literal(0, work))
-    total = w.emit(Pool((ratio, ratio), (ratio, ratio), (1, 1), largest=False), found)
-    return w.of(cast_to(w, w.emit(MulScalar(1 / ratio**2), total), work, x.dtype))
-
-
-HANDLERS: Mapping[str, Handler] = {"GridSample": _grid_sample, "AffineGrid": _affine_grid, "RoiAlign": _roi_align}
+HANDLERS: Mapping[str, Handler] = {"GridSample": _grid_sample, "AffineGrid": _affine_grid}

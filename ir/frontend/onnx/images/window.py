@@ -85,8 +85,8 @@ def _spatial(node: OnnxNode, x: ImportedValue) -> tuple[Expr, ...]:
     return x.shape[2:]
 
 
-def _of_kernel(w: Writer, node: OnnxNode) -> WindowAttributes:
-    """Return the attributes of a convolution, whose kernel sizes are those of its weights."""
+def of_kernel(w: Writer, node: OnnxNode) -> WindowAttributes:
+    """Return the attributes of a convolution, whose kernel sizes are those of its weights, input 1."""
     x, kernel = node.item(0), node.item(1)
     if kernel.ndim != x.ndim:
         raise node.refuse(f"wanted kernels of {x.ndim} dims, found {kernel.info!r}")
@@ -99,23 +99,24 @@ def _of_kernel(w: Writer, node: OnnxNode) -> WindowAttributes:
     return WindowAttributes(w, node, spatial, sizes)
 
 
-def _biased(w: Writer, node: OnnxNode, y: Value) -> ImportedValue:
-    if not node.has(2):
+def biased(w: Writer, node: OnnxNode, y: Value, position: int = 2) -> ImportedValue:
+    """Add the bias of each channel, if input `position` gives one."""
+    if not node.has(position):
         return w.of(y)
-    bias = node.item(2)
+    bias = node.item(position)
     ones: list[Expr] = [const(1)] * (len(tensor_dims(y)) - 2)
     return w.of(w.emit(Add(), y, w.reshape(w.tensor(bias), [*bias.shape, *ones])))
 
 
 def _conv(w: Writer, node: OnnxNode) -> ImportedValue:
-    own = _of_kernel(w, node)
+    own = of_kernel(w, node)
     value = windows.padded(w, w.tensor(node.item(0)), own.all_pads, 0)
     op = Conv(own.strides, own.dilations, int(node.attributes.get("group", 1)))
-    return _biased(w, node, w.emit(op, value, w.tensor(node.item(1))))
+    return biased(w, node, w.emit(op, value, w.tensor(node.item(1))))
 
 
 def _conv_transpose(w: Writer, node: OnnxNode) -> ImportedValue:
-    x, own = node.item(0), _of_kernel(w, node)
+    x, own = node.item(0), of_kernel(w, node)
     n, auto = len(own.sizes), own.auto
     more = [int(v) for v in node.attributes.get("output_padding") or [0] * n]
     shape = [int(v) for v in node.attributes.get("output_shape") or []]
@@ -136,7 +137,7 @@ def _conv_transpose(w: Writer, node: OnnxNode) -> ImportedValue:
         sizes.append(sub(sub(whole, front), behind))
     groups = int(node.attributes.get("group", 1))
     y = windows.transposed(w, x, node.item(1), own.strides, own.dilations, groups, before, sizes)
-    return _biased(w, node, y)
+    return biased(w, node, y)
 
 
 def _pooled(w: Writer, node: OnnxNode) -> WindowAttributes:

@@ -13,8 +13,16 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of, expressions, integers
 from relax_tune.ir.frontend.onnx.tensors import element_type
+from relax_tune.ir.frontend.shared.algorithms.fourier import (
+    Parts,
+    frames,
+    half,
+    multiplied,
+    real_inverse,
+    scaled,
+    transform,
+)
 from relax_tune.ir.frontend.shared.compositions import cast_to, pad, slice_axis
-from relax_tune.ir.frontend.shared.fourier import Parts, frames, half, multiplied, real_inverse, scaled, transform
 from relax_tune.ir.frontend.shared.writer import Array, ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.indexing.movement import Concat, ExpandDims
 from relax_tune.ir.rewrite.emitter import tensor_info

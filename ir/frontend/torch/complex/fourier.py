@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import Expr, add, as_int, const, maximum, minimum, mul, sub
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, pad, permute
-from relax_tune.ir.frontend.shared.fourier import (
+from relax_tune.ir.frontend.shared.algorithms.fourier import (
     Parts,
     frames,
     multiplied,
@@ -16,6 +15,7 @@ from relax_tune.ir.frontend.shared.fourier import (
     scaled,
     transform,
 )
+from relax_tune.ir.frontend.shared.compositions import cast_to, pad, permute
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.complex.math import as_real
 from relax_tune.ir.frontend.torch.complex.parts import complex_of, parts_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 from relax_tune.ir.core.dtype import bool_, f32
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.graph import Value
+from relax_tune.ir.frontend.shared.algorithms.fourier import multiplied
 from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis
-from relax_tune.ir.frontend.shared.fourier import multiplied
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.complex.parts import (
     BY_PARTS,

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from relax_tune.ir.core.dtype import bool_, f32, i64, u8
 from relax_tune.ir.core.expr import Expr, as_int, const, eq
 from relax_tune.ir.core.graph import Value
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
-from relax_tune.ir.frontend.shared.data_sizes import (
+from relax_tune.ir.frontend.shared.algorithms.data_sizes import (
     Distinct,
     coordinates,
     distinct,
@@ -21,6 +20,7 @@ from relax_tune.ir.frontend.shared.data_sizes import (
     true_positions,
     truth,
 )
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, Result, TorchNode, as_item, as_value
 from relax_tune.ir.op.base import product

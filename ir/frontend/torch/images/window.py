@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Expr, add, as_int, const, ge, sub
+from relax_tune.ir.core.expr import Expr, add, as_int, const, floordiv, ge, sub
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared import windows
-from relax_tune.ir.frontend.shared.compositions import batch_norm, cast_to, group_norm, pad
+from relax_tune.ir.frontend.shared.compositions import batch_norm, cast_to, group_norm, pad, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, dim, number_of
+from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
+from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import ExpandDims
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Mul, Rsqrt, Sub
-from relax_tune.ir.op.math.logic import Less, LessEqual, LogicalAnd, Where
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Div, Minimum, Mul, Rsqrt, Sub
+from relax_tune.ir.op.math.logic import Equal, Less, LessEqual, LogicalAnd, Where
 from relax_tune.ir.op.math.numeric import Quotient
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.reduce import Mean, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax
 
 
 def _sizes(n: TorchNode, position: int, name: str, default: int, axes: int) -> tuple[int, ...]:
@@ -180,6 +183,46 @@ def _adaptive_average(axes: int) -> Handler:
     return handler
 
 
+def _adaptive_max(axes: int) -> Handler:
+    """Make a handler of (values, places) of the largest elements of windows that divide a dim, along one axis after the other.
+
+    Window `i` of `count` goes from `i * size / count`, rounded down, to `(i + 1) * size / count`, rounded up."""
+
+    def handler(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
+        x = n.item(0)
+        value, where = w.tensor(x), None
+        for axis in range(x.ndim - 1, x.ndim - 1 - axes, -1):
+            size, count = x.shape[axis], n.dims[axis]
+            if not w.require(ge(size, 1)):
+                raise n.refuse("wanted dims of at least 1 element, found none")
+            most = w.simplify(add(floordiv(sub(add(size, count), 1), count), 1))
+            scaled, many = w.emit(Mul(), w.emit(Iota(count)), w.size(size)), w.size(count)
+            begin = w.emit(Quotient(), scaled, many)
+            end = w.emit(Quotient(), w.emit(Add(), scaled, w.size(w.simplify(sub(add(size, count), 1)))), many)
+            places = w.emit(Add(), w.emit(ExpandDims((1,)), begin), w.emit(Iota(most)))
+            # behind the last element of a window stands that again
+            places = w.emit(Minimum(), places, w.emit(AddScalar(-1), w.emit(ExpandDims((1,)), end)))
+            ones: list[Expr] = [const(1)] * (x.ndim - 1 - axis)
+            found = take(w, value, axis, places)
+            best = w.emit(ArgMax(axis + 1), found)
+            best = w.emit(Add(), best, w.reshape(begin, [count, *ones]))
+            if x.dtype.is_float:  # of several NaN the last
+                end = w.reshape(w.emit(AddScalar(-1), end), [count, *ones])
+                last = w.emit(Add(), w.emit(ArgMax(axis + 1, last=True), found), w.reshape(begin, [count, *ones]))
+                top = w.emit(GatherElements(axis), value, best)
+                best = w.emit(Where(), w.emit(Equal(), top, top), best, w.emit(Minimum(), last, end))
+            value = w.emit(GatherElements(axis), value, best)
+            if where is None:
+                where = best
+            else:
+                behind = w.simplify(product(x.shape[axis + 1 :]))
+                where = w.emit(Add(), w.emit(GatherElements(axis), where, best), w.emit(Mul(), best, w.size(behind)))
+        assert where is not None
+        return [w.of(value, x.natural), w.of(where, True)]
+
+    return handler
+
+
 HANDLERS: Mapping[str, Handler] = {
     "aten.convolution.default": _convolution, "aten.max_pool2d_with_indices.default": _max_pool(2),
     "aten.max_pool3d_with_indices.default": _max_pool(3), "aten.avg_pool1d.default": _average_pool(1),
@@ -187,5 +230,6 @@ HANDLERS: Mapping[str, Handler] = {
     "aten._native_batch_norm_legit_no_training.default": _batch_norm, "aten.native_group_norm.default": _group_norm,
     "aten._native_batch_norm_legit.no_stats": _own_batch_norm,
     "aten.adaptive_avg_pool1d.default": _adaptive_average(1), "aten._adaptive_avg_pool2d.default": _adaptive_average(2),
-    "aten._adaptive_avg_pool3d.default": _adaptive_average(3),
+    "aten._adaptive_avg_pool3d.default": _adaptive_average(3), "aten.adaptive_max_pool2d.default": _adaptive_max(2),
+    "aten.adaptive_max_pool3d.default": _adaptive_max(3),
 }  # fmt: skip

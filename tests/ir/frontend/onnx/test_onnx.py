@@ -16,6 +16,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
 from relax_tune.ir.frontend.onnx.control import recurrent
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
+from relax_tune.ir.frontend.onnx.numbers import random
 from relax_tune.ir.frontend.onnx.shape_values import KNOWN
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.op.indexing.movement import Split
@@ -39,12 +40,22 @@ def truths(*shape: int) -> np.ndarray[Any, Any]:
     return RNG.integers(0, 2, shape).astype(bool)
 
 
+def u8(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+
+def i8(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.integers(-128, 128, shape, dtype=np.int8)
+
+
 def positive(*shape: int) -> np.ndarray[Any, Any]:
     return np.abs(f(*shape)) + np.float32(0.1)
 
 
-UNKNOWN_TO_ONNX = {"GlobalLpPool"}
-"""Operators that onnx's own evaluator lacks."""
+UNKNOWN_TO_ONNX = {"GlobalLpPool", "MaxRoiPool", "OptionalGetElement"}
+"""Operators that onnx's own evaluator lacks, or gives a list for."""
+RANDOM = set(random.HANDLERS) - {"Dropout"}
+"""Operators whose results differ from those of any other evaluator."""
 ONE = "(float[a, b] x) => (float[a, b] y)"
 CASES: list[tuple[str, list[np.ndarray[Any, Any]]]] = [
     *[(f"{ONE} {{ y = {op}(x) }}", [f(3, 5)]) for op in (
@@ -303,6 +314,26 @@ NEWER: list[tuple[int, str, list[np.ndarray[Any, Any]]]] = [
     *[(19, '(float[b, h, w] x) => (float[b, p, q] y) <int64[2] s = {6, 7}, float[4] r = {0.25, -0.125, 0.875, 1.125}> { y = Resize<'
        f'axes = [2, 1], coordinate_transformation_mode = "tf_crop_and_resize", mode = "{mode}", extrapolation_value = 3.0>'
        '(x, r, , s) }', [f(2, 5, 9)]) for mode in ("nearest", "linear", "cubic")],
+    *[(22, "(float[b, c, h, w] x, float[r, k] i, int64[r] j) => (float[r, c, 2, 3] y) { y = RoiAlign<output_height = 2, "
+       f'output_width = 3, sampling_ratio = {ratio}, mode = "{kind}", coordinate_transformation_mode = "{mode}">(x, i, j) }}',
+       [f(2, 3, 6, 5), np.array([[1, 2, 8, 9], [-8, 0, 3, 30], [4, 4, 4, 4], [3, 5, 1, 1], [0.3, 0.7, 23, 17]], "f4"),
+        np.array([0, 1, 1, 0, 1])])
+      for mode in ("half_pixel", "output_half_pixel") for ratio, kind in ((0, "avg"), (2, "max"))],
+    (21, "(uint8[n, 4, h, w] x, uint8[6, 2, 2, 3] k, uint8 z, uint8[6] o) => (int32[n, 6, p, q] y) { y = ConvInteger<group = 2, "
+     "pads = [1, 0, 2, 1], strides = [2, 1]>(x, k, z, o) }", [u8(2, 4, 7, 5), u8(6, 2, 2, 3), np.uint8(7), u8(6)]),
+    (21, "(int8[n, 4, h, w] x, float s, int8 z, int8[6, 2, 2, 3] k, float[6] t, int8[6] o, float r, int8 a, int32[6] b) => "
+     "(int8[n, 6, p, q] y) { y = QLinearConv<group = 2, pads = [1, 0, 2, 1], dilations = [2, 1]>(x, s, z, k, t, o, r, a, b) }",
+     [i8(2, 4, 7, 5), np.float32(0.013), np.int8(4), i8(6, 2, 2, 3), positive(6), i8(6), np.float32(9.7), np.int8(-6),
+      i(-999, 999, 6).astype("i4")]),
+    (21, "(float[n, 4, h, w] x, float[6, 2, 2, 3] k, float[n, t, p, q] o, float[6] b, float[n, v, p, q] m) => (float[n, 6, p, q] y) "
+     "{ y = DeformConv<group = 2, offset_group = 2, pads = [1, 0, 2, 1], dilations = [2, 1]>(x, k, o, b, m) }",
+     [f(2, 4, 7, 5), f(6, 2, 2, 3), f(2, 24, 8, 4), f(6), f(2, 12, 8, 4)]),
+    *[(21, f"(float[b, {n}, {n}] x) => (float[b] y) {{ y = Det(x) }}", [f(3, n, n)]) for n in (1, 2, 5)],
+    (21, "(float[n] x) => (float[n] y) { o = Optional(x)\n h = OptionalHasElement(o)\n z = Cast<to = 1>(h)\n y = Add(x, z) }", [f(3)]),
+    (21, "(float[n, m] x, float v) => (float[p, q] y) <int64[4] s = {1, 0, 2, 3}> { w = Exp(v)\n y = Pad(x, s, w) }",
+     [f(2, 3), np.float32(0.5)]),
+    (21, "(float[n, c, h] x, float[c] s, float[c] b, float[c] m, float[c] v) => (float[n, c, h] y, float[c] p, float[c] q) "
+     "{ y, p, q = BatchNormalization<training_mode = 1, momentum = 0.75>(x, s, b, m, v) }", [f(3, 2, 5), f(2), f(2), f(2), positive(2)]),
     (21, "(float[n, 6, h] x, float[6] s, float[6] b) => (float[n, 6, h] y) "
      "{ y = GroupNormalization<num_groups = 2, epsilon = 0.01>(x, s, b) }", [f(2, 6, 5), f(6), f(6)]),
 ]  # fmt: skip
@@ -334,7 +365,8 @@ def test_newer_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> No
 def test_every_handler_is_exercised() -> None:
     text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER)))
     used = set(re.findall(r"= (\w+)(?:<[^(]*>)?\(", text))
-    elsewhere = {"Scatter", "Upsample", *recurrent.HANDLERS}  # tested with old opsets, and with control flow
+    # tested with old opsets, with control flow, and by their statistics
+    elsewhere = {"Scatter", "Upsample", *recurrent.HANDLERS, *RANDOM}
     assert set(SUPPORTED) - used == UNKNOWN_TO_ONNX | elsewhere
 
 
@@ -343,6 +375,21 @@ def test_global_lp_pool() -> None:
         "GlobalLpPool<p = 3>", "LpPool<p = 3, kernel_shape = [3, 4]>"))  # fmt: skip
     own, same = map(model, texts)
     check(own, [f(2, 2, 3, 4)], same_as=same)
+
+
+def test_load_onnx_optional_certain_at_import_is_resolved() -> None:
+    own, same = (
+        model(f"(float[n] x) => (float[n] y) {{ o = {op}(x)\n y = {get}(o) }}", 21)
+        for op, get in (("Optional", "OptionalGetElement"), ("Identity", "Identity"))
+    )
+    check(own, [f(3)], same_as=same)
+    empty = "(float[n] x) => (float[n] y) { o = Optional()\n"
+    added = model(f"{empty} h = OptionalHasElement(o)\n z = Cast<to = 1>(h)\n y = Add(x, z) }}", 21)
+    check(added, [f(3)], same_as=model("(float[n] x) => (float[n] y) { y = Identity(x) }"))
+    with pytest.raises(ParseError, match=r"operator OptionalGetElement .*found one without"):
+        load_onnx(model(f"{empty} y = OptionalGetElement(o) }}", 21))
+    with pytest.raises(ParseError, match=r"operator Add .*found an optional without a value"):
+        load_onnx(model(f"{empty} y = Add(x, o) }}", 21))
 
 
 def operators(module: IRModule) -> list[str]:
@@ -387,16 +434,12 @@ def test_a_function_of_the_model_is_inlined() -> None:
 
 def test_load_onnx_unsupported_operator_names_node_and_similar() -> None:
     with pytest.raises(ParseError) as caught:
-        load_onnx(model('(float[a, 4] x) => (float[q] y) { t = Relu(x)\n ["arg"] y = Det(t) }'))
+        load_onnx(model('(float[a, 4] x) => (float[q] y) { t = Relu(x)\n ["arg"] y = ImageDecoder(t) }'))
     said = str(caught.value)
-    assert "Det (domain ai.onnx, opset 20, version 11)" in said and "fed by Relu" in said
+    assert "ImageDecoder (domain ai.onnx, opset 20, version 20)" in said and "fed by Relu" in said
     assert "Tensor((a, 4), f32)" in said and "wanted one of the" in said
-    with pytest.raises(ParseError, match="near in name and supported: MaxPool"):
-        load_onnx(
-            model(
-                "(float[a, b, h, w] x, float[c, 5] r) => (float[q] y) { y = MaxRoiPool<pooled_shape = [1, 1]>(x, r) }"
-            )
-        )
+    with pytest.raises(ParseError, match="near in name and supported: Concat"):
+        load_onnx(model("(float[n] x, float[n] r) => (float[n] y) { y = StringConcat(x, r) }"))
 
 
 def test_load_onnx_data_dependent_reshape_raises() -> None:

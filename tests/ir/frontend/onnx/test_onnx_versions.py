@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ir.frontend.onnx.onnx_models import check, model, onnx
-from tests.ir.frontend.onnx.test_onnx import CASES, NEWER, UNKNOWN_TO_ONNX, f, positive
+from tests.ir.frontend.onnx.test_onnx import CASES, NEWER, RANDOM, UNKNOWN_TO_ONNX, f, positive
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.frontend.onnx import versions as onnx_versions
@@ -74,7 +74,7 @@ def test_versions_table_lists_exactly_supported_operators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", sorted(set(SUPPORTED) - set(recurrent.HANDLERS)))  # for loops see test_onnx_control
+@pytest.mark.parametrize("op", sorted(set(SUPPORTED) - set(recurrent.HANDLERS) - RANDOM))  # loops: test_onnx_control
 def test_every_definition_is_handled_or_refused_by_name(op: str) -> None:
     for version in versions(op):
         opset = opset_of(op, version)

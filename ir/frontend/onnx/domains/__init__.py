@@ -1,0 +1,1 @@
+"""Import of ONNX operators of domains beside the standard one."""
