@@ -146,8 +146,47 @@ def cases() -> list[Case]:
         ("integer_pools", [(SIGNED, (3, 4, 6))], lambda i: (fn.avg_pool2d(i, 2), fn.avg_pool2d(i, 3, 2, 1, count_include_pad=False), fn.avg_pool2d(i, 2, 3, 1, ceil_mode=True), fn.avg_pool2d(i, 2, divisor_override=3))),
         ("quotients", x, lambda a: (a * (a.shape[0] / 3), a + 1 / (a.shape[0] + 1), torch.ones(torch.sym_int(a.shape[0] / 2) + 1), torch.ones(math.ceil(a.shape[0] / 4) + 2))),
         ("branches_and_loops", [(F, (3,)), (F, (3,))], control_flow),
+        ("sizes_masks", [(F, (3,)), (B, ())], masks),
+        ("sizes_distinct", [(N, (3,)), (F, (3, 2))], distinct),
+        ("sizes_read", [(F, (3,)), (N, ())], sizes_read),
     ]  # fmt: skip
     return found
+
+
+def masks(a: Any, p: Any) -> Any:
+    """Masks as indices and of assignments, and dims that their counts decide."""
+    import torch
+
+    picked, chosen, doubled = a[a > 0], a[p], a.clone()
+    doubled[a > 0] = doubled[a > 0] * 2
+    added = a.clone()
+    added[p] += a[p]
+    rows, columns = torch.where(a > 0)
+    places = (a > 0).nonzero()
+    merged = a.masked_scatter(a > 0, picked * 3)
+    columns_kept = a[:, torch.tensor([True, False, True])]
+    first = torch.nonzero_static(a > 0, size=4)
+    weights = torch.cat([chosen, a]).softmax(-1) @ torch.ones(3, 2)
+    return picked.sum(), chosen, doubled, added, a[rows, columns], places, merged, columns_kept, first, weights, a.masked_select(p[:, None])
+
+
+def distinct(i: Any, a: Any) -> Any:
+    import torch
+
+    every, place, count = torch.unique(i, return_inverse=True, return_counts=True)
+    slices, row = torch.unique(i, dim=0, return_inverse=True)
+    runs, run, length = torch.unique_consecutive(i.flatten(), return_inverse=True, return_counts=True)
+    total = torch.zeros(every.shape[0], 2).index_add(0, place.flatten(), a.reshape(-1, 2))
+    return every, place, count, slices, row, runs, run, length, total
+
+
+def sizes_read(a: Any, i: Any) -> Any:
+    """Numbers of tensors as dims, repeats and counts."""
+    import torch
+
+    count = (a > 0).sum().item()
+    scale = a.sum().item()
+    return torch.arange(count) * 2, torch.ones(3, count) @ torch.ones(count, 2), a * scale, torch.repeat_interleave(a, i, dim=0), torch.bincount(i), torch.bincount(i, minlength=7)
 
 
 def control_flow(a: Any, b: Any) -> Any:
