@@ -38,8 +38,10 @@ from relax_tune.schedules.primitives.loops import loops as loop_primitives
 from relax_tune.schedules.primitives.loops import partition
 from relax_tune.schedules.primitives.memory import buffers, layouts, pipeline
 from relax_tune.schedules.primitives.reduction import (
+    bitonic_sorts,
     loop_invariant,
     online_softmax,
+    radix_sorts,
     reductions,
     scans,
     scatters,
@@ -77,6 +79,8 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         scans.serial_scan,
         scatters.serial_scatter,
         selection.quadratic_select,
+        radix_sorts.radix_sort,
+        bitonic_sorts.bitonic_sort,
         stream_k.stream_k,
         loop_invariant.hoist_factors,
         online_softmax.split_k_update,

@@ -62,6 +62,7 @@ from relax_tune.schedules.rules.gpu import matmul as gpu_matmul
 from relax_tune.schedules.rules.gpu import mma as gpu_mma
 from relax_tune.schedules.rules.gpu import reductions as gpu_reductions
 from relax_tune.schedules.rules.gpu import rowwise as gpu_rowwise
+from relax_tune.schedules.rules.gpu import sorting as gpu_sorting
 from relax_tune.schedules.rules.gpu import wgmma as gpu_wgmma
 from relax_tune.schedules.schedule import Schedule, holds, replay
 from relax_tune.schedules.target import HardwareInfo
@@ -93,6 +94,7 @@ GPU_RULES: Mapping[str, Rule] = {
     "gpu_flash_attention": gpu_flash_attention.sketches,
     "gpu_flash_decoding": gpu_flash_decoding.sketches,
     "gpu_convolution": gpu_convolution.sketches,
+    "gpu_sorting": gpu_sorting.sketches,
     "gpu_rowwise": gpu_rowwise.sketches,
     "gpu_reductions": gpu_reductions.sketches,
     "gpu_injective": gpu_injective.sketches,

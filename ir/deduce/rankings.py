@@ -78,14 +78,14 @@ def pick(block: Block) -> PickPattern | None:
     return None
 
 
-def same_rows(ranked: Block, picked: PickPattern, slot_indices: tuple[Expr, ...]) -> dict[Var, Expr] | None:
+def same_rows(
+    ranked: Block, pattern: RankingPattern, picked: PickPattern, slot_indices: tuple[Expr, ...]
+) -> dict[Var, Var] | None:
     """Return the rows' iterators of a pick for those of its ranking, where both index alike; None elsewhere.
 
-    slot_indices: the indices that the pick stores at."""
-    found: dict[Var, Expr] = {}
-    pattern = ranking(ranked)
-    stored = ranked.body.indices
-    if pattern is None or not len(stored) == len(slot_indices) == len(picked.ranks.indices):
+    pattern: that of `ranked`; slot_indices: the indices that the pick stores at"""
+    found, stored = dict[Var, Var](), ranked.body.indices
+    if not len(stored) == len(slot_indices) == len(picked.ranks.indices):
         return None
     for at, read, own in zip(stored, picked.ranks.indices, slot_indices, strict=True):
         if not isinstance(at, Var):

@@ -51,7 +51,7 @@ WIDE = replace(MACHINES["c"], lanes=16)
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
     "attention over a cache", "attention, f16", "mean pool", "sum of all", "convolution 3x2, apart", "convolution by channel",
-    "convolution of 128 steps", "sums along rows",
+    "convolution of 128 steps", "sums along rows", "largest of 100",
 )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
         make.top_places,
         ({"n": 3, "m": 300, "k": 7}, {"n": 1, "m": 1, "k": 1}, {"n": 2, "m": 17, "k": 17}, {"n": 4, "m": 9, "k": 0}),
     ),
+    "largest of 100": (lambda: make.top_places_of(100), ({"n": 3, "k": 7}, {"n": 1, "k": 100}, {"n": 0, "k": 1})),
     "order of columns": (
         lambda: make.top_places(0, False, i8),
         ({"n": 37, "m": 3, "k": 37}, {"n": 5, "m": 1, "k": 2}, {"n": 8, "m": 0, "k": 8}),

@@ -8,7 +8,23 @@ from collections.abc import Callable
 import numpy as np
 
 from relax_tune.ir.core.dtype import DType, bool_, f16, f32, i8, i32, i64
-from relax_tune.ir.core.expr import TRUE, Expr, Var, and_, call, cast, const, div, eq, le, lt, maximum, select
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    ExprLike,
+    Var,
+    and_,
+    call,
+    cast,
+    const,
+    div,
+    eq,
+    expr,
+    le,
+    lt,
+    maximum,
+    select,
+)
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -78,6 +94,14 @@ def top_places(axis: int = 1, largest: bool = True, stored: DType = f32) -> Prim
     """The places of the k largest or smallest elements of (n, m) along an axis."""
     info = TensorInfo((Var("n"), Var("m")), stored)
     return TopK(Var("k"), axis, largest).legalize("top_k", [info])
+
+
+def top_places_of(
+    length: int, axis: int = 1, largest: bool = True, stored: DType = f32, k: ExprLike | None = None
+) -> PrimFunc:
+    """The places of the k largest or smallest elements along an axis of n rows or columns of known length."""
+    dims = (Var("n"), const(length)) if axis else (const(length), Var("n"))
+    return TopK(Var("k") if k is None else expr(k), axis, largest).legalize("top_k", [TensorInfo(dims, stored)])
 
 
 def scattered_rows(mode: Mode = "add", stored: DType = f32) -> PrimFunc:

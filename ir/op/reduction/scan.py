@@ -199,8 +199,8 @@ def counts_ahead(mine: Expr, other: Expr, i: Expr, k: Expr, largest: bool) -> Ex
 class TopK(OperatorSpec):
     """Indices of the `k` largest elements along `axis` (the smallest, unless `largest`), best first, as int64.
 
-    Equal elements keep their order, and NaN is the largest. Loops count the rank of each element; schedules for processors select
-    from chunks instead (`quadratic_select`)."""
+    Equal elements keep their order, and NaN is the largest. Loops count the rank of each element; schedules select from
+    chunks instead (`quadratic_select`), or sort (`radix_sort`, `bitonic_sort`)."""
 
     k: Expr
     axis: int = -1

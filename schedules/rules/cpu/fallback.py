@@ -16,13 +16,15 @@ from relax_tune.schedules.independence import writers
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
-from relax_tune.schedules.rules.shared.searches import picks, row_length, select_rows, serial_scatters
+from relax_tune.schedules.rules.shared.searches import picks, row_length, select_rows, serial_scatters, sort_rows, sorts
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 CHUNK = 64
 FEW = 16
 """Elements of a row whose ranks are counted in less time than chunks take."""
+DIGIT_BITS = 8
+"""Bits of a digit that rows are sorted by."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
@@ -65,14 +67,17 @@ def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
 
 
 def _select(s: Schedule, block: Block, machine: HardwareInfo) -> set[str]:
-    """Select the largest elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
+    """Select or sort the elements row by row. Return the names of the blocks that this replaces, none where it does not fit."""
     before, found, length = (s.func, list(s.steps)), pick(block), row_length(block)
     if length is not None and length <= FEW:
         return set()
     try:
-        made = select_rows(s, block.name, CHUNK if length is None or length > CHUNK**2 else 2 * FEW)
-        if made.rows:
-            s.set_kind(s.fuse(made.rows), "group" if machine.has_grid else "parallel")
+        if sorts(block):
+            rows = sort_rows(s, block.name, DIGIT_BITS)
+        else:
+            rows = select_rows(s, block.name, CHUNK if length is None or length > CHUNK**2 else 2 * FEW).rows
+        if rows:
+            s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
     except ScheduleError:
         s.func, s.steps = before
         return set()

@@ -1,4 +1,4 @@
-"""Reductions whose results search all terms for their few: selections of the largest elements, and scatters."""
+"""Reductions whose results search all terms for their few: selections of the largest elements, sorts, and scatters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.ir.deduce.pattern_kinds import prefix_scan
 from relax_tune.ir.deduce.rankings import pick
 from relax_tune.ir.deduce.scatters import scatter
+from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.primitives.reduction.scatters import total_dtype
 from relax_tune.schedules.schedule import Schedule
@@ -31,6 +32,10 @@ PARTS = (
     "keep_place",
 )
 """The blocks that `quadratic_select` makes, in program order."""
+SORTED_SHARE = 128
+"""Elements that a radix sort orders in the time in which quadratic selection takes one (f32 on C, rows of 1000 to 32,000)."""
+USUAL_LENGTH = 64 * SORTED_SHARE
+"""The length of a row that is assumed where it is a symbol."""
 
 
 def searches(func: PrimFunc) -> bool:
@@ -61,6 +66,27 @@ def row_length(block: Block) -> int | None:
     return None if found is None else as_int(found.step.extent)
 
 
+def inline_elements(func: PrimFunc) -> tuple[Schedule, Block]:
+    """Inline what makes the elements of a function's one pick; return the schedule and the block that picks."""
+    s = Schedule(func)
+    (chosen,) = picks(func)
+    for block in blocks(func.body):
+        if block is not chosen and inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    return s, chosen
+
+
+def sorts(block: Block) -> bool:
+    """Return whether a sort of all elements is expected to be faster than a selection of a block's places.
+
+    A symbolic number of places may be the length. A sort is slower by a constant factor at worst, a selection by the length."""
+    found = pick(block)
+    if found is None:
+        return False
+    count, length = as_int(found.slot.extent), as_int(found.step.extent)
+    return count is None or count * SORTED_SHARE >= (USUAL_LENGTH if length is None else length)
+
+
 @dataclass(frozen=True, slots=True)
 class SelectedRows:
     """A selection whose rows are computed one by one.
@@ -81,3 +107,14 @@ def select_rows(s: Schedule, block: str, size: Expr | int) -> SelectedRows:
     for part in ("take", "take_chunk", "take_place", "seek", "seek_place"):
         s.apply("set_scope", buffer=find_block(s.func, made[part]).body.buffer.name, scope="local")
     return SelectedRows(s.loops_of(block)[:-1], made)
+
+
+def sort_rows(s: Schedule, block: str, digit_bits: int) -> list[str]:
+    """Sort each row by digits, whose counts stay with the row's worker; return the loops over rows, outermost first.
+
+    Raises ScheduleError for a block that does not pick places by ranks."""
+    _, _, _, count, start, first, *_ = s.apply("radix_sort", block=block, digit_bits=digit_bits)
+    for made in (count, start, first):
+        s.apply("set_scope", buffer=find_block(s.func, made).body.buffer.name, scope="local")
+    s.unroll(s.loops_of(count)[-1])
+    return s.loops_of(block)[:-1]

@@ -13,6 +13,7 @@ from tests.support import zoo
 from tests.support.meaning import assert_same_meaning
 
 from relax_tune.ir.check.structural import structural_equal
+from relax_tune.ir.core.dtype import i8
 from relax_tune.ir.core.expr import Tunable
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.text.parser import parse_prim_func
@@ -147,6 +148,8 @@ CASES: dict[str, Case] = {
     ),
     "serial_scatter": Case(make.scattered_rows, [("serial_scatter", {"block": "total_1"})]),
     "quadratic_select": Case(make.top_places, [("quadratic_select", {"block": "find", "factor": T})]),
+    "radix_sort": Case(lambda: make.top_places(stored=i8), [("radix_sort", {"block": "find", "digit_bits": 4})]),
+    "bitonic_sort": Case(lambda: make.top_places_of(5), [("bitonic_sort", {"block": "find", "size": 8})]),
     "split_k_update": Case(make.weighted, [("split_k_update", {"block": "top", "factor": T})]),
     "pad_softmax_axis": Case(make.weighted, [("pad_softmax_axis", {"block": "top", "factor": T})]),
     "rolling_update": Case(

@@ -192,6 +192,8 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "serial_scan": lambda v: {"block": (block := v.block()), "loop": v.around(block)},
     "serial_scatter": lambda v: {"block": v.block()},
     "quadratic_select": lambda v: {"block": v.block(), "factor": v.rng.choice([1, 2, 5, 8])},
+    "radix_sort": lambda v: {"block": v.block(), "digit_bits": v.rng.choice([0, 4, 6, 8])},
+    "bitonic_sort": lambda v: {"block": v.block(), "size": v.rng.choice([3, 4, 8, 16])},
     "stream_k": _stream_k,
     "cache_read": lambda v: {
         "block": v.block(),
