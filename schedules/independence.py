@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Var, maximum
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, free_vars, loads, maximum
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, blocks
-from relax_tune.schedules.loop_tree import block_loads
+from relax_tune.ir.core.stmt import Block, For, blocks
+from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env, regroup_sums
 from relax_tune.schedules.symbols import are_variables
 
 
@@ -43,3 +46,52 @@ def writes_everything(block: Block) -> bool:
         isinstance(e, Var) and e in extents and simplify(d) in (simplify(extents[e]), simplify(maximum(extents[e], 0)))
         for e, d in zip(where, block.body.buffer.shape, strict=True)
     )
+
+
+def other_points(block: Block) -> tuple[Load, ...]:
+    """Return the loads of a block from its own buffer at another element than it stores."""
+    own = block.body.indices
+    found = loads(block.body.value, *own)
+    return tuple(x for x in found if x.buffer is block.body.buffer and x.indices != own)
+
+
+def carried_read(func: PrimFunc, node: For, made: Block) -> tuple[Block, Load] | None:
+    """Return a read below a loop of an element that another iteration may store in `made`; None if there is none.
+
+    The indices of the read must be those of the store, with other loop variables of the same extents, in dims that separate the
+    iterations."""
+    target, path = made.body.buffer, enclosing(func, made)
+    inner = {f.var: f.extent for f in path[path.index(node) + 1 :]}
+    stored = [regroup_sums(block_value(made, e), made.predicate) for e in made.body.indices]
+    for block in blocks(node.body):
+        below = enclosing(func, block)
+        own = {f.var: f.extent for f in below[below.index(node) + 1 :]}
+        for x in loads(block.body.value, *block.body.indices):
+            if x.buffer is not target or (block is made and x.indices == made.body.indices):
+                continue
+            read = [regroup_sums(block_value(block, e), block.predicate) for e in x.indices]
+            names = dict[Var, Var]()
+            alike = [f for f, g in zip(stored, read, strict=True) if _renames(f, g, inner, own, names)]
+            if not separates(alike, node.var, inner, loop_env(path), made.predicate):
+                return block, x
+    return None
+
+
+def _renames(f: Expr, g: Expr, inner: Mapping[Var, Expr], own: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
+    """Return whether `f` is `g` with its inner variables renamed, one to one, to variables of the same extents; keep the names."""
+    tried = dict(names)
+    if not _unify(f, g, inner, own, tried):
+        return False
+    names.update(tried)
+    return True
+
+
+def _unify(f: Expr, g: Expr, inner: Mapping[Var, Expr], own: Mapping[Var, Expr], names: dict[Var, Var]) -> bool:
+    if isinstance(f, Var) and isinstance(g, Var) and f in inner and g in own:
+        taken = names.setdefault(g, f) is f and sum(v is f for v in names.values()) == 1
+        return taken and simplify(inner[f]) is simplify(own[g])
+    if f is g and not any(v in inner or v in own for v in free_vars(f)):
+        return True
+    if isinstance(f, Load) or isinstance(g, Load) or f.op != g.op or not f.op or len(f.args) != len(g.args):
+        return False
+    return f.dtype is g.dtype and all(_unify(a, b, inner, own, names) for a, b in zip(f.args, g.args))

@@ -167,7 +167,19 @@ def masks(a: Any, p: Any) -> Any:
     columns_kept = a[:, torch.tensor([True, False, True])]
     first = torch.nonzero_static(a > 0, size=4)
     weights = torch.cat([chosen, a]).softmax(-1) @ torch.ones(3, 2)
-    return picked.sum(), chosen, doubled, added, a[rows, columns], places, merged, columns_kept, first, weights, a.masked_select(p[:, None])
+    return (
+        picked.sum(),
+        chosen,
+        doubled,
+        added,
+        a[rows, columns],
+        places,
+        merged,
+        columns_kept,
+        first,
+        weights,
+        a.masked_select(p[:, None]),
+    )
 
 
 def distinct(i: Any, a: Any) -> Any:
@@ -186,7 +198,14 @@ def sizes_read(a: Any, i: Any) -> Any:
 
     count = (a > 0).sum().item()
     scale = a.sum().item()
-    return torch.arange(count) * 2, torch.ones(3, count) @ torch.ones(count, 2), a * scale, torch.repeat_interleave(a, i, dim=0), torch.bincount(i), torch.bincount(i, minlength=7)
+    return (
+        torch.arange(count) * 2,
+        torch.ones(3, count) @ torch.ones(count, 2),
+        a * scale,
+        torch.repeat_interleave(a, i, dim=0),
+        torch.bincount(i),
+        torch.bincount(i, minlength=7),
+    )
 
 
 def control_flow(a: Any, b: Any) -> Any:

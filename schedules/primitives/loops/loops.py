@@ -33,6 +33,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import AXES, Block, For, LoopKind, Seq, Stmt, Tail, blocks, loops, map_blocks, seq, walk
+from relax_tune.schedules.independence import carried_read, other_points
 from relax_tune.schedules.loop_tree import (
     block_loads,
     block_value,
@@ -202,12 +203,22 @@ def reorder(func: PrimFunc, names: Sequence[str]) -> PrimFunc:
         require_serial(func, n, "reorder")
     require_rectangular(func, nest, "reorder")
     _require_first_point(func, blocks(inside)[0])
+    _require_own_points(func, blocks(inside)[0])
     order = iter(nodes)
     arranged = [next(order) if loop in nodes else loop for loop in nest]
     body = inside
     for loop in reversed(arranged):
         body = replace(loop, body=body)
     return with_body(func, replace_node(func.body, nest[0], body))
+
+
+def _require_own_points(func: PrimFunc, block: Block) -> None:
+    found = other_points(block)
+    if found:
+        raise ScheduleError(
+            f"{func.name}: reorder wants points that read nothing of another one, but block {block.name!r} stores an element of "
+            f"its buffer and reads {found[0]!r}"
+        )
 
 
 def _require_first_point(func: PrimFunc, block: Block) -> None:
@@ -231,8 +242,9 @@ def set_kind(func: PrimFunc, loop: str, kind: LoopKind, axis: int = 0) -> PrimFu
     After: `for i in parallel(N): S(i)`
     Checks: iterations are independent. The variable feeds no reduction iterator below, unless the loop is `unrolled`, or the
     initial value is stored earlier and iterations provably have disjoint elements. Iterations provably write different elements
-    of every buffer they share: all but `local` ones, under `group` also but `shared` ones, under `vectorized` all. A buffer that
-    each iteration has for itself is touched nowhere else. Vectorized and unrolled extents hold no shape symbol. A grid axis is
+    of every buffer they share: all but `local` ones, under `group` also but `shared` ones, under `vectorized` all. They read no
+    element of these that another iteration may write, but under `item`, where barriers order them. A buffer that each iteration
+    has for itself is touched nowhere else. Vectorized and unrolled extents hold no shape symbol. A grid axis is
     bound once on a path. Parallel loops do not nest.
     """
     node = find_loop(func, loop)
@@ -283,6 +295,12 @@ def _require_independent(func: PrimFunc, node: For, kind: LoopKind) -> None:
             raise ScheduleError(
                 f"{func.name}: {kind} wants iterations that write different elements, but iterations of {node.var.name!r} may "
                 f"write the same element of {target.name!r} in block {block.name!r}"
+            )
+        carried = carried_read(func, node, block) if shared and kind != "item" else None
+        if carried is not None:
+            raise ScheduleError(
+                f"{func.name}: {kind} wants iterations that read nothing of another one, but block {carried[0].name!r} reads "
+                f"{carried[1]!r}, which another iteration of {node.var.name!r} may store in block {block.name!r}"
             )
         outside = [b for b in blocks(func.body) if b not in blocks(node.body) and _accesses_buffer(b, target)]
         if own and kind != "vectorized" and outside:

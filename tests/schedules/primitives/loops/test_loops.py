@@ -12,7 +12,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import TRUE, Tunable, Var, const, load
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, blocks
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks
 from relax_tune.schedules.loop_tree import find_block, find_loop
 from relax_tune.schedules.schedule import Schedule
 
@@ -36,6 +36,36 @@ def mixed() -> PrimFunc:
     s = Schedule(make.row_sum_of_six())
     s.fuse(["row_sum_i", "row_sum_k"])
     return s.func
+
+
+def turns() -> PrimFunc:
+    """A[p + 1, i] = A[p, 7 - i] + 1, row by row: each row reads the one before."""
+    a, p, i, vp, vi = Buffer("A", (const(4), const(8)), f32), Var("p"), Var("i"), Var("vp"), Var("vi")
+    block = Block(
+        "turn",
+        (IterVar(vp, const(3)), IterVar(vi, const(8))),
+        (p, i),
+        BufferStore(a, (vp + 1, vi), load(a, (vp, 7 - vi)) + 1.0),
+    )
+    return PrimFunc("turns", (a,), 1, For(p, const(3), For(i, const(8), block)))
+
+
+def two_in_one(turned: bool, rows: bool = False) -> PrimFunc:
+    """T = X, then Y = T, point by point in one loop, or row by row: of the same element, or row, or of the one from the end."""
+    shape = (const(8), const(4)) if rows else (const(8),)
+    x, t, y = (Buffer(n, shape, f32) for n in "XTY")
+    i = Var("i")
+
+    def copy(name: str, source: Buffer, target: Buffer, turned: bool) -> Stmt:
+        vi, vj, j = Var("vi"), Var("vj"), Var(f"{name}_j")
+        where = (vi, vj) if rows else (vi,)
+        read = (7 - vi if turned else vi, *where[1:])
+        iters = tuple(IterVar(v, n) for v, n in zip(where, shape))
+        block = Block(name, iters, (i, j)[: len(where)], BufferStore(target, where, load(source, read)))
+        return For(j, const(4), block) if rows else block
+
+    body = Seq((copy("first", x, t, False), copy("second", t, y, turned)))
+    return PrimFunc("two_in_one", (x, y), 1, For(i, const(8), body), allocs=(t,))
 
 
 PARALLEL = step("set_kind", loop="inc_i", kind="parallel")
@@ -87,6 +117,12 @@ REFUSALS = [
     ),
     refuse("an unknown kind", make.chain, step("set_kind", loop="inc_i", kind="fast"), message="kind of loop"),
     refuse("mark twice", make.chain, PARALLEL, PARALLEL, message="serial"),
+    refuse("parallel rows of a recurrence", turns, step("set_kind", loop="p", kind="parallel"), message="read nothing of another"),
+    refuse("reordered rows of a recurrence", turns, step("reorder", names=["i", "p"]), message="read nothing of another"),
+    refuse("parallel points read from the end", lambda: two_in_one(True),
+           step("set_kind", loop="i", kind="parallel"), message="read nothing of another"),
+    refuse("parallel rows read from the end", lambda: two_in_one(True, True),
+           step("set_kind", loop="i", kind="group"), message="read nothing of another"),
     refuse("parallel reduction", row_sum, step("set_kind", loop="row_sum_k", kind="parallel"), message="rfactor"),
     refuse("vector of symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="vectorized"), message="split it"),
     refuse("unrolled symbolic extent", make.chain, step("set_kind", loop="inc_j", kind="unrolled"), message="split it"),
@@ -221,3 +257,12 @@ def test_fuse_sibling_loops_moves_statements_between_to_front() -> None:
     assert [b.name for b in blocks(first)] == ["row_max_init"]
     assert [b.name for b in blocks(second)] == ["add_mask", "row_max"]
     assert_same_meaning(make.softmax_mask(2), s.func, {"b": 2, "n": 3})
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("kind", ["parallel", "group"])
+def test_set_kind_iterations_with_own_reads_are_independent(rows: bool, kind: str) -> None:
+    func = two_in_one(False, rows)
+    s = Schedule(func)
+    s.set_kind("i", kind)
+    assert_same_meaning(func, s.func, {})
