@@ -11,11 +11,11 @@ A case counts as passed only when it was executed by compiled code: its results 
 tolerances, shapes and types, and at least one kernel computed something from the values of an input. That is decided on the
 graph after constant folding and dead-code elimination, which is what is compiled: an operator must be left that is no view
 and no copy and that reads, through whatever other operators, an input tensor. What folds away at import, depends on shapes
-alone, or only views its input counts apart ("folded or views"). Artifacts run kernels and nothing else. The suite's
-relative tolerance of 1e-3 is about one unit in the last place of a 16-bit float: a case with such outputs that misses it by
-rounding (at most two units anywhere) passes, and is named. Cases run with the generic schedule, in a child process per
-batch, so that a crash is one case's. Exit status 1 when a result is wrong, a child crashed, or the tool failed otherwise
-than by refusing.
+alone, or only views its input counts apart ("folded or views"). Artifacts run kernels and nothing else. The suite's relative
+tolerance of 1e-3 is about one unit in the last place of a 16-bit float: a case with such outputs that misses it by rounding
+(at most two units anywhere) passes, and is named. Results that are draws of the suite's generator are not judged. Cases run
+with the generic schedule, in a child process per batch, so that a crash is one case's. Exit status 1 when a result is wrong,
+a child crashed, or the tool failed otherwise than by refusing.
 """
 
 from __future__ import annotations
@@ -51,8 +51,12 @@ BOUND: dict[str, tuple[int, ...]] = {
     **{op: (1,) for op in (*_AXES, "Reshape", "Expand", "Tile", "Split", "Trilu", "OneHot", "CumSum", "CumProd", "TopK")},
     "Slice": (1, 2, 3, 4), "Pad": (1, 2, 3), "ConstantOfShape": (0,), "Range": (0, 1, 2), "Dropout": (1, 2),
     "CenterCropPad": (1,), "AffineGrid": (1,), "Resize": (1, 2, 3),
-    "Col2Im": (1, 2), "MaxUnpool": (2,), "Upsample": (1,),
+    "Col2Im": (1, 2), "MaxUnpool": (2,), "Upsample": (1,), "DFT": (1, 2), "STFT": (1, 3), "MelWeightMatrix": (0, 1, 2, 3, 4),
 }  # fmt: skip
+RANDOM = r"test_(training_dropout_(default|default_mask)|training_dropout(_mask)?|bernoulli.*)"
+"""Cases whose results are draws of one generator: not judged. With a ratio of 0 dropout draws nothing."""
+SMALL = {"test_dft_inverse": 1e-6, "test_dft_inverse_opset19": 1e-6}
+"""Absolute tolerances of cases whose stored zeros are roundings of the suite's own, larger than its tolerance."""
 
 
 def cases() -> list[Any]:
@@ -197,6 +201,8 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     report["bound"] = bound
     if form == "dynamic" and not symbolic(model):
         return report | {"status": "no dims"}
+    if re.fullmatch(RANDOM, case.name):
+        return report | {"status": "random"}
     try:
         module = load_onnx(model)
         if not computes(module):
@@ -214,7 +220,7 @@ def attempt(case: Any, form: str, device: Any) -> dict[str, Any]:
     found = found if isinstance(found, (tuple, list)) else [found]
     report["kernels"] = sum(len(p.kernels) for p in built.programs.values())
     for position, (f, w) in enumerate(zip(found, outputs, strict=True)):
-        why = same(f, w, case.rtol, case.atol)
+        why = same(f, w, case.rtol, SMALL.get(case.name, case.atol))
         half = is_floating(f.dtype) and f.dtype.itemsize == 2
         if why and half and f.shape == np.shape(w) and half_units(f, np.asarray(w, f.dtype)) <= 2:
             report["rounding"] = why
@@ -298,12 +304,13 @@ def summary(reports: Sequence[dict[str, Any]], env: dict[str, str]) -> str:
     lines += [f"* {k}: {v}" for k, v in env.items()]
     lines += [
         "",
-        "| form | passed | folded or views | unsupported | wrong | failed or crashed | no dims |",
-        "|---|" + "---:|" * 6,
+        "| form | passed | folded or views | unsupported | random | wrong | failed or crashed | no dims |",
+        "|---|" + "---:|" * 7,
     ]
     for form in FORMS:
         c = Counter(r["status"] for r in reports if r["form"] == form)
-        cells = (c["passed"], c["folded"], c["unsupported"], c["wrong"], c["failed"] + c["crashed"], c["no dims"])
+        bad = (c["wrong"], c["failed"] + c["crashed"])
+        cells = (c["passed"], c["folded"], c["unsupported"], c["random"], *bad, c["no dims"])
         lines.append(f"| {form} | " + " | ".join(map(str, cells)) + " |")
     for status in BAD:
         bad = [r for r in reports if r["status"] == status]

@@ -6,10 +6,10 @@
 
 The samples are those of `torch.testing._internal.common_methods_invocations.op_db`, which torch tests its operators with. A
 sample's tensors become inputs of a module, its other arguments stay fixed. The module is exported with every dim beyond 1
-dynamic where torch.export allows it, built with the generic schedule, called, and judged against torch. Of each operator
-some samples are taken, spread evenly, fewer in types other than float32. Every third is called on `-(-(x + 0))`, every third
-is followed by `abs`, so that the operator is fused. Pointwise operators, extremes, sorts and reductions are called again with
-NaN, infinities and -0 in their inputs.
+dynamic where torch.export allows it, built with the generic schedule, called, and judged against torch. Of each operator some
+samples are taken, spread evenly, fewer in types other than float32. Every third is called on `-(-(x + 0))`, every third is
+followed by `abs`, so that the operator is fused; of complex results the parts are taken. Pointwise operators, extremes, sorts
+and reductions are called again with NaN, infinities and -0 in their inputs.
 
 A result is right within the tolerances of `torch.testing.assert_close`, or where its error against torch in float64 is at most
 four times the error of torch, in the largest element; where torch overflowed, its result in float64 counts. `refused` is an
@@ -141,13 +141,16 @@ def prepared(case: Case) -> Prepared | dict[str, Any]:
             return x
         return ~x if x.dtype is torch.bool else x.abs()
 
+    def real(x: Any) -> Any:
+        return torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
+
     def call(*tensors: Any) -> Any:
         given = list(leaves)
         for p, tensor in zip(places, tensors, strict=True):
             given[p] = before(tensor) if case.form == 1 else tensor
         x, args, kwargs = tree_unflatten(given, spec)
         found = case.op.op(x, *args, **kwargs)
-        return tree_map(after, found) if case.form == 2 else found
+        return tree_map(real, tree_map(after, found) if case.form == 2 else found)
 
     if UNDEFINED.fullmatch(case.op.name) or not places:
         return {"status": "not judged", "why": "no defined value" if places else "no tensors"}
