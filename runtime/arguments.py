@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.program.program import BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
+from relax_tune.runtime.resident import DeviceArray, on_host
 from relax_tune.runtime.signature import tensor_specs
 
 
-def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any]]:
+def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any] | DeviceArray]:
     """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
     parameter.
     """
@@ -27,16 +28,16 @@ def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any])
     return arrays
 
 
-def check_values(program: Program, arrays: Sequence[NDArray[Any]], values: Sequence[int]) -> None:
+def check_values(program: Program, arrays: Sequence[NDArray[Any] | DeviceArray], values: Sequence[int]) -> None:
     """Check that values used as indices lie inside the indexed arrays. Raises UserError naming parameter, value and place.
 
     values: value of each scalar slot"""
     for index, array in zip(program.inputs, arrays, strict=True):
         fill = program.buffers[index].fill
         if fill.kind == "integers" and array.dtype.kind in "iu":
-            _check_range(program, index, array, int(fill.low), int(fill.high))
+            _check_range(program, index, on_host(array), int(fill.low), int(fill.high))
     for found in program.ranges:
-        array = arrays[program.inputs.index(found.buffer)]
+        array = on_host(arrays[program.inputs.index(found.buffer)])
         low, high = values[found.low], values[found.high]
         _check_range(program, found.buffer, array, low, high, found.every, found.column)
 
@@ -102,7 +103,7 @@ def in_order(function: str, names: Sequence[str], inputs: object) -> list[Any]:
 def _check_array(program: Program, position: int, array: object) -> None:
     spec = program.buffers[program.inputs[position]]
     where = f"{program.name}: parameter {spec.name}"
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, (np.ndarray, DeviceArray)):
         raise UserError(
             f"{where}: wanted a NumPy array ({_declared(program, position)}), found {_kind(array)}; "
             f"convert it with numpy.asarray(..., {_numpy_name(spec.dtype)})"

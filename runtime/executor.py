@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_binders, check_computed, check_values, find_binders
+from relax_tune.runtime.buffer_pool import BufferPool
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
 from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
 from relax_tune.runtime.program.scalars import compile_scalars, constant_values
+from relax_tune.runtime.program.sharing import unshared
+from relax_tune.runtime.resident import DeviceArray
 from relax_tune.runtime.shapes import Recorder
 from relax_tune.runtime.weights import DeviceWeights
 
@@ -147,7 +150,7 @@ class Executor:
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
-        self._placeable = _of_their_own(program) - self._shared.keys()
+        self._placeable = unshared(program) - self._shared.keys()
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
         self._owns_weights = self._weights is not constants
@@ -280,13 +283,18 @@ class Executor:
         raise UserError(f"{self.program.name}: wanted a buffer of the program, found {name!r}")
 
     def run(
-        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None, in_place: bool = False
-    ) -> list[NDArray[Any]]:
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        symbols: Sequence[int] | None = None,
+        in_place: bool = False,
+        pool: BufferPool | None = None,
+    ) -> list[Any]:
         """Call the program: inputs by name or in order, outputs in order, as fresh arrays.
 
         symbols: the value of each, for a program whose inputs do not determine all; their dims must agree with it. in_place:
         where the device can, read the inputs and write the results where they are in the host's memory, without copies; the
-        executor's own buffers then hold neither, so that launching a binding again would compute something else.
+        executor's own buffers then hold neither, so that launching a binding again would compute something else. pool: give the
+        results as arrays of it in the device's memory; inputs may be such arrays too.
 
         Raises: UserError naming the function, the parameter, what was wanted and what was found; ModelStateError after `close`.
         """
@@ -298,7 +306,7 @@ class Executor:
                 self.refuse_within()
             self._running = True
             try:
-                return self._run(key, values, arrays, in_place)
+                return self._run(key, values, arrays, in_place, pool)
             finally:
                 self._running = False
 
@@ -311,8 +319,13 @@ class Executor:
             )
 
     def _run(
-        self, key: tuple[int, ...], values: list[int], arrays: Sequence[NDArray[Any]], in_place: bool
-    ) -> list[NDArray[Any]]:
+        self,
+        key: tuple[int, ...],
+        values: list[int],
+        arrays: Sequence[NDArray[Any] | DeviceArray],
+        in_place: bool,
+        pool: BufferPool | None,
+    ) -> list[Any]:
         """See `run`, of checked arrays: in the turn of the device."""
         bound = self._bind(key, values)
         if self.record is not None:
@@ -323,9 +336,10 @@ class Executor:
         placed: dict[int, NDArray[Any]] = {}
         try:
             for index, given in zip(program.inputs, arrays):
-                array = np.ascontiguousarray(given)
-                if not (in_place and self._place(index, array, placed)):
-                    device.upload(self._device_buffer(index), array)
+                if isinstance(given, DeviceArray):
+                    device.copy(self._device_buffer(index), given.buffer, given.nbytes)
+                elif not (in_place and self._place(index, np.ascontiguousarray(given), placed)):
+                    device.upload(self._device_buffer(index), np.ascontiguousarray(given))
             for index in program.outputs if in_place else ():
                 spec = program.buffers[index]
                 self._place(index, aligned_array(np.dtype(spec.dtype), bound.shapes[spec.name]), placed)
@@ -338,13 +352,18 @@ class Executor:
             shape = bound.shapes[spec.name]
             array = device.download(self._device_buffer(found.buffer), np.dtype(spec.dtype), shape)
             check_computed(program, found, array, bound.values[found.size])
-        results = []
+        results: list[Any] = []
         for index in program.outputs:
             spec = program.buffers[index]
             dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
-            results.append(
-                placed[index] if index in placed else device.download(self._device_buffer(index), dtype, shape)
-            )
+            if index in placed:
+                results.append(placed[index])
+            elif pool is None:
+                results.append(device.download(self._device_buffer(index), dtype, shape))
+            else:
+                made = pool.empty(dtype, shape)
+                device.copy(made.buffer, self._device_buffer(index), made.nbytes)
+                results.append(made)
         return results
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
@@ -375,7 +394,9 @@ class Executor:
             self._bindings.clear()
             self.generation += 1
 
-    def _match(self, arrays: Sequence[NDArray[Any]], given: Sequence[int] | None) -> tuple[tuple[int, ...], list[int]]:
+    def _match(
+        self, arrays: Sequence[NDArray[Any] | DeviceArray], given: Sequence[int] | None
+    ) -> tuple[tuple[int, ...], list[int]]:
         """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked."""
         program = self.program
         symbols = [0] * len(program.symbols)
@@ -476,15 +497,3 @@ def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int],
     if any(value is None for value in found):
         raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
     return tuple(value for value in found if value is not None)
-
-
-def _of_their_own(program: Program) -> frozenset[int]:
-    """Return the inputs and outputs that share memory with no other, or with an index that is checked."""
-    given = [*program.inputs, *program.outputs, *{c.buffer for c in program.checked}]
-    roots = []
-    for index in given:
-        while (base := program.buffers[index].base) is not None:
-            index = base
-        roots.append(index)
-    own = [i for i in given if program.buffers[i].role in ("input", "output") and program.buffers[i].storage is None]
-    return frozenset(i for i in own if roots.count(i) == 1)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
+from relax_tune.runtime.buffer_pool import pool_of
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
@@ -146,7 +147,8 @@ class Model:
         host: Mapping[str, Host] | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants)
+        pool = pool_of(weights.device) if artifact.host_programs else None
+        self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants, pool)
         self._host_programs = {d.name for d in artifact.host_programs}
         self._weights, self._owned_device = weights, owned_device
         self._names = {name: name for name in artifact.functions}
@@ -254,6 +256,7 @@ class Model:
                     executor.refuse_within()
                 for executor in self.executors.values():
                     executor.close()
+                self._virtual_machine.close()
                 self._weights.close()
                 if self._owned_device is not None:
                     self._owned_device.close()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.arguments import in_order
+from relax_tune.runtime.buffer_pool import BufferPool
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS, is_shape
 from relax_tune.runtime.program.host_program import (
@@ -37,6 +38,7 @@ from relax_tune.runtime.program.host_program import (
 )
 from relax_tune.runtime.program.program import format_message
 from relax_tune.runtime.program.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
+from relax_tune.runtime.resident import DeviceArray, on_host
 
 MAX_DEPTH = 1000
 """The deepest nesting of calls. A tail call does not count."""
@@ -95,6 +97,7 @@ class VirtualMachine:
     """An interpreter of verified host programs. Threads may call `run` at once; each call has frames of its own.
 
     executors: one for each subgraph, by name; constants: constants that host programs load.
+    pool: of a device with memory of its own, where arrays stay between subgraphs; None elsewhere
     """
 
     def __init__(
@@ -102,10 +105,13 @@ class VirtualMachine:
         host_programs: Sequence[HostProgram],
         executors: Mapping[str, Executor],
         constants: Mapping[str, NDArray[Any]],
+        pool: BufferPool | None = None,
     ) -> None:
-        self.executors = executors
+        self.executors, self.pool = executors, pool
         self._codes = {d.name: _Code(d) for d in host_programs}
-        self.weights = {w.name: _guarded(constants[w.name]) for d in host_programs for w in d.weights}
+        self.weights: dict[str, NDArray[Any] | DeviceArray] = {
+            w.name: _guarded(constants[w.name]) for d in host_programs for w in d.weights
+        }
 
     def run(
         self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
@@ -163,6 +169,25 @@ class VirtualMachine:
             else:
                 raise ArtifactError(f"{frame.name}: wanted an instruction, found {i!r:.200}")
 
+    def resident(self, value: Any) -> Any:
+        """Return an array in the device's memory; other values as they are."""
+        if self.pool is None or not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+            return value
+        return self.pool.upload(value)
+
+    def weight(self, name: str) -> NDArray[Any] | DeviceArray:
+        """Return a constant, which is copied to the device once."""
+        found = self.weights[name]
+        if self.pool is not None and isinstance(found, np.ndarray):
+            found = self.weights[name] = self.pool.upload(found)
+        return found
+
+    def close(self) -> None:
+        """Give the memory of arrays back to the device."""
+        self.weights.clear()
+        if self.pool is not None:
+            self.pool.close()
+
     def _callee(self, i: CallHostProgram, frame: _Frame) -> tuple[_Code, list[Any]]:
         r, where = frame.registers, frame.name
         name = i.function
@@ -179,7 +204,9 @@ class VirtualMachine:
 
 
 def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: _Frame) -> None:
-    found = vm.executors[i.part].run(frame.values(i.args), frame.numbers(i.symbols), in_place=True)
+    for r in i.args if vm.pool is not None else ():
+        frame.registers[r] = vm.resident(frame.registers[r])
+    found = vm.executors[i.part].run(frame.values(i.args), frame.numbers(i.symbols), in_place=True, pool=vm.pool)
     for into, array in zip(i.into, found, strict=True):
         frame.registers[into] = array
 
@@ -199,8 +226,14 @@ def _require(vm: VirtualMachine, i: Require, frame: _Frame) -> None:
 
 
 def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
+    args = frame.values(i.args)
     try:
-        return HOST_OPERATORS[i.operator].run(*frame.values(i.args))
+        if args and isinstance(args[0], DeviceArray):
+            if i.operator == "shape_of":
+                return args[0].shape
+            if i.operator == "reshape_to" and is_shape(args[1]):
+                return args[0].reshape(args[1])
+        return HOST_OPERATORS[i.operator].run(*(on_host(a) for a in args))
     except UserError as error:
         raise UserError(f"{frame.name}: {error}{_below(i.shown)}") from None
 
@@ -237,7 +270,7 @@ def _item(value: Any, index: int, where: str) -> Any:
 
 
 def _condition(frame: _Frame, i: Branch) -> bool:
-    value = frame.registers[i.cond]
+    value = on_host(frame.registers[i.cond])
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype == np.bool_:
@@ -255,7 +288,7 @@ def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
         return UserError(f"{where}: {i.where}: wanted {i.wanted}, found {found}{_below(i.shown)}")
 
     if i.want == "tensor":
-        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        if not isinstance(value, (np.ndarray, DeviceArray)) or isinstance(value, np.ma.MaskedArray):
             raise refuse(describe(value))
         if i.count is not None and value.ndim != i.count:
             raise refuse(f"{value.ndim} dims {value.shape}")
@@ -331,8 +364,8 @@ def _given(value: Any) -> Any:
 
     Arrays become read-only, lists tuples, and whole numbers in them Python's own.
     """
-    if isinstance(value, np.ndarray):
-        return _guarded(value)
+    if isinstance(value, (np.ndarray, DeviceArray)):
+        return _guarded(on_host(value))
     if isinstance(value, (tuple, list)):
         return tuple(int(v) if isinstance(v, np.integer) else _given(v) for v in value)
     return value
@@ -349,6 +382,7 @@ def _fresh(value: Any, seen: set[int]) -> Any:
     """Return a result with arrays of its own: shared, borrowed and read-only ones are copied."""
     if isinstance(value, tuple):
         return tuple(_fresh(v, seen) for v in value)
+    value = on_host(value)
     if not isinstance(value, np.ndarray):
         return value
     if value.flags.owndata and value.flags.writeable and id(value) not in seen:
@@ -363,7 +397,7 @@ def _below(shown: str) -> str:
 
 def describe(value: object) -> str:
     """Describe a value in an error message."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, DeviceArray)):
         return f"an array of {value.dtype} with shape {value.shape}"
     if isinstance(value, FunctionValue):
         return f"the function {value.name}"
@@ -397,7 +431,7 @@ _EXECUTE: Mapping[type[Instruction], _Execute] = {
     Move: _result(lambda vm, i, frame: frame.registers[i.value]),
     Apply: _result(_apply),
     CallHostRoutine: _result(_host),
-    LoadWeight: _result(lambda vm, i, frame: vm.weights[i.name]),
+    LoadWeight: _result(lambda vm, i, frame: vm.weight(i.name)),
     Number: _result(lambda vm, i, frame: np.dtype(i.dtype).type(i.value)),
     Refer: _result(lambda vm, i, frame: FunctionValue(i.function)),
 }

@@ -79,6 +79,10 @@ class Device(Protocol):
         """Return a fresh host array with the buffer's first elements; waits for earlier launches."""
         ...
 
+    def copy(self, target: OwnBuffer, source: OwnBuffer, nbytes: int) -> None:
+        """Copy the first bytes of `source` to the start of `target`, in order with launches; may return before it is done."""
+        ...
+
     def free(self, buffer: OwnBuffer) -> None:
         """Free memory; the caller promises that no running launch uses it."""
         ...

@@ -243,6 +243,10 @@ class CDevice:
         result.reshape(-1).view(np.uint8)[:] = buffer.live()[: result.nbytes]
         return result
 
+    def copy(self, target: CBuffer, source: CBuffer, nbytes: int) -> None:
+        check_transfer("C device copy", nbytes, min(target.nbytes, source.nbytes))
+        target.live()[:nbytes] = source.live()[:nbytes]
+
     def free(self, buffer: CBuffer) -> None:
         buffer.array = None
 

@@ -274,6 +274,12 @@ class CUDADevice:
             self._call("download", transfer)
         return result
 
+    def copy(self, target: CUDABuffer, source: CUDABuffer, nbytes: int) -> None:
+        check_transfer("CUDA copy", nbytes, min(target.nbytes, source.nbytes))
+        if nbytes:
+            into, begin, copy = target.live(), source.live(), self._driver.memcpy_dtod_async
+            self._call("copy", lambda: copy(into, begin, nbytes, self._stream))
+
     def free(self, buffer: CUDABuffer) -> None:
         memory, buffer.memory = buffer.memory, None
         if memory is not None:

@@ -205,6 +205,11 @@ class OpenCLDevice:
             self._guard(lambda: self._cl.enqueue_copy(self._queue, data, buffer.live(), is_blocking=True))
         return result
 
+    def copy(self, target: OpenCLBuffer, source: OpenCLBuffer, nbytes: int) -> None:
+        check_transfer("OpenCL copy", nbytes, min(target.nbytes, source.nbytes))
+        if nbytes:
+            self._guard(lambda: self._cl.enqueue_copy(self._queue, target.live(), source.live(), byte_count=nbytes))
+
     def free(self, buffer: OpenCLBuffer) -> None:
         if buffer.memory is not None:
             buffer.memory.release()

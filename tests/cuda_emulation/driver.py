@@ -260,6 +260,10 @@ class EmulatedDriver:
         self.check()
         self.enqueue(lambda: ctypes.memmove(data.ctypes.data, address, data.nbytes) and None)
 
+    def memcpy_dtod_async(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        self.check()
+        self.enqueue(lambda: ctypes.memmove(target, source, nbytes) and None)
+
     def module_from_buffer(self, code: bytes) -> Any:
         self.check()
         library = ctypes.CDLL(code.decode())

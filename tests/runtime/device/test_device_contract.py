@@ -164,6 +164,18 @@ def test_launches_are_in_order(device: Device, kernels: dict[str, Any]) -> None:
     np.testing.assert_array_equal(device.download(buffer, F32, (n,)), ((np.arange(n) + 3) * 2 + 3) * 2)
 
 
+def test_copies_are_in_order_with_launches(device: Device, kernels: dict[str, Any]) -> None:
+    n = 1000
+    source, target = filled(device, np.arange(n)), filled(device, np.zeros(n))
+    add = device.bind(kernels["add"], [source], [n, 3], *grid(device, n))
+    add()
+    device.copy(target, source, (n - 1) * 4)
+    add()
+    device.copy(target, source, 0)
+    wanted = np.append(np.arange(n - 1) + 3, 0)
+    np.testing.assert_array_equal(device.download(target, F32, (n,)), wanted)
+
+
 def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> None:
     buffer = filled(device, np.arange(40))
     add = device.bind(kernels["add"], [buffer], [40, 3], *grid(device, 40))
@@ -295,6 +307,8 @@ def test_oversized_transfer_is_refused(device: Device) -> None:
         device.upload(buffer, np.zeros(3, np.float32))
     with pytest.raises(MeasureError, match="wanted 12 bytes, found a buffer of 8"):
         device.download(buffer, F32, (3,))
+    with pytest.raises(MeasureError, match="wanted 12 bytes, found a buffer of 8"):
+        device.copy(device.alloc(12), buffer, 12)
     with pytest.raises(MeasureError, match="-1"):
         device.alloc(-1)
     with pytest.raises(MeasureError, match=r"wanted 4611686018427387904 bytes"):
@@ -307,6 +321,7 @@ def test_a_freed_buffer_is_refused(device: Device, kernels: dict[str, Any]) -> N
     for use in (
         lambda: device.upload(buffer, np.zeros(1, np.float32)),
         lambda: device.download(buffer, F32, (1,)),
+        lambda: device.copy(device.alloc(4), buffer, 4),
         lambda: device.bind(kernels["add"], [buffer], [1, 1], *grid(device, 1)),
     ):
         with pytest.raises(MeasureError, match="freed"):

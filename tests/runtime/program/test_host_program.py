@@ -52,7 +52,9 @@ class Doubling:
     def __init__(self) -> None:
         self.symbols: list[Sequence[int]] = []
 
-    def run(self, arrays: Sequence[Array], symbols: Sequence[int], in_place: bool = False) -> list[Array]:
+    def run(
+        self, arrays: Sequence[Array], symbols: Sequence[int], in_place: bool = False, pool: None = None
+    ) -> list[Array]:
         self.symbols.append(symbols)
         return [arrays[0] * 2]
 

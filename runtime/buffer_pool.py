@@ -1,0 +1,65 @@
+"""Device memory for arrays that stay between the subgraphs of a host program."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.resident import DeviceArray
+
+LEAST = 256
+"""Bytes of the smallest buffer of a pool."""
+
+
+class BufferPool:
+    """Buffers for device arrays, of powers of two bytes. Launches run in order, so a buffer may be taken again at once."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._free: dict[int, list[DeviceBuffer]] = defaultdict(list)
+
+    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """Return an array with undefined elements, in the turn of the device. Raises MeasureError without memory."""
+        size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
+        free = self._free[size]
+        buffer = free.pop() if free else self.device.alloc(size)
+        made = DeviceArray(self._download, buffer, dtype, shape)
+        weakref.finalize(made, free.append, buffer).atexit = False
+        return made
+
+    def upload(self, array: NDArray[Any]) -> DeviceArray:
+        """Copy a host array, which is not written afterwards."""
+        given = np.ascontiguousarray(array)
+        with self.device.turn:
+            made = self.empty(given.dtype, array.shape)
+            self.device.upload(made.buffer, given)
+        made.host = array
+        return made
+
+    def _download(self, array: DeviceArray) -> NDArray[Any]:
+        with self.device.turn:
+            return self.device.download(array.buffer, array.dtype, array.shape)
+
+    def close(self) -> None:
+        """Free the memory of arrays that are gone."""
+        with self.device.turn:
+            for free in self._free.values():
+                while free:
+                    self.device.free(free.pop())
+
+
+def pool_of(device: Device) -> BufferPool | None:
+    """Return a pool for a device with memory of its own; None where launches reach the host's arrays."""
+    with device.turn:
+        probe = device.alloc(LEAST)
+        try:
+            reaches = device.place(probe, None)
+        finally:
+            device.free(probe)
+    return None if reaches else BufferPool(device)
