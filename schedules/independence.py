@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from relax_tune.ir.arith.injectivity import separates
+from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, free_vars, loads, maximum
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, free_vars, loads, maximum, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, blocks
 from relax_tune.schedules.loop_tree import block_loads, block_value, enclosing, loop_env, regroup_sums
@@ -62,17 +63,25 @@ def carried_read(func: PrimFunc, node: For, made: Block) -> tuple[Block, Load] |
     iterations."""
     target, path = made.body.buffer, enclosing(func, made)
     inner = {f.var: f.extent for f in path[path.index(node) + 1 :]}
-    stored = [regroup_sums(block_value(made, e), made.predicate) for e in made.body.indices]
+    env = loop_env(path)
+    plain = [block_value(made, e) for e in made.body.indices]
+    stored = [regroup_sums(e, made.predicate) for e in plain]
     for block in blocks(node.body):
         below = enclosing(func, block)
         own = {f.var: f.extent for f in below[below.index(node) + 1 :]}
         for x in loads(block.body.value, *block.body.indices):
             if x.buffer is not target or (block is made and x.indices == made.body.indices):
                 continue
-            read = [regroup_sums(block_value(block, e), block.predicate) for e in x.indices]
-            names = dict[Var, Var]()
-            alike = [f for f, g in zip(stored, read, strict=True) if _renames(f, g, inner, own, names)]
-            if not separates(alike, node.var, inner, loop_env(path), made.predicate):
+            pairs = zip(stored, plain, (block_value(block, e) for e in x.indices), strict=True)
+            names = {q: p for p, q in zip(inner, own) if simplify(inner[p]) is simplify(own[q])}
+            alike, taken = list[Expr](), dict[Var, Var]()
+            for e, f, g in pairs:
+                if not _renames(f, g, inner, own, taken):
+                    if not names.items() >= taken.items() or prove_equal(f, substitute(g, names), env) is not Proof.YES:
+                        continue
+                    taken.update(names)
+                alike.append(e)
+            if not separates(alike, node.var, inner, env, made.predicate):
                 return block, x
     return None
 

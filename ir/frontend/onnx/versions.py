@@ -55,6 +55,8 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "SequenceErase": (11,), "SequenceInsert": (11,), "SequenceLength": (11,), "SplitToSequence": (11, 24),
     "Optional": (15, 28), "OptionalGetElement": (15, 18, 28), "OptionalHasElement": (15, 18, 28),
     "ConvInteger": (10,), "DeformConv": (19, 22), "Det": (11, 22), "MaxRoiPool": (1, 22), "QLinearConv": (10,),
+    # sizes that data decide
+    "Compress": (9, 11, 28), "NonMaxSuppression": (10, 11), "NonZero": (9, 13), "Unique": (11, 28),
     # random numbers
     "Bernoulli": (15, 22), "Multinomial": (7, 22), "RandomNormal": (1, 22), "RandomNormalLike": (1, 22), "RandomUniform": (1, 22),
     "RandomUniformLike": (1, 22),

@@ -14,7 +14,7 @@ from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function
-from relax_tune.ir.frontend.onnx.control import recurrent
+from relax_tune.ir.frontend.onnx.control import data_sizes, recurrent
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.numbers import random
 from relax_tune.ir.frontend.onnx.shape_values import KNOWN
@@ -365,8 +365,8 @@ def test_newer_operator(case: tuple[int, str, list[np.ndarray[Any, Any]]]) -> No
 def test_every_handler_is_exercised() -> None:
     text = " ".join(t for t, _ in (*CASES, *(c[1:] for c in NEWER)))
     used = set(re.findall(r"= (\w+)(?:<[^(]*>)?\(", text))
-    # tested with old opsets, with control flow, and by their statistics
-    elsewhere = {"Scatter", "Upsample", *recurrent.HANDLERS, *RANDOM}
+    # tested with old opsets, with control flow, by their statistics, and by greedy choice
+    elsewhere = {"Scatter", "Upsample", *recurrent.HANDLERS, *RANDOM, *data_sizes.HANDLERS}
     assert set(SUPPORTED) - used == UNKNOWN_TO_ONNX | elsewhere
 
 

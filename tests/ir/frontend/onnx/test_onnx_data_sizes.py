@@ -134,3 +134,24 @@ def test_suppression_is_greedy() -> None:
 def test_unique_of_wide_slices_is_refused() -> None:
     with pytest.raises(ParseError, match=r"operator Unique .* wanted rows of at most 64 elements"):
         load_onnx(model("(float[n, m] x) => (float[k, m] y) { y = Unique<axis = 0>(x) }"))
+
+
+@pytest.mark.parametrize(
+    ("text", "opsets"),
+    [
+        ("(float[n, m] x) => (int64[2, k] y) { y = NonZero(x) }", (9, 13)),
+        (
+            "(float[n, m] x) => (float[k] y) { c = Cast<to = 9>(x) f = Flatten<axis = 0>(c) s = Squeeze(f) y = Compress(x, s) }",
+            (11,),
+        ),
+        ("(float[n, m] x) => (float[k] y) { y = Unique(x) }", (11, 28)),
+    ],
+)
+def test_older_definitions_mean_the_same(text: str, opsets: Sequence[int]) -> None:
+    x = whole(4, 3)
+    found = [
+        run_function(load_onnx(model(text, opset)), "main", [x])
+        for opset in (*opsets, 20 if "Squeeze" not in text else 11)
+    ]
+    for f in found:
+        np.testing.assert_array_equal(f, found[-1])

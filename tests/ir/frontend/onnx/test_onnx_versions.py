@@ -12,7 +12,7 @@ from tests.ir.frontend.onnx.test_onnx import CASES, NEWER, RANDOM, UNKNOWN_TO_ON
 
 from relax_tune.errors import ParseError
 from relax_tune.ir.frontend.onnx import versions as onnx_versions
-from relax_tune.ir.frontend.onnx.control import recurrent
+from relax_tune.ir.frontend.onnx.control import data_sizes, recurrent
 from relax_tune.ir.frontend.onnx.importer import SUPPORTED, load_onnx
 from relax_tune.ir.frontend.onnx.old_forms import FIRST
 from relax_tune.ir.frontend.onnx.versions import VERSIONS
@@ -74,7 +74,9 @@ def test_versions_table_lists_exactly_supported_operators() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", sorted(set(SUPPORTED) - set(recurrent.HANDLERS) - RANDOM))  # loops: test_onnx_control
+@pytest.mark.parametrize(
+    "op", sorted(set(SUPPORTED) - {*recurrent.HANDLERS, *data_sizes.HANDLERS, *RANDOM})
+)  # loops: test_onnx_control; sizes from data: test_onnx_data_sizes
 def test_every_definition_is_handled_or_refused_by_name(op: str) -> None:
     for version in versions(op):
         opset = opset_of(op, version)
