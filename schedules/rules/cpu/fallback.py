@@ -13,7 +13,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.ir.deduce.rankings import pick
 from relax_tune.schedules.independence import writers
-from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
 from relax_tune.schedules.primitives.reduction.scans import scan_of
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
 from relax_tune.schedules.rules.shared.searches import picks, row_length, select_rows, serial_scatters, sort_rows, sorts
@@ -23,6 +23,8 @@ from relax_tune.schedules.target import HardwareInfo
 CHUNK = 64
 FEW = 16
 """Elements of a row whose ranks are counted in less time than chunks take."""
+LEAST = 8
+"""Elements of the least chunk of a dim whose size is known."""
 DIGIT_BITS = 8
 """Bits of a digit that rows are sorted by."""
 
@@ -56,7 +58,7 @@ def _scatter(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
     try:
         if rows:
             column = node.iters[len(rows) - 1]
-            if _is_contiguous_along(node, column.var):
+            if _is_contiguous_along(node, column.var) and not _is_short(column.extent):
                 outer, inner = s.split(rows[-1], [None, _chunk_size(column.extent)])
                 rows = [*rows[:-1], outer]
                 s.reorder([*rows, step, inner])
@@ -112,8 +114,12 @@ def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:
     reduce = [n for n, i in zip(names, node.iters) if i.kind == "reduce"]
     top = None
     if spatial:
-        column = [i.var for i in node.iters if i.kind == "spatial"][-1]
-        outer, inner = s.split(spatial[-1], [None, _chunk_size(next(i.extent for i in node.iters if i.var is column))])
+        last = [i for i in node.iters if i.kind == "spatial"][-1]
+        column, extent = last.var, last.extent
+        if not reduce and len(spatial) > 1 and _is_short(extent):
+            spatial = [s.fuse(spatial)]
+            extent = find_loop(s.func, spatial[0]).extent
+        outer, inner = s.split(spatial[-1], [None, _chunk_size(extent)])
         across = bool(reduce) and _is_contiguous_along(node, column)
         s.reorder([*spatial[:-1], outer, *reduce, inner] if across else [*spatial[:-1], outer, inner, *reduce])
         top = s.fuse([*spatial[:-1], outer])
@@ -127,10 +133,16 @@ def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:
 
 
 def _chunk_size(extent: Expr) -> int:
-    """Return the largest divisor of a constant extent from 8 to CHUNK, else CHUNK."""
+    """Return the largest divisor of a constant extent from LEAST to CHUNK, else CHUNK."""
     size = as_int(extent)
-    divisors = [d for d in range(8, CHUNK + 1) if size and size % d == 0]
+    divisors = [d for d in range(LEAST, CHUNK + 1) if size and size % d == 0]
     return max(divisors, default=CHUNK)
+
+
+def _is_short(extent: Expr) -> bool:
+    """Return whether a dim has fewer elements than the least chunk."""
+    size = as_int(extent)
+    return size is not None and size < LEAST
 
 
 def _is_contiguous_along(block: Block, column: Var) -> bool:
