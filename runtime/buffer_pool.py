@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import Device, DeviceBuffer
 from relax_tune.runtime.resident import DeviceArray
 
@@ -28,10 +29,19 @@ class BufferPool:
         """Return an array with undefined elements, in the turn of the device. Raises MeasureError without memory."""
         size = max(LEAST, 1 << (math.prod(shape) * dtype.itemsize - 1).bit_length())
         free = self._free[size]
-        buffer = free.pop() if free else self.device.alloc(size)
+        buffer = free.pop() if free else self._alloc(size)
         made = DeviceArray(self._download, buffer, dtype, shape)
         weakref.finalize(made, free.append, buffer).atexit = False
         return made
+
+    def _alloc(self, size: int) -> DeviceBuffer:
+        """Allocate memory; without any left, after that of other sizes is freed."""
+        try:
+            return self.device.alloc(size)
+        except MeasureError:
+            self.device.synchronize()
+            self.close()
+            return self.device.alloc(size)
 
     def upload(self, array: NDArray[Any]) -> DeviceArray:
         """Copy a host array, which is not written afterwards."""

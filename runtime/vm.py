@@ -382,7 +382,8 @@ def _fresh(value: Any, seen: set[int]) -> Any:
     """Return a result with arrays of its own: shared, borrowed and read-only ones are copied."""
     if isinstance(value, tuple):
         return tuple(_fresh(v, seen) for v in value)
-    value = on_host(value)
+    if isinstance(value, DeviceArray):
+        return value.download(value) if value.host is None else value.host.copy()
     if not isinstance(value, np.ndarray):
         return value
     if value.flags.owndata and value.flags.writeable and id(value) not in seen:

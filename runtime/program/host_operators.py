@@ -61,7 +61,9 @@ def _tensor_to_shape(x: Any) -> Any:
         raise UserError(f"tensor_to_shape: wanted int64 in one dim, found {array.dtype} {array.shape}")
     found = tuple(int(d) for d in array)
     if any(d < 0 for d in found):
-        raise UserError(f"tensor_to_shape: wanted dims >= 0, found {found}")
+        raise UserError(
+            f"tensor_to_shape: wanted dims >= 0, found {found}; a number below 0 is no size: use it as a tensor"
+        )
     return found
 
 

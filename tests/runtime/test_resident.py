@@ -15,6 +15,7 @@ from tests.support.programs import same
 from tests.support.tuner_models import QUICK, opened
 
 from relax_tune.database.memory_store import MemoryStore
+from relax_tune.errors import MeasureError
 from relax_tune.ir.core.dtype import f32, i64
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import IRModule
@@ -29,6 +30,7 @@ from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar
 from relax_tune.ir.op.math.logic import Less
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.shapes import ReshapeTo, TensorToShape
+from relax_tune.runtime.buffer_pool import BufferPool
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.job import Job
@@ -159,3 +161,32 @@ def test_views_take_arrays_of_the_device(kind: str, tmp_path: Path) -> None:
         for shape in ((2, 3), (6, 1)):
             args = [np.arange(6, dtype=np.float32), np.array(shape)]
             same(model.run(args)[0], (args[0] * 2 + 1).reshape(shape), kind)
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_pool_without_memory_frees_other_sizes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with device_of(kind, tmp_path) as device:
+        pool, alloc, free, held = BufferPool(device), device.alloc, device.free, dict[int, int]()
+
+        def limited(nbytes: int, lasting: bool = False) -> Any:
+            if sum(held.values()) + nbytes > 5000:
+                raise MeasureError("memory: none is left")
+            buffer = alloc(nbytes, lasting)
+            held[id(buffer)] = nbytes
+            return buffer
+
+        def freed(buffer: Any) -> None:
+            held.pop(id(buffer), None)
+            free(buffer)
+
+        monkeypatch.setattr(device, "alloc", limited)
+        monkeypatch.setattr(device, "free", freed)
+        kept = pool.upload(np.arange(100, dtype=np.float32))
+        for count in (256, 512, 800):
+            pool.upload(np.zeros(count, np.float32))
+        with pytest.raises(MeasureError, match="none is left"):
+            pool.upload(np.zeros(2000, np.float32))
+        np.testing.assert_array_equal(device.download(kept.buffer, kept.dtype, kept.shape), np.arange(100))
+        del kept
+        pool.close()
+        assert not held

@@ -11,8 +11,9 @@ from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import along_last_axis, cast_to
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
+from relax_tune.ir.frontend.torch.control.data_sizes import ordered
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, number_of
-from relax_tune.ir.frontend.torch.select import first_of_all, ordered
+from relax_tune.ir.frontend.torch.select import first_of_all
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import ExpandDims

@@ -11,9 +11,9 @@ from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.algorithms.data_sizes import flat
 from relax_tune.ir.frontend.shared.compositions import cast_to, clip, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows
+from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows, ordered
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_value, common_type
-from relax_tune.ir.frontend.torch.select import diagonal_places, first_of_all, ordered, scattered
+from relax_tune.ir.frontend.torch.select import diagonal_places, first_of_all, scattered
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements

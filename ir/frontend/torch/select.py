@@ -13,7 +13,7 @@ from relax_tune.ir.frontend.shared.algorithms.data_sizes import flat
 from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.indexing import edge, natural_indices
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
-from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows, require_as_many
+from relax_tune.ir.frontend.torch.control.data_sizes import masked_rows, ordered, require_as_many
 from relax_tune.ir.frontend.torch.node import Handler, TorchNode, as_item, as_value, dim
 from relax_tune.ir.frontend.torch.shape import broadcast_dims, of_places
 from relax_tune.ir.op.base import product
@@ -43,11 +43,6 @@ def _sort(w: Writer, n: TorchNode) -> list[ImportedValue]:
     value = ordered(w, x)
     where = w.emit(TopK(x.shape[axis], axis, bool(n.given(at + 1, "descending", False))), value)
     return [w.of(w.emit(GatherElements(axis), w.tensor(x), where), x.natural), w.of(where, True)]
-
-
-def ordered(w: Writer, x: ImportedValue) -> Value:
-    """Return a tensor for comparisons; truth values become bytes."""
-    return cast_to(w, w.tensor(x), x.dtype, u8) if x.dtype is bool_ else w.tensor(x)
 
 
 def _cumprod(w: Writer, n: TorchNode) -> ImportedValue:

@@ -104,10 +104,18 @@ def _scan(s: Schedule, block: Block, machine: HardwareInfo) -> bool:
 
 
 def _schedule_block(s: Schedule, block: Block, machine: HardwareInfo) -> None:
-    """Split the last spatial dimension into chunks.
+    """Split the last spatial dimension into chunks. A nest that this does not fit, such as one of several blocks, stays serial.
 
     Reductions run outside a chunk where that makes its points neighbours in memory.
     """
+    before = s.func, list(s.steps)
+    try:
+        _cut_nest(s, block, machine)
+    except ScheduleError:
+        s.func, s.steps = before
+
+
+def _cut_nest(s: Schedule, block: Block, machine: HardwareInfo) -> None:
     node = find_block(s.func, block.name)
     names = s.loops_of(block.name)
     spatial = [n for n, i in zip(names, node.iters) if i.kind == "spatial"]

@@ -7,31 +7,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from relax_tune.ir.core.dtype import bool_, f32, i64, u8
-from relax_tune.ir.core.expr import as_int, const, mul
+from relax_tune.ir.core.expr import const, mul
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.onnx.node import Handler, OnnxNode
 from relax_tune.ir.frontend.onnx.shape import axis_of
 from relax_tune.ir.frontend.shared.algorithms.data_sizes import (
-    Distinct,
     coordinates,
     distinct,
     flat,
-    kept_boxes,
+    non_max_suppression,
     nonzero,
+    rows_as_slices,
+    slices_as_rows,
+    stacked,
     true_positions,
     truth,
 )
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
+from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
 from relax_tune.ir.op.indexing.gather import GatherElements
-from relax_tune.ir.op.indexing.movement import Concat, ExpandDims
+from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.ir.op.math.elementwise import Add, Maximum, Minimum, Mul, MulScalar, Sub
 from relax_tune.ir.op.math.logic import Less
 from relax_tune.ir.op.reduction.scan import TopK
-
-COLUMNS = 64
-"""Most elements of a row for Unique along an axis, which sorts by each."""
 
 
 def _nonzero(w: Writer, node: OnnxNode) -> ImportedValue:
@@ -54,25 +53,11 @@ def _unique(w: Writer, node: OnnxNode) -> Sequence[ImportedValue | None]:
         found = distinct(w, flat(w, value), ascending)
         values = found.values
     else:
-        found, values = _along(w, node, x, value, axis_of(node, int(axis), x.ndim), ascending)
+        at = axis_of(node, int(axis), x.ndim)
+        found = distinct(w, slices_as_rows(w, value, at), ascending)
+        values = rows_as_slices(w, found.values, value, at)
     others = (w.of(v, True) for v in (found.first, found.inverse, found.counts))
     return [w.of(cast_to(w, values, element, x.dtype), x.natural), *others]
-
-
-def _along(
-    w: Writer, node: OnnxNode, x: ImportedValue, value: Value, axis: int, ascending: bool
-) -> tuple[Distinct, Value]:
-    order = [axis, *(p for p in range(x.ndim) if p != axis)]
-    rest = [x.shape[p] for p in order[1:]]
-    columns = as_int(w.simplify(product(rest)))
-    if columns is None or columns > COLUMNS:
-        raise node.refuse(
-            f"wanted rows of at most {COLUMNS} elements, a number of them, found {x.info!r} along axis {axis}"
-        )
-    rows = w.reshape(permute(w, value, order), [x.shape[axis], const(columns)])
-    found = distinct(w, rows, ascending)
-    values = w.reshape(found.values, [tensor_dims(found.first)[0], *rest])
-    return found, permute(w, values, [order.index(p) for p in range(x.ndim)])
 
 
 def _corners(w: Writer, boxes: Value, centred: bool) -> Value:
@@ -86,7 +71,7 @@ def _corners(w: Writer, boxes: Value, centred: bool) -> Value:
     return w.reshape(w.emit(Concat(1), *ends), [n, const(4)])
 
 
-def _suppress(w: Writer, node: OnnxNode) -> ImportedValue:
+def _non_max_suppression(w: Writer, node: OnnxNode) -> ImportedValue:
     """Import NonMaxSuppression: (count, 3) of batch, class and box, by class, and by falling score in a class.
 
     boxes: (batch, n, 4); scores: (batch, classes, n)"""
@@ -117,11 +102,10 @@ def _suppress(w: Writer, node: OnnxNode) -> ImportedValue:
     at = w.emit(Add(), w.emit(Mul(), image, w.size(n)), box)
     corners = _corners(w, take(w, rows, 0, at), bool(node.attributes.get("center_point_box", 0)))
     limit = cast_to(w, w.reshape(w.tensor(most), ()), most.dtype, i64)
-    kept = kept_boxes(w, corners, group, limit, w.reshape(w.tensor(overlap), ()))
-    parts = [w.emit(ExpandDims((1,)), w.emit(GatherElements(0), v, kept)) for v in (image, label, box)]
-    return w.of(w.emit(Concat(1), *parts), True)
+    kept = non_max_suppression(w, corners, group, limit, w.reshape(w.tensor(overlap), ()))
+    return w.of(stacked(w, [w.emit(GatherElements(0), v, kept) for v in (image, label, box)], 1), True)
 
 
 HANDLERS: Mapping[str, Handler] = {
-    "NonZero": _nonzero, "Compress": _compress, "Unique": _unique, "NonMaxSuppression": _suppress,
+    "NonZero": _nonzero, "Compress": _compress, "Unique": _unique, "NonMaxSuppression": _non_max_suppression,
 }  # fmt: skip

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from relax_tune.errors import ParseError
 from relax_tune.ir.core.dtype import bool_, f32, i64
-from relax_tune.ir.core.expr import Expr, Var, const
+from relax_tune.ir.core.expr import Expr, Var, as_int, const
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.struct_info import ShapeInfo
-from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis, take
+from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
 from relax_tune.ir.frontend.shared.control import LoopBody, Values, loop
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.op.base import product
@@ -30,6 +31,9 @@ from relax_tune.ir.op.reduction.reduce import MaxOrLowest, Sum
 from relax_tune.ir.op.reduction.scan import CumSum, TopK
 from relax_tune.ir.op.shapes import TensorToShape
 from relax_tune.ir.rewrite.emitter import tensor_info
+
+COLUMNS = 64
+"""Most elements of a slice for distinct slices, which are sorted by each."""
 
 
 def size_from_data(w: Writer, count: Value, hint: str = "count") -> Var:
@@ -52,7 +56,7 @@ def flat(w: Writer, value: Value) -> Value:
 
 
 def true_positions(w: Writer, mask: Value) -> Value:
-    """Return the positions of true elements, in order. mask: (n,) of truth values; result: (count,) of int64"""
+    """Return the positions of true elements, in order (stream compaction). mask: (n,) of truth values; result: (count,) of int64"""
     places, count = first_places(w, mask, tensor_dims(mask)[0], 0)
     return first_rows(w, places, size_from_data(w, count))
 
@@ -91,8 +95,35 @@ def nonzero(w: Writer, x: ImportedValue, axis: int) -> Value:
     if not parts:
         (count,) = tensor_dims(where)
         return w.full([const(0), count] if axis == 0 else [count, const(0)], 0, i64)
+    return stacked(w, parts, axis)
+
+
+def stacked(w: Writer, parts: Sequence[Value], axis: int) -> Value:
+    """Stack tensors along a new axis."""
     rows = [w.emit(ExpandDims((axis,)), p) for p in parts]
     return w.emit(Concat(axis), *rows) if len(rows) > 1 else rows[0]
+
+
+def slices_as_rows(w: Writer, value: Value, axis: int) -> Value:
+    """Return the slices along an axis as rows (n, elements). Raises ParseError for more than `COLUMNS` elements, or a symbol."""
+    order, dims = _in_front(value, axis), tensor_dims(value)
+    count = as_int(w.simplify(product([dims[p] for p in order[1:]])))
+    if count is None or count > COLUMNS:
+        raise ParseError(
+            f"wanted slices of at most {COLUMNS} elements, a number of them, found {value.info!r} along axis {axis}"
+        )
+    return w.reshape(permute(w, value, order), [dims[axis], const(count)])
+
+
+def rows_as_slices(w: Writer, rows: Value, like: Value, axis: int) -> Value:
+    """Return rows as the slices along an axis of a tensor with the other dims of `like`."""
+    order, dims = _in_front(like, axis), tensor_dims(like)
+    value = w.reshape(rows, [tensor_dims(rows)[0], *(dims[p] for p in order[1:])])
+    return permute(w, value, [order.index(p) for p in range(len(order))])
+
+
+def _in_front(value: Value, axis: int) -> list[int]:
+    return [axis, *(p for p in range(len(tensor_dims(value))) if p != axis)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +141,18 @@ class Distinct:
 
 def distinct(w: Writer, x: Value, ascending: bool = True) -> Distinct:
     """Return the distinct elements of (n,) or rows of (n, m) with m a number. Each NaN is distinct."""
-    dims = tensor_dims(x)
-    n = dims[0]
-    columns = [x] if len(dims) == 1 else [_column(w, x, k) for k in range(int(dims[1].value or 0))]
+    n = tensor_dims(x)[0]
+    columns = columns_of(w, x)
     order: Value = w.emit(Iota(n))
     for c in reversed(columns):  # sorts are stable: the last column first
         order = w.emit(GatherElements(0), order, w.emit(TopK(n, 0, False), w.emit(GatherElements(0), c, order)))
     return grouped(w, x, columns, order, ascending)
+
+
+def columns_of(w: Writer, x: Value) -> list[Value]:
+    """Return the columns of rows (n, m), or the one of (n,)."""
+    dims = tensor_dims(x)
+    return [x] if len(dims) == 1 else [_column(w, x, k) for k in range(as_int(dims[1]) or 0)]
 
 
 def _column(w: Writer, x: Value, k: int) -> Value:
@@ -148,7 +184,7 @@ def grouped(w: Writer, x: Value, columns: Sequence[Value], order: Value, ascendi
     return Distinct(take(w, x, 0, first), first, inverse, counts)
 
 
-def kept_boxes(w: Writer, boxes: Value, classes: Value | None, most: Value | None, overlap: Value) -> Value:
+def non_max_suppression(w: Writer, boxes: Value, classes: Value | None, most: Value | None, overlap: Value) -> Value:
     """Return the places of boxes that greedy suppression keeps, of (n, 4) in order of falling scores; result: (count,).
 
     A box is kept unless one before it, kept and of its class, overlaps it by more than `overlap` (Felzenszwalb et al. 2010). The
@@ -160,7 +196,7 @@ def kept_boxes(w: Writer, boxes: Value, classes: Value | None, most: Value | Non
     ahead = w.emit(Less(), _across(w, places), _down(w, places))
     if classes is not None:
         ahead = w.emit(LogicalAnd(), ahead, w.emit(Equal(), _across(w, classes), _down(w, classes)))
-    rivals = w.of(w.emit(LogicalAnd(), ahead, w.emit(Less(), overlap, overlaps(w, boxes))))
+    rivals = w.of(w.emit(LogicalAnd(), ahead, w.emit(Less(), overlap, intersection_over_union(w, boxes))))
     every = w.of(w.full([n], True, bool_))
 
     def step(body: LoopBody) -> tuple[ImportedValue, Values, Values]:
@@ -181,7 +217,7 @@ def _any(w: Writer, x: Value, axis: int) -> Value:
     return w.emit(Less(), w.literal(0, i64), w.emit(MaxOrLowest((axis,)), w.emit(Cast(i64), x)))
 
 
-def overlaps(w: Writer, boxes: Value) -> Value:
+def intersection_over_union(w: Writer, boxes: Value) -> Value:
     """Return the intersection over union of each two boxes. boxes: (n, 4) as (low, low, high, high); result: (n, n)"""
     low, high = ([_column(w, boxes, k) for k in side] for side in ((0, 1), (2, 3)))
     zero = w.literal(0, tensor_info(boxes).dtype or f32)

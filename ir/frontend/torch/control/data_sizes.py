@@ -9,21 +9,24 @@ from relax_tune.ir.core.expr import Expr, as_int, const, eq
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.algorithms.data_sizes import (
     Distinct,
+    columns_of,
     coordinates,
     distinct,
     first_places,
     flat,
     grouped,
-    kept_boxes,
+    non_max_suppression,
     nonzero,
+    rows_as_slices,
     size_from_data,
+    slices_as_rows,
+    stacked,
     true_positions,
     truth,
 )
-from relax_tune.ir.frontend.shared.compositions import cast_to, permute, slice_axis, take
+from relax_tune.ir.frontend.shared.compositions import cast_to, take
 from relax_tune.ir.frontend.shared.writer import ImportedValue, Writer, tensor_dims
 from relax_tune.ir.frontend.torch.node import Handler, Result, TorchNode, as_item, as_value
-from relax_tune.ir.op.base import product
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherElements
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims
@@ -33,9 +36,6 @@ from relax_tune.ir.op.math.logic import Less, Where
 from relax_tune.ir.op.reduction.reduce import MaxOrLowest, Sum
 from relax_tune.ir.op.reduction.scan import CumSum, TopK
 from relax_tune.ir.rewrite.emitter import tensor_info
-
-COLUMNS = 64
-"""Most elements of a row for `unique` along an axis, which sorts by each."""
 
 
 def _nonzero(w: Writer, n: TorchNode) -> ImportedValue:
@@ -51,8 +51,7 @@ def _nonzero_static(w: Writer, n: TorchNode) -> ImportedValue:
     parts = [w.emit(Where(), missing, w.literal(fill, i64), p) for p in coordinates(w, places, x.shape)]
     if not parts:
         return w.of(w.full([const(size), const(0)], 0, i64))
-    rows = [w.emit(ExpandDims((1,)), p) for p in parts]
-    return w.of(w.emit(Concat(1), *rows) if len(rows) > 1 else rows[0], fill >= 0)
+    return w.of(stacked(w, parts, 1), fill >= 0)
 
 
 def _masked_select(w: Writer, n: TorchNode) -> ImportedValue:
@@ -69,57 +68,39 @@ def _masked_select(w: Writer, n: TorchNode) -> ImportedValue:
 def _unique(w: Writer, n: TorchNode) -> Sequence[ImportedValue | None]:
     """Import distinct elements in ascending order; torch sorts them whether asked to or not."""
     x = n.item(0)
-    return _told(w, n, x, distinct(w, flat(w, _ordered(w, x))), x.shape)
+    return _told(w, n, x, distinct(w, flat(w, ordered(w, x))), x.shape)
 
 
 def _unique_dim(w: Writer, n: TorchNode) -> Sequence[ImportedValue | None]:
     x = n.item(0)
     axis = n.axis(1, "dim", x.ndim)
-    rows, order = _rows(w, n, x, axis)
-    found = distinct(w, rows)
-    return _told(w, n, x, found, [x.shape[axis]], order)
+    found = distinct(w, slices_as_rows(w, ordered(w, x), axis))
+    return _told(w, n, x, found, [x.shape[axis]], axis)
 
 
 def _unique_consecutive(w: Writer, n: TorchNode) -> Sequence[ImportedValue | None]:
     """Import the first of each run of equal elements, or of equal slices along an axis."""
     x, given = n.item(0), n.given(3, "dim")
     if given is None:
-        value = flat(w, _ordered(w, x))
+        value = flat(w, ordered(w, x))
         return _told(w, n, x, grouped(w, value, [value], w.emit(Iota(tensor_dims(value)[0]))), x.shape)
     axis = n.axis(3, "dim", x.ndim)
-    rows, order = _rows(w, n, x, axis)
-    size = x.shape[axis]
-    columns = [
-        w.reshape(slice_axis(w, rows, 1, const(k), const(k + 1)), [size])
-        for k in range(as_int(tensor_dims(rows)[1]) or 0)
-    ]
-    return _told(w, n, x, grouped(w, rows, columns, w.emit(Iota(size))), [size], order)
+    rows, size = slices_as_rows(w, ordered(w, x), axis), x.shape[axis]
+    return _told(w, n, x, grouped(w, rows, columns_of(w, rows), w.emit(Iota(size))), [size], axis)
 
 
-def _ordered(w: Writer, x: ImportedValue) -> Value:
+def ordered(w: Writer, x: ImportedValue) -> Value:
+    """Return a tensor for comparisons; truth values become bytes."""
     return cast_to(w, w.tensor(x), x.dtype, u8 if x.dtype is bool_ else x.dtype)
 
 
-def _rows(w: Writer, n: TorchNode, x: ImportedValue, axis: int) -> tuple[Value, list[int]]:
-    """Return slices along an axis as rows of elements, and the order of dims with the axis in front."""
-    order = [axis, *(p for p in range(x.ndim) if p != axis)]
-    count = as_int(w.simplify(product([x.shape[p] for p in order[1:]])))
-    if count is None or not 1 <= count <= COLUMNS:
-        raise n.refuse(
-            f"wanted slices of 1 to {COLUMNS} elements, a number of them, found {x.info!r} along axis {axis}"
-        )
-    return w.reshape(permute(w, _ordered(w, x), order), [x.shape[axis], const(count)]), order
-
-
 def _told(
-    w: Writer, n: TorchNode, x: ImportedValue, found: Distinct, dims: Sequence[Expr], order: Sequence[int] = ()
+    w: Writer, n: TorchNode, x: ImportedValue, found: Distinct, dims: Sequence[Expr], axis: int | None = None
 ) -> list[ImportedValue | None]:
     """Return values, inverse and counts, empty ones where torch was not asked for them."""
     values = found.values
-    if order:
-        (count,) = tensor_dims(found.first)
-        values = w.reshape(values, [count, *(x.shape[p] for p in order[1:])])
-        values = permute(w, values, [list(order).index(p) for p in range(x.ndim)])
+    if axis is not None:
+        values = rows_as_slices(w, values, w.tensor(x), axis)
     items: list[ImportedValue | None] = [
         w.of(cast_to(w, values, u8 if x.dtype is bool_ else x.dtype, x.dtype), x.natural),
         w.of(w.reshape(found.inverse, dims), True),
@@ -167,11 +148,11 @@ def _number(w: Writer, n: TorchNode) -> Result:
     return size_from_data(w, cast_to(w, w.tensor(x), x.dtype, i64), "number")
 
 
-def _suppress(w: Writer, n: TorchNode) -> ImportedValue:
+def _non_max_suppression(w: Writer, n: TorchNode) -> ImportedValue:
     """Import non-maximum suppression of (n, 4) boxes, as the places of kept ones by falling score."""
     boxes, scores, overlap = n.item(0), n.item(1), n.args[2]
     order = w.emit(TopK(scores.shape[0], 0, True), w.tensor(scores))
-    kept = kept_boxes(w, take(w, w.tensor(boxes), 0, order), None, None, as_value(w, overlap, boxes.dtype))
+    kept = non_max_suppression(w, take(w, w.tensor(boxes), 0, order), None, None, as_value(w, overlap, boxes.dtype))
     return w.of(w.emit(GatherElements(0), order, kept), True)
 
 
@@ -193,5 +174,5 @@ HANDLERS: Mapping[str, Handler] = {
     "aten.nonzero.default": _nonzero, "aten.nonzero_static.default": _nonzero_static, "aten.masked_select.default": _masked_select,
     "aten._unique2.default": _unique, "aten.unique_dim.default": _unique_dim,
     "aten.unique_consecutive.default": _unique_consecutive, "aten.repeat_interleave.Tensor": _repeat_interleave,
-    "aten.bincount.default": _bincount, "aten._local_scalar_dense.default": _number, "torchvision.nms.default": _suppress,
+    "aten.bincount.default": _bincount, "aten._local_scalar_dense.default": _number, "torchvision.nms.default": _non_max_suppression,
 }  # fmt: skip

@@ -132,7 +132,7 @@ def test_suppression_is_greedy() -> None:
 
 
 def test_unique_of_wide_slices_is_refused() -> None:
-    with pytest.raises(ParseError, match=r"operator Unique .* wanted rows of at most 64 elements"):
+    with pytest.raises(ParseError, match=r"operator Unique .* wanted slices of at most 64 elements"):
         load_onnx(model("(float[n, m] x) => (float[k, m] y) { y = Unique<axis = 0>(x) }"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.schedules.primitives.reduction.test_radix_sorts import MACHINES
 from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support import zoo
@@ -12,9 +13,11 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.core.expr import TRUE, Tunable, Var, const, load
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks
+from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Seq, Stmt, blocks, loops
 from relax_tune.schedules.loop_tree import find_block, find_loop
+from relax_tune.schedules.rules.cpu import fallback
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
 
 
 def row_sum() -> PrimFunc:
@@ -266,3 +269,10 @@ def test_set_kind_iterations_with_own_reads_are_independent(rows: bool, kind: st
     s = Schedule(func)
     s.set_kind("i", kind)
     assert_same_meaning(func, s.func, {})
+
+
+@pytest.mark.parametrize("func", [turns(), two_in_one(True), two_in_one(True, True)], ids=["turns", "points", "rows"])
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_fallback_leaves_nests_of_ordered_iterations_serial(func: PrimFunc, machine: HardwareInfo) -> None:
+    ((_, made),) = fallback.sketches(func, machine)
+    assert {f.kind for f in loops(made.func.body)} == {"serial"}
