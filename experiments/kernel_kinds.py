@@ -2,14 +2,15 @@
 
     python experiments/kernel_kinds.py --work FOLDER --peer-python PYTHON [--targets c,opencl] [--trials 16] [--kernels NAME,...]
 
-Ours are tuned on these static sizes and hold generated kernels only; torch is timed beside them, in turns. Everything tuned stays
-in the folder. Writes results/kernel_kinds.json and .md.
+Ours are tuned on these static sizes and hold generated kernels only; torch and ONNX Runtime are timed beside them, in turns.
+Everything tuned stays in the folder. Writes results/kernel_kinds.json and .md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kernel_more import kinds
 from static_kernels import tune_ours
 
 HERE = Path(__file__).parent
+PEERS = ("torch", "onnxruntime")
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
     kernels = args.kernels.split(",")
     args.work.mkdir(parents=True, exist_ok=True)
     took = tune_ours(args.work, kernels, args.targets.split(","), args.trials, (False,))
-    contenders = [Contender("torch", [args.peer_python, str(HERE / "peer_kernels.py"), "serve", "torch"])]
+    contenders = [Contender(p, [args.peer_python, str(HERE / "peer_kernels.py"), "serve", p]) for p in PEERS]
     for name in took:
         command = [sys.executable, str(HERE / "tuned_kernels.py"), "serve", name.split("-")[1], str(args.work / name)]
         contenders.append(Contender(name, command))
@@ -46,13 +48,14 @@ def main() -> None:
         f"Written by `experiments/kernel_kinds.py`, tuned with {args.trials} trials; medians in microseconds, in turns.",
         "",
     ]
-    lines += ["| kernel | torch | " + " | ".join(f"{n} | torch / it" for n in took) + " | sketches |"]
-    lines += ["|---" * (2 * len(took) + 3) + "|"]
+    lines += ["| kernel | " + " | ".join([*PEERS, *(f"{n} | best peer / it" for n in took)]) + " | sketches |"]
+    lines += ["|---" * (2 * len(took) + len(PEERS) + 2) + "|"]
     for kernel, row in found.items():
-        cells = [f"{row['torch']['median_us']:.1f}" if "torch" in row else "-"]
+        medians = {n: times["median_us"] for n, times in row.items()}
+        best = min((medians[p] for p in PEERS if p in medians), default=math.nan)
+        cells = [f"{medians[p]:.1f}" if p in medians else "-" for p in PEERS]
         for n in took:
-            ours = row[n]["median_us"] if n in row else None
-            cells += ["-", "-"] if ours is None else [f"{ours:.1f}", f"{row['torch']['median_us'] / ours:.2f}"]
+            cells += [f"{medians[n]:.1f}", f"{best / medians[n]:.2f}"] if n in medians else ["-", "-"]
         sketches = "; ".join(s for n in took for group in took[n][kernel]["sketches"].values() for s in group)
         lines.append(f"| {kernel} | " + " | ".join([*cells, sketches]) + " |")
     lines += ["", json.dumps(before)]

@@ -1,6 +1,6 @@
-"""The same kernels by the peers: torch, NumPy (its OpenBLAS), and TVM's MetaSchedule. Runs in a Python that has them.
+"""The same kernels by the peers: torch, ONNX Runtime, NumPy (its OpenBLAS), TVM's MetaSchedule. Runs in a Python that has them.
 
-    python experiments/peer_kernels.py serve torch|numpy          answers `contenders.serve`'s lines
+    python experiments/peer_kernels.py serve torch|onnxruntime|numpy      answers `contenders.serve`'s lines
     python experiments/peer_kernels.py tune KERNEL FOLDER SEED TRIALS BATCH     tunes with MetaSchedule, writes FOLDER/KERNEL.so
     python experiments/peer_kernels.py serve tvm FOLDER
 
@@ -9,9 +9,11 @@ MetaSchedule gets every weight as an argument and may not pack it outside the ca
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +56,32 @@ def torch_answer(case: str) -> Served:
             return kernel.torch(torch, tensors)
 
     return run, lambda: head(run())
+
+
+def onnxruntime_answer(case: str) -> Served:
+    """A kernel as torch.onnx.export writes it, weights held by the session. Raises whatever the exporter does where it cannot."""
+    import onnxruntime
+    import torch
+
+    kernel, arrays = case_of(case)
+    held = kernel.weights()
+    inputs = {n: np.ascontiguousarray(a) for n, a in arrays.items() if n not in held}
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for n, a in held.items():
+                self.register_buffer(n, torch.from_numpy(np.ascontiguousarray(a)))
+
+        def forward(self, *given: Any) -> Any:
+            return kernel.torch(torch, dict(self.named_buffers()) | dict(zip(inputs, given, strict=True)))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        path = Path(folder) / "kernel.onnx"
+        example = tuple(map(torch.from_numpy, inputs.values()))
+        torch.onnx.export(Whole().eval(), example, str(path), input_names=list(inputs), dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, inputs), lambda: head(session.run(None, inputs)[0])
 
 
 def numpy_answer(case: str) -> Served:
@@ -198,7 +226,7 @@ def main() -> None:
     elif command == "untuned":
         tvm_untuned(rest[0], Path(rest[1]))
     else:
-        kinds = {"torch": torch_answer, "numpy": numpy_answer}
+        kinds = {"torch": torch_answer, "onnxruntime": onnxruntime_answer, "numpy": numpy_answer}
         serve(tvm_answer(Path(rest[1])) if rest[0] == "tvm" else kinds[rest[0]])
 
 
