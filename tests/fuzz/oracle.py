@@ -36,9 +36,15 @@ POISONS = (math.nan, 0.0, -math.inf, 2.0, math.inf)
 """What stands for a value that nobody can ask for, run by run. Every function and comparison tells two of them apart."""
 SAMPLED = frozenset(["resize", "grid_sample"])
 EXTREMES = frozenset([
-    "maximum", "minimum", "relu", "maximum_scalar", "max", "min", "max_or_lowest", "min_or_highest", "pool",
+    "maximum", "minimum", "relu", "maximum_scalar", "max", "min", "max_or_lowest", "min_or_highest", "pool", "unique",
 ])  # fmt: skip
-"""Operators whose result may be either zero where an argument is -0."""
+"""Operators whose result may be either zero where an argument is -0; so may scatters of extremes."""
+
+
+ADDED = {
+    "attention": (2,), "mean_pool": (0,), "fold": (0,), "resize": (0,), "grid_sample": (0,), "layer_norm": (0, 1, 2),
+}  # fmt: skip
+"""Arguments that operators other than LINEAR add, weighed by the others."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +258,9 @@ class _Run:
                 found = self.cancelled(op, [_wide(a) for a in args], found)
             if op.name in EXTREMES:
                 found = self.signed(args, found)
-            if op.name in LINEAR and is_floating(target):
+            elif getattr(op, "mode", "") in ("max", "min"):
+                found = self.signed([np.concatenate([np.ravel(args[0]), np.ravel(args[2])])], found)
+            if is_floating(target):
                 found = self.signless(op, args, found)
         return self.poisoned(op, args, found) if moved else found
 
@@ -327,20 +335,17 @@ class _Run:
 
     def cancelled(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Replace sums by 0 where their terms cancel but for rounding: another order of float32 may reach 0 exactly."""
-        if op.name in LINEAR:
-            total = op.evaluate([np.abs(a) for a in args])
-        elif op.name == "attention":
-            total = op.evaluate([*args[:2], np.abs(args[2]), *args[3:]])
-        else:
+        total = _magnitudes(op, args)
+        if total is None:
             return found
         return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, found * 0, found)
 
     def signless(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Move the sign of sums whose terms are zeros, or so small that they become zeros: a sum that begins at a term may be -0."""
-        if not np.any(found == 0):
+        total = _magnitudes(op, args) if np.any(found == 0) else None
+        if total is None:
             return found
-        least = float(ml_dtypes.finfo(found.dtype).smallest_normal)
-        zero = (found == 0) & (op.evaluate([np.abs(_wide(a)) for a in args]) < least)
+        zero = (found == 0) & (total < float(ml_dtypes.finfo(found.dtype).smallest_normal))
         return np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
 
     def signed(self, args: Sequence[Any], found: Array) -> Array:
@@ -365,6 +370,14 @@ class _Run:
             other = np.broadcast_to(np.asarray(other), found.shape).astype(found.dtype)
             found = np.where(mask, other, found)
         return found
+
+
+def _magnitudes(op: OperatorSpec, args: Sequence[Any]) -> Any:
+    """Return the sums of the magnitudes of what an operator adds; None for one that adds nothing."""
+    added = range(len(args)) if op.name in LINEAR else ADDED.get(op.name)
+    if added is None:
+        return None
+    return op.evaluate([np.abs(_wide(a)) if p in added else a for p, a in enumerate(args)])
 
 
 def _dtype(info: StructInfo) -> np.dtype[Any]:
