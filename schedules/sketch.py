@@ -50,6 +50,7 @@ from relax_tune.schedules.rules.cpu import (
     scan,
     selection,
     two_pass_reductions,
+    windows,
 )
 from relax_tune.schedules.rules.gpu import convolution as gpu_convolution
 from relax_tune.schedules.rules.gpu import fallback as gpu_fallback
@@ -80,6 +81,7 @@ PROCESSOR_RULES: Mapping[str, Rule] = {
     "rowwise": rowwise.sketches,
     "scan": scan.sketches,
     "selection": selection.sketches,
+    "windows": windows.sketches,
     "reductions": reductions.sketches,
     "two_pass_reductions": two_pass_reductions.sketches,
     "injective": injective.sketches,

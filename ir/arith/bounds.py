@@ -88,7 +88,7 @@ class Env:
 
     def with_loop(self, var: Var, extent: ExprLike) -> Env:
         """Enter `for var in range(extent)`: var is in [0, extent - 1], and the loop runs at least once."""
-        size = expr(extent)
+        size = _length(expr(extent))
         out = Env.__new__(Env)
         out.solver = self.solver
         out.bounds = {**self.bounds, var: (const(0), sub(size, 1))}
@@ -126,6 +126,13 @@ class Env:
         """Record a constant interval that a fact implies. Only the constructor calls this."""
         self._limits[var] = meet(self._limits.get(var, UNBOUNDED), found)
         self._ranges.clear()
+
+
+def _length(extent: Expr) -> Expr:
+    """Return the extent of a loop that runs: of `max(n, 0)` it is n."""
+    while extent.op == "max" and any(isinstance(a, Const) and int(a.value) <= 0 for a in extent.args):
+        (extent,) = [a for a in extent.args if not (isinstance(a, Const) and int(a.value) <= 0)][:1] or [const(0)]
+    return extent
 
 
 def opposite(cond: Expr) -> Expr | None:

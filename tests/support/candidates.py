@@ -149,6 +149,12 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "convolution of 128 steps": (
         lambda: make.convolution((32, 24), (2, 2), (4, "w"), (2, 1), (1, 3), last=True), ({"n": 2, "w": 7}, {"n": 1, "w": 1})
     ),
+    "pool 3x3": (
+        lambda: make.pooled(("h", "w"), 3, 2, 1, True),
+        ({"h": 5, "w": 41}, {"h": 1, "w": 1}, {"h": 2, "w": 2}, {"h": 3, "w": 64}, {"h": 6, "w": 3}),
+    ),
+    "pool 2x2": (lambda: make.pooled((6, 21), 2, 1, 1, False), ({},)),
+    "pool 5, apart": (lambda: make.pooled(("w",), 5, 3, 4, True, 2), ({"w": 1}, {"w": 5}, {"w": 79})),
     "one element": (make.dot, ({"n": 37}, {"n": 1})),
 }  # fmt: skip
 

@@ -30,9 +30,11 @@ from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Permute
+from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.indexing.scatter import Mode, ScatterElements, ScatterND
 from relax_tune.ir.op.math.elementwise import Add, Relu
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.op.neural.window import Pool
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.op.reduction.scan import TopK
@@ -548,3 +550,16 @@ def convolution(
     else:
         b.compute(z, lambda i, o, *p: maximum(y[(i, o, *p)] + bias[o], 0.0), name="relu")
     return b.finish()
+
+
+def pooled(
+    places: tuple[int | str, ...], kernel: int, stride: int, pad: int, largest: bool, dilation: int = 1
+) -> PrimFunc:
+    """Extremes or sums over the windows of two padded maps, and relu after them."""
+    g, rank = GraphBuilder(), len(places)
+    x = g.input("x", (1, 2, *(g.symbol(p) if isinstance(p, str) else p for p in places)))
+    around = (const(0), const(0), *[const(pad)] * rank)
+    padded = g.call(Pad(around, around, value=-math.inf if largest else 0.0), x) if pad else x
+    y = g.call(Pool((kernel,) * rank, (stride,) * rank, (dilation,) * rank, largest), padded)
+    (func,) = lower(g.finish(g.call(Relu(), y))).prims.values()
+    return func

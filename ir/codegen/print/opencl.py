@@ -59,11 +59,16 @@ class OpenCLPrelude(Prelude):
         c = SCALAR_OPS[name].c_name
         if SCALAR_OPS[name].arity == 2:
             return (), f"STATIC $V $N($V a, $V b) {{ return {c}(a, b); }}"
-        plain = f"STATIC $V $N($V a) {{ return {c}(a); }}"
+        # LLVM holds 1 / sqrt(a) for no less than 0, also of -0, and folds comparisons by that
+        body = (
+            "STATIC $V $N($V a) {{ return a == 0 ? a : {}(a); }}"
+            if name == "sqrt"
+            else "STATIC $V $N($V a) {{ return {}(a); }}"
+        )
         if name not in INSTRUCTIONS:
-            return (), plain
+            return (), body.format(c)
         own = f"__builtin_{c}{'f' if dtype is f32 else ''}"
-        return (), f"#if {ON_PROCESSORS}\nSTATIC $V $N($V a) {{ return {own}(a); }}\n#else\n{plain}\n#endif"
+        return (), f"#if {ON_PROCESSORS}\n{body.format(own)}\n#else\n{body.format(c)}\n#endif"
 
     def define(self, name: str, dtype: DType, width: int) -> tuple[tuple[str, ...], str]:
         if width == 1:

@@ -6,10 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute
+from relax_tune.ir.core.dtype import i64
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, and_, conjuncts, free_vars, le, mul, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import (
     Block,
@@ -153,8 +155,20 @@ def _over_subdomain(
     inside = {p.var: made[p.var].var + (0 if start is None or p is not node else start) for p in own}
     values = {i.var: substitute(b, inside) for i, b in zip(block.iters, block.bindings) if i.var in fed}
     others = [(i, b) for i, b in zip(block.iters, block.bindings) if i.var not in fed]
-    new = with_iters(block, [*((made[p.var], p.var) for p in own), *others], values)
+    new = _simplified(with_iters(block, [*((made[p.var], p.var) for p in own), *others], values))
     return replace(new, init=None) if start is not None and kind == "reduce" else new
+
+
+def _simplified(block: Block) -> Block:
+    """Drop the conditions and clamps of a block that its domain decides."""
+    env = Env()
+    for i in block.iters:
+        env = env.with_loop(i.var, i.extent)
+
+    def decided(e: Expr) -> Expr | None:
+        return simplify(e, env) if e.op in ("le", "lt", "min", "max") and e.args[0].dtype is i64 else None
+
+    return block.map_own_exprs(lambda e: simplify(transform(e, decided)))
 
 
 def _require_unmixed_loops(

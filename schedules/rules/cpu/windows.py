@@ -1,0 +1,165 @@
+"""Reductions over small overlapping windows: pooling, with whatever is fused around it.
+
+The columns of a row are cut where padding begins, so that those between need no condition on the column, and vectors lie along
+them. A row is accumulated where it is close, and the epilogue takes it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial, reduce
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.prove import Proof, prove_equal
+from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, floordiv, free_vars, maximum, minimum, postorder, sub
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import final_block, inlinable, reductions
+from relax_tune.schedules.loop_tree import block_loads, find_block
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.searches import searches
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
+
+TAPS = 64
+"""Points of a window that are unrolled at most."""
+WHOLE_ROWS = 8
+"""Vectors of a row that is vectorised whole at most."""
+
+
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield rows spread over threads, and the same on one thread; none unless the function pools by windows."""
+    found = reductions(func)
+    if len(found) != 1 or searches(func) or not is_window(found[0]):
+        return
+    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
+    yield from try_forms((f"windows.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+
+
+def is_window(block: Block) -> bool:
+    """Return whether a block reduces one array over a small window that moves along its columns."""
+    steps = {i.var: as_int(i.extent) for i in block.iters if i.kind == "reduce"}
+    column = block.body.indices[-1] if block.body.indices else None
+    reads = [x for x in block_loads(block) if set(steps) & set(free_vars(*x.indices))]
+    points = 1
+    for extent in steps.values():
+        points *= extent or TAPS + 1
+    if block.init is None or not isinstance(column, Var) or len(reads) != 1 or points > TAPS:
+        return False
+    moves = any(set(steps) & set(free_vars(e)) and set(free_vars(e)) - set(steps) for e in reads[0].indices)
+    return moves and column in free_vars(reads[0].indices[-1])
+
+
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Accumulate row by row. Raises ScheduleError where other stages remain."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    main = reductions(s.func)[0].name
+    if find_block(s.func, main).body.buffer in s.func.output_buffers:
+        s.apply("cache_write", block=main, scope="global")
+    last = final_block(s.func).name
+    if len(blocks(s.func.body)) != 2:
+        raise ScheduleError(f"{s.func.name}: more than windows and their epilogue")
+    *outer, column = s.loops_of(last)
+    if not outer:
+        raise ScheduleError(f"{s.func.name}: one row is no work for rows")
+    s.compute_at(main, outer[-1])
+    length = as_int(s.extent(column))
+    if length is not None:
+        s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    edges, inside = _parts(s, main, outer[-1])
+    wide = as_int(s.extent(_column_loop(s, inside, outer[-1])))
+    width = s.tunable("W", _widths(wide, machine))
+    for name in edges:
+        _accumulate(s, name, outer[-1], None)
+    _accumulate(s, inside, outer[-1], width)
+    strip, lanes = s.split(column, [None, width])
+    s.set_tail(strip, "peel")
+    s.set_kind(lanes, "vectorized")
+    rows = s.fuse(outer)
+    if parallel:
+        s.set_kind(rows, "group" if machine.has_grid else "parallel")
+    return s
+
+
+def _widths(columns: int | None, machine: HardwareInfo) -> list[int]:
+    """Return the widths of strips: some vectors, or all columns where they are few."""
+    vectors = [machine.lanes * v for v in (1, 2, 4) if columns is None or machine.lanes * v < columns]
+    return vectors if columns is None or columns > WHOLE_ROWS * machine.lanes else [*vectors, columns]
+
+
+def _column_loop(s: Schedule, block: str, row: str) -> str:
+    """Return the loop of a block inside `row` along the columns."""
+    node = find_block(s.func, block)
+    fed = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
+    (found,) = [n for n in s.inner_loops(block, row) if n not in fed]
+    return found
+
+
+def _parts(s: Schedule, main: str, row: str) -> tuple[list[str], str]:
+    """Cut the columns where conditions on them change. Return the blocks of the edges, and that of the columns between."""
+    node = find_block(s.func, main)
+    column = node.body.indices[-1]
+    assert isinstance(column, Var)
+    low, high = _inside(node, column)
+    edges, inside = list[str](), main
+    start: Expr = const(0)
+    if low is not None:
+        loop = _column_loop(s, inside, row)
+        start = simplify(minimum(low, s.extent(loop)))
+        if as_int(start) != 0:
+            edges, (inside,) = [inside], s.apply("partition", loop=loop, at=start)
+    if high is not None:
+        loop = _column_loop(s, inside, row)
+        extent = s.extent(loop)
+        length = simplify(maximum(minimum(sub(high, start), extent), const(0)))
+        if prove_equal(length, extent) is not Proof.YES:
+            edges += s.apply("partition", loop=loop, at=length)
+    return edges, inside
+
+
+def _inside(block: Block, column: Var) -> tuple[Expr | None, Expr | None]:
+    """Return the range of columns for which every condition on the column holds in the whole window; None for an open end."""
+    steps = {i.var: i.extent for i in block.iters if i.kind == "reduce"}
+    env = Env()
+    for v, extent in steps.items():
+        env = env.with_loop(v, extent)
+    lows, highs = list[Expr](), list[Expr]()
+    for e in postorder((block.body.value,)):
+        if e.op not in ("le", "lt") or column not in free_vars(e):
+            continue
+        parts = linear(sub(e.args[0], e.args[1]), (column, *steps))  # at most 0, or below it
+        factor = None if parts is None else as_int(parts[0].get(column, const(0)))
+        if parts is None or not factor:
+            continue
+        most: Expr = parts[1] if e.op == "le" else parts[1] + 1
+        reach = [interval(k * (steps[v] - 1), env)[1] for v, k in parts[0].items() if v is not column]
+        if None in reach:
+            continue
+        most = most + sum(max(r or 0, 0) for r in reach)
+        if factor > 0:
+            highs.append(floordiv(sub(const(0), most), const(factor)) + 1)
+        else:
+            lows.append(floordiv(most + (-factor - 1), const(-factor)))
+    return (reduce(maximum, lows) if lows else None), (reduce(minimum, highs) if highs else None)
+
+
+def _accumulate(s: Schedule, block: str, row: str, width: Expr | None) -> None:
+    """Unroll the window inside a loop over columns, or around vectors of `width` columns."""
+    column = _column_loop(s, block, row)
+    taps = [n for n in s.inner_loops(block, row) if n != column]
+    if width is not None:
+        strip, lanes = s.split(column, [None, width])
+        s.set_tail(strip, "peel")
+        s.reorder([strip, *taps, lanes])
+        s.set_kind(lanes, "vectorized")
+    else:
+        s.reorder([column, *taps])
+    for name in taps:
+        s.set_kind(name, "unrolled")
+    s.apply("decompose_reduction", block=block, loop=taps[0])
