@@ -557,7 +557,7 @@ def pooled(
 ) -> PrimFunc:
     """Extremes or sums over the windows of two padded maps, and relu after them."""
     g, rank = GraphBuilder(), len(places)
-    x = g.input("x", (1, 2, *(g.symbol(p) if isinstance(p, str) else p for p in places)))
+    x = g.input("x", (1, 2, *(g.symbol(p, 1) if isinstance(p, str) else p for p in places)))
     around = (const(0), const(0), *[const(pad)] * rank)
     padded = g.call(Pad(around, around, value=-math.inf if largest else 0.0), x) if pad else x
     y = g.call(Pool((kernel,) * rank, (stride,) * rank, (dilation,) * rank, largest), padded)

@@ -168,7 +168,11 @@ def _simplified(block: Block) -> Block:
     def decided(e: Expr) -> Expr | None:
         return simplify(e, env) if e.op in ("le", "lt", "min", "max") and e.args[0].dtype is i64 else None
 
-    return block.map_own_exprs(lambda e: simplify(transform(e, decided)))
+    def shorter(e: Expr) -> Expr:
+        found = transform(e, decided)
+        return e if found is e else simplify(found)
+
+    return block.map_own_exprs(shorter)
 
 
 def _require_unmixed_loops(
