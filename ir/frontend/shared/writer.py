@@ -44,6 +44,7 @@ class ImportedValue:
     scalars: integers and truth values known as expressions over the shape symbols (an array of `Expr`)
     natural: integers that are never negative
     uniform: the value of every element, if known
+    progression: the first element of a vector and the difference of neighbours, if known
     """
 
     name: str
@@ -53,6 +54,7 @@ class ImportedValue:
     scalars: NDArray[np.object_] | None = None
     natural: bool = False
     uniform: float | int | bool | None = None
+    progression: tuple[Expr, Expr] | None = None
 
     @property
     def shape(self) -> tuple[Expr, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from relax_tune.ir.core.dtype import f32, i64
-from relax_tune.ir.core.expr import add, const
+from relax_tune.ir.core.expr import Expr, add, as_int, const, mul
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.frontend.shared.compositions import cast_to, slice_axis
 from relax_tune.ir.frontend.shared.indexing import gather
@@ -20,7 +20,7 @@ from relax_tune.ir.op.math.elementwise import AddScalar, Cast, Div, MaximumScala
 from relax_tune.ir.op.math.logic import Equal, LessEqual, LogicalAnd
 from relax_tune.ir.op.math.numeric import Floor
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import Sum
+from relax_tune.ir.op.reduction.reduce import Mean, Sum
 
 MODES = ("sum", "mean", "max")
 
@@ -40,7 +40,10 @@ def _embedding_bag(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
         raise n.refuse(f"wanted mode 'sum' or 'mean', found {MODES[mode]!r}")
     if n.number(8, "padding_idx", -1) != -1:
         raise n.refuse("wanted no padding_idx; leave the padding out of the bags")
-    element, count, starts = n.dtype, n.dims[0], as_value(w, offsets, i64)
+    element, count = n.dtype, n.dims[0]
+    if (length := _bag_length(w, offsets, indices, count)) is not None:
+        return [_bags_of_one_length(w, n, length), None, None, None]
+    starts = as_value(w, offsets, i64)
     if n.given(7, "include_last_offset", False):
         starts = slice_axis(w, starts, 0, const(0), count)
     work = f32 if element.is_half else element
@@ -54,6 +57,28 @@ def _embedding_bag(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
         divisor = w.emit(ExpandDims((1,)), cast_to(w, w.emit(MaximumScalar(1), size), i64, work))
         found = w.emit(Div(), found, divisor)
     return [w.of(cast_to(w, found, work, element)), None, None, None]
+
+
+def _bag_length(w: Writer, offsets: ImportedValue, indices: ImportedValue, count: Expr) -> Expr | None:
+    """Return the length of all bags, if the offsets are known to be its multiples, as of indices with two dims."""
+    if offsets.progression is None or as_int(offsets.progression[0]) != 0:
+        return None
+    length = offsets.progression[1]
+    return length if w.g.deduction.same(indices.shape[0], mul(count, length)) else None
+
+
+def _bags_of_one_length(w: Writer, n: TorchNode, length: Expr) -> ImportedValue:
+    """Import sums or means of bags that are rows of a matrix of indices."""
+    table, indices, weights = n.item(0), n.item(1), n.given(6, "per_sample_weights")
+    element, count = n.dtype, n.dims[0]
+    work = f32 if element.is_half else element
+    places = w.of(w.reshape(w.tensor(indices), (count, length)), True)
+    rows = cast_to(w, w.tensor(gather(w, table, 0, places)), element, work)
+    if isinstance(weights, ImportedValue):
+        share = w.reshape(as_value(w, weights, work), (count, length))
+        rows = w.emit(Mul(), rows, w.emit(ExpandDims((2,)), share))
+    found = w.emit(Mean((1,)) if n.number(4, "mode", 0) else Sum((1,)), rows)
+    return w.of(cast_to(w, found, work, element))
 
 
 def _histogram(w: Writer, n: TorchNode) -> ImportedValue:

@@ -240,7 +240,7 @@ def _arange(w: Writer, n: TorchNode) -> ImportedValue:
     elif first:
         value = w.emit(AddScalar(first), value)
     positive = w.natural(dim(step)) and w.natural(dim(start))
-    return as_item(w, w.of(value, positive), n.dtype)
+    return replace(as_item(w, w.of(value, positive), n.dtype), progression=(dim(start), dim(step)))
 
 
 def _full(w: Writer, n: TorchNode, value: object = None) -> ImportedValue:
