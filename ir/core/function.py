@@ -70,11 +70,14 @@ class ExternFunc:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """Declared bounds of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`."""
+    """Declared bounds of a symbol: `lower <= var` and, when `upper` is not None, `var <= upper`.
+
+    implied: they follow from those of other symbols, which a call is checked against."""
 
     var: Var
     lower: int = 0
     upper: int | None = None
+    implied: bool = False
 
 
 AnyFunction = Union[Function, PrimFunc, ExternFunc]

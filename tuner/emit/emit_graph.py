@@ -140,7 +140,8 @@ class GraphEmitter:
         for bound in self.lowered.module.bounds:
             if bound.var not in known:
                 continue  # of another function
-            self.symbols[bound.var] = b.symbol(bound.var.name, bound.lower, bound.upper)
+            limits = (0, None) if bound.implied else (bound.lower, bound.upper)
+            self.symbols[bound.var] = b.symbol(bound.var.name, *limits)
         inputs = []
         ranges = self._index_ranges()
         for position, p in enumerate(main.params):

@@ -35,6 +35,7 @@ class Inline:
         functions = dict(module.functions)
         called = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)}
         checks: dict[str, tuple[RuntimeCheck, ...]] = {}
+        bounds = list(module.bounds)
         for name, f in module.functions.items():
             if isinstance(f, Function):
                 params = _sharpened(f)
@@ -49,11 +50,12 @@ class Inline:
                         break
                     params = again
                 checks[name] = tuple(walk.checks)
+                bounds += walk.dims
         kept = {name for f in functions.values() if isinstance(f, Function) for name in callees(f)} | {"main"}
         entries = {n for n, f in functions.items() if isinstance(f, Function) and n not in called} | kept
         functions = {n: f for n, f in functions.items() if not isinstance(f, Function) or n in entries}
         same = len(functions) == len(module.functions) and all(f is module.functions[n] for n, f in functions.items())
-        return (module if same else replace(module, functions=functions)), {
+        return (module if same else replace(module, functions=functions, bounds=tuple(bounds))), {
             n: c for n, c in checks.items() if n in functions
         }
 

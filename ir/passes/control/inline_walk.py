@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from relax_tune.errors import DeduceError
+from relax_tune.ir.arith.bounds import interval
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
 from relax_tune.ir.core import graph_walk
 from relax_tune.ir.core.expr import Expr, Var, free_vars, substitute
-from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph_walk import operator_of
 from relax_tune.ir.core.names import fresh, same_objects
 from relax_tune.ir.core.struct_info import (
@@ -81,6 +82,7 @@ class Walk:
         self.stack: list[str] = []
         self.taken: set[str] = set()
         self.origins: dict[Var, str] = {}  # origins of symbols that no annotation mentions
+        self.dims: list[Bound] = []  # bounds of symbols made for dims of parameters
         self.certain = True  # outside every branch, where a check applies to every run
 
     def root(self, f: g.Function, sharper: tuple[g.GVar, ...]) -> g.Function:
@@ -124,6 +126,9 @@ class Walk:
             frame.values.update({p: q for p, q in zip(f.params, sharper, strict=True) if p is not q})
             return sharper
         frame.meaning.update({v: e for v, e in meaning.items() if e is not None})
+        for (q, axis), v in fresh.items():
+            low, high = interval(tensor_dims(q.info)[axis], self.env)
+            self.dims.append(Bound(v, max(low or 0, 0), high, implied=True))
         self.origins |= {v: f"{v.name}: dim {axis} of parameter {q.name}" for (q, axis), v in fresh.items()}
         params: list[g.GVar] = []
         for old, q in zip(f.params, sharper, strict=True):
