@@ -275,6 +275,20 @@ def test_7_symbols_only_inside_expressions_are_solved(device: Device) -> None:
     refuse(module, device, [ones(4), ones(1, 3), ones(0)], "m")
 
 
+def test_7_symbols_of_solved_dims_have_the_bounds_of_the_dims() -> None:
+    module = read("""
+        n = symbol("n", lower=2, upper=64)
+
+        @function
+        def main(x: Tensor((4 * n, 3), f32)) -> Tensor((4 * n, 3), f32):
+            with dataflow():
+                a: Tensor((4 * n, 3), f32) = op.exp(x)
+            return a
+    """)
+    (bound,) = lower(module).module.bounds
+    assert (bound.lower, bound.upper) == (8, 256)
+
+
 def test_7_casts_sharpen_parameters_among_solved_ones(device: Device) -> None:
     module = read("""
         @function
