@@ -155,6 +155,10 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     ),
     "pool 2x2": (lambda: make.pooled((6, 21), 2, 1, 1, False), ({},)),
     "pool 5, apart": (lambda: make.pooled(("w",), 5, 3, 4, True, 2), ({"w": 1}, {"w": 5}, {"w": 79})),
+    "padding": (
+        lambda: make.padded(("h", "w"), 1, 2), ({"h": 5, "w": 41}, {"h": 1, "w": 1}, {"h": 0, "w": 3}, {"h": 3, "w": 64}, {"h": 2, "w": 0})
+    ),
+    "padding of 21": (lambda: make.padded((6, 21), 3, 0), ({},)),
     "one element": (make.dot, ({"n": 37}, {"n": 1})),
 }  # fmt: skip
 

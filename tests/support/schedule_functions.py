@@ -563,3 +563,12 @@ def pooled(
     y = g.call(Pool((kernel,) * rank, (stride,) * rank, (dilation,) * rank, largest), padded)
     (func,) = lower(g.finish(g.call(Relu(), y))).prims.values()
     return func
+
+
+def padded(places: tuple[int | str, ...], before: int, after: int) -> PrimFunc:
+    """Two maps with a margin of fives around them, after relu."""
+    g, rank = GraphBuilder(), len(places)
+    x = g.input("x", (2, *(g.symbol(p) if isinstance(p, str) else p for p in places)))
+    margins = [(const(0), *[const(e)] * rank) for e in (before, after)]
+    (func,) = lower(g.finish(g.call(Pad(*margins, value=5.0), g.call(Relu(), x)))).prims.values()
+    return func

@@ -1,7 +1,7 @@
-"""Reductions over small overlapping windows: pooling, with whatever is fused around it.
+"""Padded rows: pooling, which reduces over small overlapping windows, and padding itself, with whatever is fused around them.
 
 The columns of a row are cut where padding begins, so that those between need no condition on the column, and vectors lie along
-them. A row is accumulated where it is close, and the epilogue takes it from there.
+them. A row of a pool is accumulated where it is close, and the epilogue takes it from there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.injective import inline_into_outputs
 from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -31,12 +32,13 @@ WHOLE_ROWS = 8
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield rows spread over threads, and the same on one thread; none unless the function pools by windows."""
+    """Yield rows spread over threads, and the same on one thread; none unless the function pools by windows, or pads."""
     found = reductions(func)
-    if len(found) != 1 or searches(func) or not is_window(found[0]):
+    if len(found) > 1 or searches(func) or (found and not is_window(found[0])):
         return
+    name, make = ("windows", build) if found else ("padding", build_padding)
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from try_forms((f"windows.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms((f"{name}.{order}", partial(make, func, machine, order == "parallel")) for order in orders)
 
 
 def is_window(block: Block) -> bool:
@@ -79,6 +81,28 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
         _accumulate(s, name, outer[-1], None)
     _accumulate(s, inside, outer[-1], width)
     strip, lanes = s.split(column, [None, width])
+    s.set_tail(strip, "peel")
+    s.set_kind(lanes, "vectorized")
+    rows = s.fuse(outer)
+    if parallel:
+        s.set_kind(rows, "group" if machine.has_grid else "parallel")
+    return s
+
+
+def build_padding(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Write row by row. Raises ScheduleError for a function without conditions on its columns."""
+    s = Schedule(func)
+    found = inline_into_outputs(s)
+    if len(found) != 1:
+        raise ScheduleError(f"{func.name}: wanted one block, found {len(found)}")
+    (block,) = found
+    *outer, _ = s.loops_of(block.name)
+    column = block.body.indices[-1] if block.body.indices else None
+    if not outer or not isinstance(column, Var) or _inside(block, column) == (None, None):
+        raise ScheduleError(f"{func.name}: no rows with conditions on columns")
+    _, inside = _parts(s, block.name, outer[-1])
+    columns = _column_loop(s, inside, outer[-1])
+    strip, lanes = s.split(columns, [None, s.tunable("W", _widths(as_int(s.extent(columns)), machine))])
     s.set_tail(strip, "peel")
     s.set_kind(lanes, "vectorized")
     rows = s.fuse(outer)
