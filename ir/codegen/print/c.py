@@ -104,6 +104,12 @@ class CPrelude(Prelude):
             return (), self._masked(name, dtype, width)
         if name == "stream":
             return (), self._stream(dtype.bytes * width)
+        if name == "alternate":
+            mask = [*range(0, width, 2), *range(width + 1, 2 * width, 2)]
+            return (
+                (),
+                f"STATIC $V $N($V a, $V b) {{ return __builtin_shufflevector(a, b, {', '.join(map(str, mask))}); }}",
+            )
         wide = dtype is f32 and width == 16
         if name == "widen":
             return (), self._widen(dtype, width)
@@ -321,6 +327,7 @@ class CPrinter(CFamilyPrinter):
     """One C function; the outermost parallel loop of a nest is an OpenMP loop."""
 
     streamed = False
+    pairs = frozenset({4, 8, 16})
     # gcc treats a masked result over an undefined register as wholly undefined
     unset = " = {0}"
     body: Stmt

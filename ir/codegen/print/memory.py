@@ -18,7 +18,11 @@ STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
 
 
 class MemoryPrinter(ValuePrinter):
-    """Printer of a kernel's memory accesses. A language defines single accesses."""
+    """Printer of a kernel's memory accesses. A language defines single accesses.
+
+    pairs: widths of vectors of every second element, which the language takes out of two vectors."""
+
+    pairs: frozenset[int] = frozenset()
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
@@ -41,6 +45,11 @@ class MemoryPrinter(ValuePrinter):
             if b.dtype.short == "bool":
                 text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
             return self.unpacked(text, b.dtype, lane.width), True
+        if step == 2 and b.dtype is f32 and lane.count is None and lane.width in self.pairs:
+            # the last lane ends the second vector, so that nothing behind it is read
+            ends = (p, plus(p, constant(lane.width - 1)))
+            parts = (self.load_vector(b, self.address(b, q), lane) for q in ends)
+            return f"{self.prelude.helper('alternate', f32, lane.width)}({', '.join(parts)})", True
         return self.by_lane(e), True
 
     def _prefetch(self, b: Buffer, p: Poly) -> None:

@@ -79,6 +79,7 @@ class OpenCLPrelude(Prelude):
             "sel": "STATIC $V $N($I m, $V a, $V b) { return m ? a : b; }",
             "tofloat": "STATIC $V $N($I a) { return __builtin_convertvector(a, $V); }",
             "splat": "STATIC $V $N($E a) { return ($V)(a); }",
+            "alternate": "STATIC $V $N($V a, $V b) { return ($V)(a.even, b.odd); }",
         }
         if name in fixed:
             return (), fixed[name]
@@ -116,6 +117,8 @@ FENCES = {"shared": "CLK_LOCAL_MEM_FENCE", "global": "CLK_GLOBAL_MEM_FENCE"}
 
 class OpenCLPrinter(GridPrinter):
     """One OpenCL kernel; parallel loops are plain loops."""
+
+    pairs = frozenset({4, 8, 16})
 
     def space(self, buffer: Buffer) -> str:
         return f"{SPACES[buffer.scope]} "
