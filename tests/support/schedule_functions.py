@@ -566,9 +566,9 @@ def pooled(
 
 
 def padded(places: tuple[int | str, ...], before: int, after: int) -> PrimFunc:
-    """Two maps with a margin of fives around them, after relu."""
+    """Two maps with a margin of fives around them."""
     g, rank = GraphBuilder(), len(places)
     x = g.input("x", (2, *(g.symbol(p) if isinstance(p, str) else p for p in places)))
     margins = [(const(0), *[const(e)] * rank) for e in (before, after)]
-    (func,) = lower(g.finish(g.call(Pad(*margins, value=5.0), g.call(Relu(), x)))).prims.values()
+    (func,) = lower(g.finish(g.call(Pad(*margins, value=5.0), x))).prims.values()
     return func

@@ -60,7 +60,7 @@ def _embedding_bag(w: Writer, n: TorchNode) -> list[ImportedValue | None]:
 
 
 def _bag_length(w: Writer, offsets: ImportedValue, indices: ImportedValue, count: Expr) -> Expr | None:
-    """Return the length of all bags, if the offsets are known to be its multiples, as of indices with two dims."""
+    """Return the length of all bags if the offsets are known to be its multiples."""
     if offsets.progression is None or as_int(offsets.progression[0]) != 0:
         return None
     length = offsets.progression[1]
