@@ -112,7 +112,9 @@ def build_padding(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Sche
 
 
 def _widths(columns: int | None, machine: HardwareInfo) -> list[int]:
-    """Return the widths of strips: some vectors, or all columns where they are few."""
+    """Return the widths of strips: some vectors, or all columns where they are few. Raises ScheduleError for no columns."""
+    if columns == 0:
+        raise ScheduleError("wanted columns between the edges, found none")
     vectors = [machine.lanes * v for v in (1, 2, 4) if columns is None or machine.lanes * v < columns]
     return vectors if columns is None or columns > WHOLE_ROWS * machine.lanes else [*vectors, columns]
 
