@@ -125,9 +125,11 @@ class Schedule:
         return Trace(tuple(self.steps), tuple(self.tunables.values()))
 
     def tunable(self, name: str, domain: Sequence[int]) -> Tunable:
-        """Declare a tunable."""
+        """Declare a tunable. Raises ScheduleError for a name declared before, or where no value is left."""
         if name in self.tunables:
             raise ScheduleError(f"{self.func.name}: tunable {name!r} is declared twice")
+        if not domain or min(domain) < 1:
+            raise ScheduleError(f"{self.func.name}: tunable {name!r} wants positive integers, found {list(domain)}")
         self.tunables[name] = Tunable(require_name(name), domain)
         return self.tunables[name]
 

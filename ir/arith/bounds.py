@@ -130,8 +130,10 @@ class Env:
 
 def _length(extent: Expr) -> Expr:
     """Return the extent of a loop that runs: of `max(n, 0)` it is n."""
-    while extent.op == "max" and any(isinstance(a, Const) and int(a.value) <= 0 for a in extent.args):
-        (extent,) = [a for a in extent.args if not (isinstance(a, Const) and int(a.value) <= 0)][:1] or [const(0)]
+    if extent.op == "max":
+        for n, other in (extent.args, extent.args[::-1]):
+            if isinstance(other, Const) and other.value <= 0:
+                return _length(n)
     return extent
 
 

@@ -61,6 +61,7 @@ def partition(func: PrimFunc, loop: str, factor: ExprLike | None = None, at: Exp
     block is below it. It feeds either spatial or reduction iterators of a block, over rectangular loops. The order of the
     iterations stays, so every function keeps its meaning. The tail continues the sums of the main loop. A local or shared
     buffer that is private to an iteration gets a copy for the tail. Splitting the main loop by the factor needs no predicate.
+    Conditions and clamps that a part's iterations decide are dropped.
     """
     node = find_loop(func, loop)
     require_serial(func, node, "partition")

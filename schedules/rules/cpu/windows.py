@@ -6,7 +6,7 @@ them. A row of a pool is accumulated where it is close, and the epilogue takes i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial, reduce
 
 from relax_tune.errors import ScheduleError
@@ -22,6 +22,7 @@ from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.injective import inline_into_outputs
 from relax_tune.schedules.rules.shared.searches import searches
+from relax_tune.schedules.rules.shared.vectorize import in_vectors
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
@@ -80,12 +81,8 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     for name in edges:
         _accumulate(s, name, outer[-1], None)
     _accumulate(s, inside, outer[-1], width)
-    strip, lanes = s.split(column, [None, width])
-    s.set_tail(strip, "peel")
-    s.set_kind(lanes, "vectorized")
-    rows = s.fuse(outer)
-    if parallel:
-        s.set_kind(rows, "group" if machine.has_grid else "parallel")
+    in_vectors(s, last, column, width)
+    _spread(s, outer, machine, parallel)
     return s
 
 
@@ -102,19 +99,20 @@ def build_padding(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Sche
         raise ScheduleError(f"{func.name}: no rows with conditions on columns")
     _, inside = _parts(s, block.name, outer[-1])
     columns = _column_loop(s, inside, outer[-1])
-    strip, lanes = s.split(columns, [None, s.tunable("W", _widths(as_int(s.extent(columns)), machine))])
-    s.set_tail(strip, "peel")
-    s.set_kind(lanes, "vectorized")
-    rows = s.fuse(outer)
-    if parallel:
-        s.set_kind(rows, "group" if machine.has_grid else "parallel")
+    in_vectors(s, inside, columns, s.tunable("W", _widths(as_int(s.extent(columns)), machine)))
+    _spread(s, outer, machine, parallel)
     return s
 
 
+def _spread(s: Schedule, rows: Sequence[str], machine: HardwareInfo, parallel: bool) -> None:
+    """Spread the loops over rows over workers, or only fuse them."""
+    top = s.fuse(rows)
+    if parallel:
+        s.set_kind(top, "group" if machine.has_grid else "parallel")
+
+
 def _widths(columns: int | None, machine: HardwareInfo) -> list[int]:
-    """Return the widths of strips: some vectors, or all columns where they are few. Raises ScheduleError for no columns."""
-    if columns == 0:
-        raise ScheduleError("wanted columns between the edges, found none")
+    """Return the widths of strips: some vectors, or all columns where they are few. Without columns none is positive."""
     vectors = [machine.lanes * v for v in (1, 2, 4) if columns is None or machine.lanes * v < columns]
     return vectors if columns is None or columns > WHOLE_ROWS * machine.lanes else [*vectors, columns]
 
