@@ -12,7 +12,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.core import names
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, conjuncts, free_vars, loads, op, substitute
+from relax_tune.ir.core.expr import TRUE, Const, Expr, Load, Var, conjuncts, free_vars, loads, op, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, IterVar, Seq, Stmt, blocks, loops, replace_buffers, rewrite
 
@@ -92,9 +92,21 @@ def loop_env(path: Iterable[For], env: Env | None = None) -> Env:
     out = env or Env()
     around: set[Var] = set()
     for loop in path:
-        out = out.with_loop(loop.var, _largest_extent(loop.extent, around))
+        out = out.with_loop(loop.var, _largest_extent(loop.extent, around), surely_runs(loop))
         around.add(loop.var)
     return out
+
+
+def surely_runs(loop: For) -> bool:
+    """Return whether an element of a block below implies an iteration: not where the loop is a reduction's with an initial value."""
+    if isinstance(loop.extent, Const):
+        return True
+    return not any(
+        i.kind == "reduce" and loop.var in free_vars(b)
+        for block in blocks(loop.body)
+        if block.init is not None
+        for i, b in zip(block.iters, block.bindings)
+    )
 
 
 def _largest_extent(extent: Expr, around: Collection[Var]) -> Expr:

@@ -37,6 +37,7 @@ from relax_tune.ir.core.stmt import (
     substitute_stmt,
 )
 from relax_tune.schedules.cost.occupancy import launch_limits
+from relax_tune.schedules.loop_tree import surely_runs
 from relax_tune.schedules.rules.cpu import (
     convolution,
     fallback,
@@ -229,7 +230,9 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         extent = simplify(extent, env if any(v in env.bounds for v in free_vars(extent)) else None)
         if extent is const(1) and not s.marks.async_copy:
             return _simplify_stmt(s.body, env, {**known, s.var: const(0)})
-        return replace(s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent), known))
+        return replace(
+            s, extent=extent, body=_simplify_stmt(s.body, env.with_loop(s.var, extent, surely_runs(s)), known)
+        )
     if isinstance(s, Seq):
         return seq(*(_simplify_stmt(c, env, known) for c in s.stmts))
     if isinstance(s, IfThenElse):

@@ -86,19 +86,22 @@ class Env:
         """Add lo <= var <= hi (None: no upper bound) in place of an earlier bound of the variable."""
         return Env({**self.bounds, var: (lo, hi)}, self.facts, self.solver)
 
-    def with_loop(self, var: Var, extent: ExprLike) -> Env:
-        """Enter `for var in range(extent)`: var is in [0, extent - 1], and the loop runs at least once."""
+    def with_loop(self, var: Var, extent: ExprLike, runs: bool = True) -> Env:
+        """Enter `for var in range(extent)`: var is in [0, extent - 1], and the loop runs at least once.
+
+        runs: False where what is asked also concerns the initial value of a reduction, which is stored where no loop runs
+        """
         size = _length(expr(extent))
         out = Env.__new__(Env)
         out.solver = self.solver
         out.bounds = {**self.bounds, var: (const(0), sub(size, 1))}
-        runs = le(1, size)
-        known = isinstance(runs, Const) or runs in self.facts
-        out.facts = self.facts if known else (*self.facts, runs)
+        once = le(1, size)
+        known = not runs or isinstance(once, Const) or once in self.facts
+        out.facts = self.facts if known else (*self.facts, once)
         out.simplified, out.proofs, out._ranges = {}, {}, {}
         out._limits = dict(self._limits)  # learnt once: entering loops is common
         if not known:
-            _learn(runs, out)
+            _learn(once, out)
         return out
 
     def with_fact(self, cond: Expr) -> Env:

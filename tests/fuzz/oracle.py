@@ -40,7 +40,8 @@ EXTREMES = frozenset([
 ])  # fmt: skip
 """Operators whose result may be either zero where an argument is -0; so may scatters of extremes."""
 
-
+PRODUCTS = frozenset(["mul", "mul_scalar", "square"])
+"""Operators whose result is not rounded where a sum follows (`fma`): what is infinite by itself need not be so there."""
 ADDED = {
     "attention": (2,), "mean_pool": (0,), "fold": (0,), "resize": (0,), "grid_sample": (0,), "layer_norm": (0, 1, 2),
 }  # fmt: skip
@@ -239,6 +240,9 @@ class _Run:
             return tuple(self.rounded(r, _dtype(k)) for r, k in zip(result, kinds)) if kinds else result
         target = _dtype(info)
         found = self.rounded(result, target)
+        if self.number == 5 and op.name in PRODUCTS and is_floating(target):
+            over = np.isinf(found) & np.logical_and.reduce([np.isfinite(_wide(a)) for a in args])
+            found = np.where(over, np.copysign(ml_dtypes.finfo(target).max, found).astype(target), found)
         if moved and is_floating(target):
             found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
             if entry.beside:

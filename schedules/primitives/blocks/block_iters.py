@@ -293,10 +293,9 @@ def _require_inside(func: PrimFunc, node: Block, access: Load, dims: Sequence[in
 
     It does provably, or because the block makes the same reads for each value of the iterators.
     """
-    env = Env()
+    env, used = Env(), {v for d in dims for v in free_vars(access.indices[d])}
     for i in node.iters:
-        env = env.with_loop(i.var, i.extent)
-    used = {v for d in dims for v in free_vars(access.indices[d])}
+        env = env.with_loop(i.var, i.extent, i.var in used)
     if all(i.var in used or prove(le(1, i.extent)) is Proof.YES for i in node.iters):
         return
     for d in dims:

@@ -155,7 +155,7 @@ def _nest_over(
         names.append(name)
         var = Var(name)
         made.append((var, extent))
-        inner_env = inner_env.with_loop(var, extent)
+        inner_env = inner_env.with_loop(var, extent, it.kind == "spatial" or block.init is None)
         bindings.append(start + var)
         guards += [le(0, start + var), lt(start + var, it.extent)]
     for fact in inherited:

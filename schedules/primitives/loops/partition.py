@@ -164,7 +164,7 @@ def _simplified(block: Block) -> Block:
     """Drop the conditions and clamps of a block that its domain decides."""
     env = Env()
     for i in block.iters:
-        env = env.with_loop(i.var, i.extent)
+        env = env.with_loop(i.var, i.extent, i.kind == "spatial" or block.init is None)
 
     def decided(e: Expr) -> Expr | None:
         return simplify(e, env) if e.op in ("le", "lt", "min", "max") and e.args[0].dtype is i64 else None
