@@ -7,7 +7,7 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support.meaning import assert_same_meaning
 
-from relax_tune.ir.core.expr import TRUE, Tunable
+from relax_tune.ir.core.expr import TRUE, Tunable, minimum
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import simplify_func
@@ -74,6 +74,16 @@ def test_a_split_reduction_goes_on_in_the_tail() -> None:
         s.apply("partition", loop=loop, factor=3)
     for n, m in ((0, 3), (1, 0), (2, 1), (4, 12), (5, 13)):
         assert_same_meaning(make.two_outputs(), s.func, {"n": n, "m": m})
+
+
+def test_simplified_reduction_that_runs_no_main_iteration_stores_its_initial_value() -> None:
+    """In the main loop m is 4 at least, but the initial value is stored where it runs no iteration."""
+    s = Schedule(make.two_outputs())
+    s.apply("partition", loop="sum_k", factor=4)
+    s.split("sum_i", [minimum(s.func.symbols[1], 4) + 1, None])
+    plain = simplify_func(s.func)
+    for n, m in ((5, 2), (16, 2), (6, 3), (3, 0), (7, 9)):
+        assert_same_meaning(make.two_outputs(), plain, {"n": n, "m": m})
 
 
 def test_partition_gives_tail_separate_local_buffers() -> None:
