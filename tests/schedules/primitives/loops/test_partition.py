@@ -76,7 +76,7 @@ def test_a_split_reduction_goes_on_in_the_tail() -> None:
         assert_same_meaning(make.two_outputs(), s.func, {"n": n, "m": m})
 
 
-def test_simplified_reduction_that_runs_no_main_iteration_stores_its_initial_value() -> None:
+def test_simplified_main_loop_without_iterations_stores_initial_value() -> None:
     """In the main loop m is 4 at least, but the initial value is stored where it runs no iteration."""
     s = Schedule(make.two_outputs())
     s.apply("partition", loop="sum_k", factor=4)
