@@ -242,10 +242,14 @@ def _simplify_stmt(s: Stmt, env: Env, known: Mapping[Var, Expr]) -> Stmt:
         iters = tuple(replace(i, extent=simplify(i.extent)) for i in s.iters)
         found = conjuncts(fix(s.predicate))
         left = [c for c in found if not _in_range(c, env)]
+        # conditions on the steps of a reduction do not hold for its initial value
+        pairs = () if s.init is None else zip(s.iters, s.bindings)
+        steps = {v for i, b in pairs if i.kind == "reduce" for v in free_vars(b)}
+        of_steps = [c for c in left if not steps.isdisjoint(free_vars(c))]
         for c in tuple(left):
-            rest = [d for d in left if d is not c]
+            rest = [d for d in left if d is not c and (c in of_steps or d not in of_steps)]
             if rest and simplify(c, _where(rest, env)) is TRUE:
-                left = rest
+                left = [d for d in left if d is not c]
         own = {i.var for i in s.iters}
         body = BufferStore(s.body.buffer, tuple(_shaped(e, own) for e in s.body.indices), _shaped(s.body.value, own))
         return replace(s, iters=iters, bindings=tuple(fix(b) for b in s.bindings), body=body, predicate=and_(*left))
