@@ -237,12 +237,25 @@ def reason(
 ) -> str:
     """Return why the outcome of a program is wrong, "" for nothing."""
     if outcome.unbuilt:
-        return "" if any(re.search(p, outcome.unbuilt) for p in KNOWN_UNBUILT) else f"not built: {outcome.unbuilt}"
+        right = any(re.search(p, outcome.unbuilt) for p in KNOWN_UNBUILT) or _refused(module, args)
+        return "" if right else f"not built: {outcome.unbuilt}"
     if outcome.crash:
         return outcome.crash
     if outcome.outside and not any(isinstance(r, str) for r in outcome.results):
         return f"the lowered program: {outcome.outside}"
     return wrong(draft, module, args, outcome.results[call], target, tally)
+
+
+def _refused(module: Any, args: Sequence[Array]) -> bool:
+    """Return whether the interpreter refuses a call: shapes that can never fit may be found by the build already."""
+    try:
+        with np.errstate(all="ignore"):
+            run_function(module, "main", args)
+    except UserError:
+        return True
+    except Exception:
+        return False
+    return False
 
 
 def shortened(f: Finding, secs: float) -> Finding:
