@@ -38,8 +38,10 @@ DIM_CLASSES: Mapping[str, str] = {
     "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "Mod": "mod", "PythonMod": "mod",
     "Max": "max", "Min": "min",
 }  # fmt: skip
-# Roundings of quotients of dims, which are dims whose expression torch states.
-ROUNDED = frozenset({"sym.trunc", "sym.floor", "sym.ceil", "sym.int"})
+# Whole numbers whose expression torch states: roundings of quotients of dims, and how a tensor lies in memory.
+STATED = frozenset({
+    "sym.trunc", "sym.floor", "sym.ceil", "sym.int", "aten.sym_storage_offset.default", "aten.sym_stride.int", "aten.sym_numel.default",
+})  # fmt: skip
 READ = "aten._local_scalar_dense.default"
 """The operator that reads a number from a tensor, for which torch has a symbol."""
 DIMS_FILE = "dims.json"
@@ -248,6 +250,11 @@ class _Reader:
             return int(dim)
         return self._expr(dim.node.expr)
 
+    def _of_layout(self, value: Any) -> bool:
+        """Return whether a number depends on where torch would place data in memory: it has a symbol that nothing reads."""
+        symbols = () if isinstance(value, int) else map(str, value.node.expr.free_symbols)
+        return any(s.startswith("u") and s not in self.names for s in symbols)
+
     def _expr(self, e: Any) -> Any:
         if e.is_Integer:
             return int(e)
@@ -330,7 +337,7 @@ class _Reader:
             kwargs["first"] = self._dim(viewed.storage_offset())
         if op == READ and isinstance(value, self.torch.SymInt):
             kwargs["symbol"] = self._dim(value)
-        if op in ROUNDED and isinstance(value, self.torch.SymInt):
+        if op in STATED and isinstance(value, (int, self.torch.SymInt)) and not self._of_layout(value):
             op, args = "sym.known", (self._dim(value),)
         return TorchCall(n.name, op, args, kwargs, self._meta(value), source)
 

@@ -13,6 +13,7 @@ from relax_tune.ir.core.expr import (
     add,
     and_,
     as_int,
+    const,
     eq,
     floordiv,
     floormod,
@@ -86,10 +87,15 @@ def _assert_scalar(w: Writer, n: TorchNode) -> Result:
     return None
 
 
+def _offset(w: Writer, n: TorchNode) -> Result:
+    """Import where a tensor begins in its storage, where that depends on data: each tensor has a storage of its own."""
+    return const(0)
+
+
 HANDLERS: Mapping[str, Handler] = {
     "aten._assert_tensor_metadata.default": lambda w, n: None, "aten._assert_scalar.default": _assert_scalar,
     "aten.sym_constrain_range_for_size.default": lambda w, n: None, "aten.sym_constrain_range.default": lambda w, n: None,
-    "aten.sym_size.int": _size,
+    "aten.sym_size.int": _size, "aten.sym_storage_offset.default": _offset,
     "sym.known": lambda w, n: w.simplify(dim(n.args[0])), "sym.truediv": _quotient,
     "sym.float": lambda w, n: as_item(w, n.args[0], f64), "sym.sqrt": lambda w, n: w.of(w.emit(Sqrt(), as_value(w, n.args[0], f64))),
     "sym.add": known(add, Add()), "sym.sub": known(sub, Sub()), "sym.mul": known(mul, Mul()), "sym.neg": known(lambda a: mul(a, -1)),

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_tune.ir.core.dtype import f32
 from relax_tune.ir.frontend.torch.control import graphs
 from relax_tune.ir.frontend.torch.importer import SUPPORTED, import_program
-from relax_tune.ir.frontend.torch.program import TorchProgram, from_json
+from relax_tune.ir.frontend.torch.program import Ref, TorchCall, TorchProgram, TorchSymbol, TorchTensor, from_json
 from relax_tune.ir.interp.interp_graph import run_function
 from relax_tune.ir.interp.reference import evaluate_function
 from relax_tune.ir.passes.pipeline import lower
@@ -58,6 +59,19 @@ def test_numbers_beside_half_floats_round_as_in_torch(arrays: dict[str, Array]) 
     found = run_function(module, "main", [arrays["half_numbers/in_0_0"]])
     for k, f in enumerate(found):
         np.testing.assert_array_equal(f, arrays[f"half_numbers/out_0_{k}"])
+
+
+def test_offset_that_depends_on_data_may_be_asserted() -> None:
+    x = TorchTensor(("n", 3), f32, "torch.float32")
+    calls = (
+        TorchCall("offset", "aten.sym_storage_offset.default", (Ref("x"),), {}, None, ""),
+        TorchCall("holds", "sym.ge", (Ref("offset"), 0), {}, None, ""),
+        TorchCall("said", "aten._assert_scalar.default", (Ref("holds"), "an offset of at least 0"), {}, None, ""),
+        TorchCall("y", "aten.neg.default", (Ref("x"),), {}, x, ""),
+    )
+    made = TorchProgram((TorchSymbol("n", 1, None),), (("x", x),), {}, {}, calls, (("y", Ref("y")),))
+    given = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(evaluate_function(import_program(made), [given]), -given)
 
 
 def test_most_operators_are_recorded() -> None:
