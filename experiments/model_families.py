@@ -4,7 +4,8 @@
     python experiments/model_families.py --only 'yolo_.*'   (some models, printed)
     python experiments/model_families.py --only 'yolo_.*' --update   (some models; the results of the others are kept)
 
-It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py`, `family_plain.py` and `family_more.py`.
+It needs torch, transformers and onnxscript beside this package. The models are in `family_models.py`, `family_plain.py` and
+`family_more.py`.
 
 Each model is exported by torch.export with dynamic dims (batch, and length or height and width), and from there by
 torch.onnx.export with the same dims. Where that fails or changes the results, the model is first set to another implementation of
