@@ -108,7 +108,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     body = lower_blocks(complete_empty_reductions(func.body))
     if target.grid:
         body = _one_index_per_axis(body)
-    body = hoist_divmod(body)
+    body = hoist_divmod(body, algebra)
     note_ranges(algebra, body)
     if target.grid:
         verify_grid_independence(body, algebra)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, as_int, free_vars, load, postorder, transform
+from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, as_int, free_vars, load, maximum, postorder, rebuild, transform
 from relax_tune.ir.core.intervals import Interval
 from relax_tune.ir.core.stmt import (
     Block,
@@ -65,12 +65,13 @@ def combined_load(s: BufferStore) -> Load | None:
     return source if isinstance(source, Load) and source.buffer is not s.buffer else None
 
 
-def hoist_divmod(n: Stmt) -> Stmt:
+def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
     """Bind quotients and remainders of parallel loop variables to variables at the loop's start, if no inner loop moves them.
 
-    Those are indices: values of other types wrap, and elements that the loop writes are not there yet."""
+    Those are indices: values of other types wrap, and elements that the loop writes are not there yet. Where the divisor may be 0,
+    an inner loop that runs no iteration or a condition kept the division from being computed: there it is by 1."""
     if not isinstance(n, For) or n.kind != "parallel":
-        return n.with_children(tuple(hoist_divmod(c) for c in n.children))
+        return n.with_children(tuple(hoist_divmod(c, algebra) for c in n.children))
     inner = bound_vars(n.body)
     written = {s.buffer for s in stores(n.body)}
     found: dict[Expr, Var] = {}
@@ -85,10 +86,11 @@ def hoist_divmod(n: Stmt) -> Stmt:
     for m in walk(n.body):
         for e in postorder(m.own_exprs):
             if e.op in DIVIDING and e.dtype is i64 and n.var in (used := set(free_vars(e))):
-                short = replace_found(e)
-                if inner.isdisjoint(used) and short.op and not moved(e):
+                short, least = replace_found(e), algebra.interval(algebra.static(e.args[1]))[0]
+                if inner.isdisjoint(used) and short.op and not moved(e) and least is not None and least >= 0:
                     found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
-                    bound.append((found[short], short))
+                    over, under = short.children
+                    bound.append((found[short], short if least else rebuild(short, (over, maximum(under, 1)))))
     body = map_exprs(n.body, replace_found) if found else n.body
     for v, e in reversed(bound):
         body = Let(v, e, body)
