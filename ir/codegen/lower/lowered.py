@@ -6,7 +6,19 @@ from dataclasses import replace
 
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import TRUE, Expr, Load, Var, as_int, free_vars, load, maximum, postorder, rebuild, transform
+from relax_tune.ir.core.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Var,
+    as_int,
+    free_vars,
+    load,
+    maximum,
+    postorder,
+    rebuild,
+    transform,
+)
 from relax_tune.ir.core.intervals import Interval
 from relax_tune.ir.core.stmt import (
     Block,
