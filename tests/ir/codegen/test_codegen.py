@@ -63,3 +63,13 @@ def test_generate_too_much_shared_memory_is_refused() -> None:
     generate(func, CodeTarget("opencl", 8, 256))
     with pytest.raises(BuildError, match=r"wanted at most 255 bytes .* found 256 of tile"):
         generate(func, CodeTarget("opencl", 8, 255))
+
+
+def test_quotient_in_front_of_empty_loop_divides_by_one() -> None:
+    m, p, k, vq, vk = Var("m"), Var("p"), Var("k"), Var("vq"), Var("vk")
+    out = Buffer("y", (const(8), m), f32)
+    store = BufferStore(out, (vq, vk), const(1.0))
+    block = Block("fill", (IterVar(vq, const(8)), IterVar(vk, m)), (p // m, k), store)
+    body = For(p, const(8), For(k, m, block), "parallel")
+    source = generate(PrimFunc("fill", (out,), 1, body), CodeTarget("c", 8)).source
+    assert "p_q_ = (p / (rt_max_i64(m, 1)));" in source

@@ -61,7 +61,7 @@ def test_numbers_beside_half_floats_round_as_in_torch(arrays: dict[str, Array]) 
         np.testing.assert_array_equal(f, arrays[f"half_numbers/out_0_{k}"])
 
 
-def test_offset_that_depends_on_data_may_be_asserted() -> None:
+def test_data_dependent_offset_in_condition_is_imported() -> None:
     x = TorchTensor(("n", 3), f32, "torch.float32")
     calls = (
         TorchCall("offset", "aten.sym_storage_offset.default", (Ref("x"),), {}, None, ""),
