@@ -67,7 +67,7 @@ RT_WATCHED(+) RT_WATCHED(-) RT_WATCHED(*) RT_WATCHED(/) RT_WATCHED(%)
 enum rt_state { rt_ready, rt_waiting, rt_exchanging, rt_meeting, rt_ended };
 struct rt_fibre { ucontext_t context; rt_index at; rt_state state; int line; unsigned other; char offered[8], given[8]; const void *shown; };
 static const size_t rt_warp = 32, rt_warpgroup = 128;
-static const size_t rt_stack_bytes = 256 << 10;
+static const size_t rt_stack_bytes = 2 << 20;
 static rt_fibre *rt_fibres;
 static char *rt_stacks;
 static size_t rt_count, rt_room;

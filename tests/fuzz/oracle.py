@@ -43,7 +43,7 @@ EXTREMES = frozenset([
 PRODUCTS = frozenset(["mul", "mul_scalar", "square"])
 """Operators whose result is not rounded where a sum follows (`fma`): what is infinite by itself need not be so there."""
 ADDED = {
-    "attention": (2,), "mean_pool": (0,), "fold": (0,), "resize": (0,), "grid_sample": (0,), "layer_norm": (0, 1, 2),
+    "attention": (2,), "rotary": (0, 1, 2), "mean_pool": (0,), "fold": (0,), "resize": (0,), "grid_sample": (0,), "layer_norm": (0, 1, 2),
 }  # fmt: skip
 """Arguments that operators other than LINEAR add, weighed by the others."""
 
@@ -289,7 +289,10 @@ class _Run:
         return self.jittered(wide, ulps * float(ml_dtypes.finfo(a.dtype).eps))
 
     def jittered(self, a: Array, by: float) -> Array:
-        return a * (1 + by * self.rng.choice([-1.0, -0.5, 0.5, 1.0], a.shape))
+        steps = self.rng.choice([-1.0, -0.5, 0.5, 1.0], a.shape)
+        if self.number > RUNS:  # of few steps all sums may be even multiples of the last place
+            steps = steps + self.rng.uniform(-0.25, 0.25, a.shape)
+        return a * (1 + by * steps)
 
     def inexact(self, found: Array, result: Array, rounding: str, ulps: float) -> Array:
         """Move what was rounded."""
