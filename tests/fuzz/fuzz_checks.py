@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.fuzz import run as fuzz
-from tests.fuzz.coverage import Tally, code_under_test
+from tests.fuzz.coverage import Place, Tally, code_under_test
 from tests.fuzz.draft import Draft, Grower, Step, arguments
 from tests.fuzz.execute import Outcome, Trial, Way, execute
 from tests.fuzz.operators import ENTRIES
@@ -148,8 +148,10 @@ def test_tally_written_and_read_goes_on(tmp_path: Path) -> None:
     tally = Tally(next=7)
     tally.count(draft.module(), "c", ["fused_exp_mul_scalar", "sum"])
     tally.programs["c generic"] += 1
+    tally.findings.append(Place(3, 1, 0, "wrong"))
     tally.write(tmp_path / "totals.json")
     found = Tally.read(tmp_path / "totals.json")
+    assert found.findings == tally.findings
     found.add(tally)
     assert (found.next, found.total) == (7, 2)
     assert found.pairs[("exp", "f32", "mul_scalar", "c")] == found.fused[("exp", "f32", "mul_scalar", "c")] == 2
@@ -162,6 +164,13 @@ def test_tally_of_other_code_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(code_under_test(), "0" * 64))
     with pytest.raises(UserError, match="wanted totals of this code"):
         Tally.read(path)
+
+
+@pytest.mark.process
+@pytest.mark.ccompiler
+@pytest.mark.slow
+def test_finding_accepted_by_judge_is_found_no_more() -> None:
+    assert not fuzz.still_found(1, Place(0, 0, 0, "a judge of old"), ["c generic 0"])
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from typing import Any, get_args
 import numpy as np
 from tests.fuzz.coverage import Finding, Place, Tally
 from tests.fuzz.draft import ELEMENTS, Draft, Grower, arguments, sizes_of
-from tests.fuzz.execute import SECONDS, Bench, Outcome, Trial, Way, execute
+from tests.fuzz.execute import SECONDS, Bench, Outcome, Trial, Way, execute, in_child
 from tests.fuzz.known import KNOWN_UNBUILT, SHAPES_ALONE
 from tests.fuzz.operators import grow
 from tests.fuzz.oracle import Array, Expected
@@ -293,6 +293,10 @@ def main() -> int:
     parser.add_argument("--ways", default=",".join(WAYS))
     asked = parser.parse_args()
     total = Tally.read(asked.tally) if asked.tally else Tally()
+    total.findings, past = [], total.findings
+    for place in past:
+        total.findings += [place] if still_found(asked.seed, place, asked.ways.split(",")) else []
+    total.counts["accepted since"] += len(past) - len(total.findings)
     first, end = max(asked.first, total.next), time.monotonic() + asked.secs
     while (left := end - time.monotonic()) > 0 and (asked.most is None or total.total < asked.most):
         most = None if asked.most is None else asked.most - total.total
@@ -304,6 +308,12 @@ def main() -> int:
             report(found_at(asked.seed, place, asked.ways.split(",")), place.batch, asked.shrink, asked.store)
     print(total.text(sum(total.millis.values()) / 1000))
     return bool(total.findings)
+
+
+def still_found(seed: int, place: Place, ways: Sequence[str]) -> bool:
+    """Try the batch of an earlier finding again, and return whether its program is found again."""
+    tally = in_child(lambda bench: one_batch(bench, seed, place.batch, ways))
+    return tally is None or any(f.program == place.program for f in tally.findings)
 
 
 def report(f: Finding, batch: int, secs: float, folder: str | None) -> None:
