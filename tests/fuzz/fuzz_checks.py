@@ -25,7 +25,7 @@ from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.math.elementwise import Exp, MulScalar, Relu, Tanh
+from relax_tune.ir.op.math.elementwise import Exp, Maximum, Mul, MulScalar, Relu, Tanh
 from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Log
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax
@@ -101,6 +101,16 @@ def test_judge_normalised_axes_with_an_overflowing_square_are_skipped() -> None:
     judged = wanted.judge((np.float32([[[9], [9]], [[0], [2]]]),))
     assert not judged.problems and judged.judged == 2
     assert wanted.judge((np.float32([[[9], [9]], [[0], [9]]]),)).problems
+
+
+@pytest.mark.parametrize("op", [Mul(), Maximum()])
+def test_judge_operands_of_other_shapes_are_no_excuse(op: Any) -> None:
+    w = Grower(random.Random(0))
+    w.step(Step(op, (w.fresh((4, 3), f32), w.fresh((3,), f32))))
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.full(3, -0.0, np.float32)
+    wanted = Expected(w.finish().module(), [x, y], "c")
+    assert all(r is not None for r in wanted.runs)
+    assert wanted.judge((np.full((4, 3), 99, np.float32),)).problems
 
 
 def test_judge_either_zero_of_relu_is_accepted() -> None:

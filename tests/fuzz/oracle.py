@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import ml_dtypes
@@ -40,7 +40,7 @@ EXTREMES = frozenset([
 ])  # fmt: skip
 """Operators whose result may be either zero where an argument is -0; so may scatters of extremes."""
 
-PRODUCTS = frozenset(["mul", "mul_scalar", "square"])
+PRODUCTS = frozenset(["mul", "mul_scalar"])
 """Operators whose result is not rounded where a sum follows (`fma`): what is infinite by itself need not be so there."""
 ADDED = {
     "attention": (2,), "rotary": (0, 1, 2), "mean_pool": (0,), "fold": (0,), "resize": (0,), "grid_sample": (0,), "layer_norm": (0, 1, 2),
@@ -241,7 +241,7 @@ class _Run:
         target = _dtype(info)
         found = self.rounded(result, target)
         if self.number == 5 and op.name in PRODUCTS and is_floating(target):
-            over = np.isinf(found) & np.logical_and.reduce([np.isfinite(_wide(a)) for a in args])
+            over = reduce(np.logical_and, (np.isfinite(_wide(a)) for a in args), np.isinf(found))
             found = np.where(over, np.copysign(ml_dtypes.finfo(target).max, found).astype(target), found)
         if moved and is_floating(target):
             found = self.inexact(found, result, entry.rounding, max(1.0, entry.ulps))
@@ -359,7 +359,7 @@ class _Run:
         """Move the sign of zeros that are the extreme of zeros."""
         below = [(a == 0) & np.signbit(_wide(a)) for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
         pointwise = np.broadcast_shapes(*(b.shape for b in below)) == found.shape
-        either = np.logical_or.reduce([b if pointwise else b.any() for b in below])
+        either = reduce(np.logical_or, (b if pointwise else b.any() for b in below), np.False_)
         return np.where(either & (found == 0) & (self.rng.random(found.shape) < 0.5), -found, found)
 
     def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
