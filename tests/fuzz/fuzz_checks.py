@@ -113,6 +113,19 @@ def test_judge_operands_of_other_shapes_are_no_excuse(op: Any) -> None:
     assert wanted.judge((np.full((4, 3), 99, np.float32),)).problems
 
 
+@pytest.mark.slow
+def test_judge_runs_end_without_errors() -> None:
+    """A run that ends in an error has the judge skip the program."""
+    with np.errstate(all="ignore"):
+        for draft, trial in fuzz.programs(random.Random(5), 60, Tally()):
+            for args in trial.calls:
+                try:
+                    wanted = Expected(trial.module, args, "c")
+                except (UserError, IndexError):  # a call that is refused
+                    continue
+                assert all(r is not None for r in wanted.runs), [s.op.name for s in draft.steps]
+
+
 def test_judge_either_zero_of_relu_is_accepted() -> None:
     w = Grower(random.Random(0))
     x = w.fresh((3,), f32)
