@@ -20,15 +20,15 @@ from tests.fuzz.outside import differences
 from tests.fuzz.shrink import REGRESSIONS, read, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
-from relax_tune.ir.core.dtype import bf16, f16, f32
+from relax_tune.ir.core.dtype import bf16, f16, f32, i32
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.math.elementwise import Exp, Maximum, Mul, MulScalar, Relu, Tanh
-from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Log
+from relax_tune.ir.op.math.elementwise import Cast, Exp, Maximum, Mul, MulScalar, Relu, Tanh
+from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Fmod, Log
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
-from relax_tune.ir.op.reduction.scan import ArgMax
+from relax_tune.ir.op.reduction.scan import ArgMax, CumProd
 from relax_tune.ir.op.registry import OPERATORS
 
 SEED = 20230325
@@ -90,6 +90,16 @@ def test_judge_function_of_an_overflowing_sum_is_skipped(function: Any) -> None:
     wanted = Expected(draft.module(), [np.full((7, 5), np.float32([3e38, -3e38, 3e38, -3e38, 3e38]))], "c")
     for found in (math.nan, 0.0, 1.0, math.inf):
         assert not wanted.judge((np.full(7, found, np.float32),)).problems
+
+
+def test_judge_remainder_of_a_product_near_overflow_is_skipped() -> None:
+    w = Grower(random.Random(0))
+    product = w.step(Step(CumProd(0), (w.fresh((w.symbols[0],), f32),)))
+    w.step(Step(Cast(i32), (w.step(Step(Fmod(), (product, w.fresh((1,), f32)))),)))
+    wanted = Expected(w.finish().module(), [np.float32([2, 5e37]), np.float32([1.5])], "c")
+    first = int(wanted.nominal[0][0])
+    assert not any(wanted.judge((np.int32([first, found]),)).problems for found in (0, 1))
+    assert wanted.judge((np.int32([first + 1, 0]),)).problems
 
 
 def test_judge_normalised_axes_with_an_overflowing_square_are_skipped() -> None:

@@ -30,7 +30,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import ScalarUnary
 
 Array = np.ndarray[Any, Any]
-RUNS, MORE = 6, 24
+RUNS, MORE = 6, 96
 NOMINAL, UNROUNDED = 0, RUNS
 POISONS = (math.nan, 0.0, -math.inf, 2.0, math.inf)
 """What stands for a value that nobody can ask for, run by run. Every function and comparison tells two of them apart."""
@@ -372,6 +372,11 @@ class _Run:
             if is_floating(found.dtype):
                 alike = self.number <= len(POISONS)
                 other = np.asarray(POISONS)[self.number - 1] if alike else self.rng.choice(POISONS, found.shape)
+                if self.number > RUNS:  # remainders, for one, make one value of nearly all of the five
+                    size = 2.0 ** self.rng.uniform(-16, 15, found.shape)
+                    other = np.where(
+                        self.rng.random(found.shape) < 0.5, other, size * self.rng.choice([-1, 1], found.shape)
+                    )
             else:
                 other = self.number % 2 if self.number <= 2 else self.rng.integers(0, 2, found.shape)
             other = np.broadcast_to(np.asarray(other), found.shape).astype(found.dtype)
