@@ -20,12 +20,12 @@ from tests.fuzz.outside import differences
 from tests.fuzz.shrink import REGRESSIONS, read, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
-from relax_tune.ir.core.dtype import bf16, f16, f32, u8
+from relax_tune.ir.core.dtype import bf16, f16, f32, f64, u8
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
-from relax_tune.ir.op.math.elementwise import Cast, Exp, Maximum, Mul, MulScalar, Relu, Tanh
+from relax_tune.ir.op.math.elementwise import Cast, Erf, Exp, Maximum, Mul, MulScalar, Relu, Tanh
 from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Fmod, Log
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
 from relax_tune.ir.op.reduction.scan import ArgMax, CumProd
@@ -82,6 +82,15 @@ def test_judge_comparison_of_inexact_values_is_skipped() -> None:
     draft = w.finish()
     args = [np.float32([1.0, 2.0])]
     assert Expected(draft.module(), args, "c").judge((np.array([True, False]),)).skipped >= 1
+
+
+def test_judge_comparison_below_the_normal_numbers_is_skipped() -> None:
+    w = Grower(random.Random(0))
+    x = w.fresh((w.symbols[0],), f64)
+    w.step(Step(OPERATORS["equal"](), (w.step(Step(Erf(), (x,))), x)))
+    wanted = Expected(w.finish().module(), [np.array([2e-323, 1.0])], "c")
+    assert not any(wanted.judge((np.array([found, False]),)).problems for found in (False, True))
+    assert wanted.judge((np.array([False, True]),)).problems
 
 
 @pytest.mark.parametrize("function", [Asin(), Acosh(), Atanh(), Log(), Tanh()], ids=lambda op: op.name)

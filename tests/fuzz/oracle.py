@@ -310,8 +310,11 @@ class _Run:
         wide = _wide(found)
         # a run with all of them above and one with all below, so that no end of a range is missed
         other = self.jittered(wide, ulps * eps) if way is None else wide * (1 + way * ulps * eps)
-        if self.number == 3 and rounding != "rounded":  # what is below the normal numbers may be 0
-            other = np.where(np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal), 0 * wide, other)
+        below = np.abs(wide) < float(ml_dtypes.finfo(found.dtype).smallest_normal)
+        if rounding != "rounded":  # below the normal numbers units are not relative, and results may be 0
+            unit = float(ml_dtypes.finfo(found.dtype).smallest_subnormal)
+            steps = unit * self.rng.integers(-1, 2, wide.shape)
+            other = np.where(below, 0 * wide if self.number == 3 else other + steps, other)
         return np.asarray(np.where(hit, other.astype(found.dtype), found))
 
     def lost(self, op: OperatorSpec, args: Sequence[Any], wide: Sequence[Any], found: Array) -> Array:
