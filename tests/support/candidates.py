@@ -140,6 +140,9 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "convolution by channel": (
         lambda: make.convolution((6, 6), (3, 3), ("h", "w"), groups=6, padded=True), ({"n": 1, "h": 5, "w": 37}, {"n": 2, "h": 1, "w": 1})
     ),
+    "convolution by channel, apart": (
+        lambda: make.convolution((4, 4), (3, 3), ("h", "w"), (2, 2), groups=4), ({"n": 1, "h": 5, "w": 37}, {"n": 2, "h": 1, "w": 1})
+    ),
     "convolution in groups": (
         lambda: make.convolution((2, 8), (2, 2), (5, "w"), groups=2, last=True), ({"n": 1, "w": 17}, {"n": 2, "w": 1})
     ),

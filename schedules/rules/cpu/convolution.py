@@ -10,6 +10,8 @@ dimension along vectors, and in the layout of the input that lets the inner loop
 - `flat`: vectors along all output positions of a channel, fused into one dimension, so short rows waste nothing. The
   input is copied for each tap along the last dimension (a partial im2col); the taps of the other dimensions are
   offsets.
+- `lines`: vectors along the last output dimension of one channel, for channels that read inputs of their own: lines of a
+  tile share the input that their windows have in common.
 - `channels`: vectors along output channels; positions in a row are the rows of a tile. Nothing is copied and short rows
   waste nothing, but the writes are strided unless channels are the output's last dimension.
 
@@ -46,7 +48,7 @@ from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
-Form = Literal["rows", "direct", "flat", "channels"]
+Form = Literal["rows", "direct", "flat", "lines", "channels"]
 Order = Literal["panels", "blocks"]
 TALLEST = 14  # channels of a tile at most
 UNROLLED = 4  # taps that are unrolled at most
@@ -72,7 +74,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
-    forms: tuple[Form, ...] = ("rows", "direct", "flat", "channels")
+    forms: tuple[Form, ...] = ("rows", "direct", "flat", "lines", "channels")
     orders: tuple[Order, ...] = ("panels", "blocks")
     choices = (ConvolutionChoice(form, order) for form in forms for order in orders)
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
@@ -88,7 +90,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: ConvolutionChoice) -> S
     roles = find_convolution(find_block(s.func, main))
     if roles is None:
         raise ScheduleError(f"{func.name}: after inlining, it is no convolution")
-    forms = {"rows": _rows, "direct": _direct, "flat": _flat, "channels": _channels}
+    forms = {"rows": _rows, "direct": _direct, "flat": _flat, "lines": _lines, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
     if made is not None:
         parallelise_copy(s, machine, s.loops_of(made))
@@ -181,6 +183,37 @@ def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main:
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
 
 
+def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
+    """Compute tiles of lines by columns of one channel."""
+    if roles.each != 1 or len(roles.windows) < 2 or choice.order != "panels":
+        raise ScheduleError(f"{s.func.name}: channels share what they read, or there are no lines")
+    *_, line, column = roles.windows
+    height = s.tunable("MR", range(1, TALLEST + 1))
+    width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
+    _require_registers(s, machine, height, width)
+    if column.stride > 1:
+        copy_by_remainder(s, machine, main, roles)
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    nest = loops_by_iter(s, main)
+    l_0, l_1 = s.split(nest[line.place], [None, height])
+    s.set_tail(l_0, "pow2")
+    p_0, p_1 = s.split(nest[column.place], [None, width])
+    s.set_tail(p_0, "peel")
+    batch = [n for v, n in nest.items() if v not in (line.place, column.place, *roles.steps)]
+    taps = [nest[v] for v in roles.steps if v is not line.tap]
+    s.reorder([*batch, l_0, p_0, *taps, nest[line.tap], l_1, p_1])
+    for name in (made := s.reverse_compute_at(final_block(s.func).name, p_0))[:-1]:
+        s.set_kind(name, "unrolled")
+    s.set_kind(made[-1], "vectorized")
+    _accumulate(s, main, [*taps, nest[line.tap]], l_1, p_1, TALLEST)
+    if machine.has_grid:
+        s.set_kind(p_0, "group", axis=0)
+        s.set_kind(l_0, "group", axis=1)
+        s.set_kind(s.fuse(batch), "group", axis=2)
+    else:
+        s.set_kind(s.fuse(batch), "parallel")
+
+
 def _channels(
     s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles
 ) -> None:
@@ -258,12 +291,14 @@ def _tile(
     _parallelise(s, machine, choice, batch, p_0, j_0, tile.exact)
 
 
-def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str) -> None:
-    """Put the reduction outside the tile, unroll its rows and vectorise its innermost loop."""
+def _accumulate(
+    s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str, unrolled: int = UNROLLED
+) -> None:
+    """Put the reduction outside the tile, unroll its rows and up to `unrolled` taps, and vectorise its innermost loop."""
     s.reorder([*reduce, row, vector])
     s.set_kind(row, "unrolled")
     s.set_kind(vector, "vectorized")
-    if (as_int(s.extent(reduce[-1])) or UNROLLED + 1) <= UNROLLED:
+    if (as_int(s.extent(reduce[-1])) or unrolled + 1) <= unrolled:
         s.set_kind(reduce[-1], "unrolled")
     s.apply("decompose_reduction", block=main, loop=reduce[0])
 
