@@ -15,7 +15,7 @@ from relax_tune.ir.codegen.lower.grid_independence import verify_grid_independen
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.long_sums import split_long_sums
 from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, note_ranges
-from relax_tune.ir.codegen.lower.registers import register_layouts
+from relax_tune.ir.codegen.lower.registers import dead_lanes, register_layouts
 from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
 from relax_tune.ir.codegen.lower.vectors import choose_vectors
@@ -122,12 +122,14 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     if target.grid:
         body = insert_barriers(body, algebra)
     layouts = register_layouts(body, algebra, lanes)
+    unread = dead_lanes(body, layouts, algebra)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
     written = frozenset(s.buffer for s in stores(body))
     for narrow in (True, False) if _for_gpus(target, body) else (False,):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
         printer.spans = Spans(algebra, func.scalar_params) if narrow else None
         printer.varying = _varying(func.body)
+        printer.dead_lanes = unread
         name = printer.fresh(func.name)
         source, grid = printer.kernel(name, buffers, written, body)
         if fits(printer.most) is not False:

@@ -6,14 +6,16 @@ and there a constant or an aligned vector of consecutive elements. It is never a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from relax_tune.ir.codegen.lower.affine import Algebra
+from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.lower.vectors import chunks, is_expanded, loop_lanes
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Expr, as_int
-from relax_tune.ir.core.stmt import For, Stmt, accesses, own_accesses
+from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts
+from relax_tune.ir.core.stmt import Declare, For, IfThenElse, Stmt, accesses, own_accesses, walk
 
 REGISTER_LIMIT = 512
 PLACES_LIMIT = 4096
@@ -106,3 +108,48 @@ def _layout(b: Buffer, places: set[tuple[int, int]]) -> RegisterLayout | None:
         rows *= d
     whole = tuple(u if u is not None else (k, 1) for k, u in enumerate(unit))
     return RegisterLayout(whole) if rows * len(set(whole)) <= REGISTER_LIMIT else None
+
+
+Bounds = frozenset[frozenset[tuple[tuple[Expr, ...], int]]]
+"""Bounds on the lanes of an access: of each the terms of the room below it, but for the lane's own."""
+
+
+def dead_lanes(n: Stmt, layouts: Mapping[Buffer, RegisterLayout], algebra: Algebra) -> frozenset[Buffer]:
+    """Return the buffers in registers whose lanes beyond a bound are never read: stores need no mask there.
+
+    Every read, and every store that has one, is behind the same bound, which stays as it is while the buffer lives."""
+    found: set[Buffer] = set()
+    for d in walk(n):
+        if isinstance(d, Declare):
+            inside = frozenset(v for m in walk(d.body) for v in m.bound_vars)
+            seen = dict[Buffer, set[Bounds | None]]()
+            for b, bounds in _bounded(d.body, (), algebra):
+                seen.setdefault(b, set()).add(bounds)
+            for b in d.buffers:
+                (one, *others) = seen.get(b, {None})
+                fixed = one is not None and all(
+                    algebra.free(a).isdisjoint(inside) for terms in one for m, _ in terms for a in m
+                )
+                if b in layouts and one and fixed and not others:
+                    found.add(b)
+    return frozenset(found)
+
+
+def _bounded(n: Stmt, around: tuple[Stmt, ...], algebra: Algebra) -> Iterator[tuple[Buffer, Bounds | None]]:
+    """Yield the bounds on the lanes of every read and of every bounded store; None of an access that is no vector."""
+    for b, indices, written in own_accesses(n):
+        lanes = [m.var for m in around if isinstance(m, For) and m.kind == "vectorized"]
+        if len(lanes) != 1 or not indices or lanes[0] not in algebra.free(indices[-1]):
+            yield b, None
+            continue
+        conditions = [c for m in around if isinstance(m, IfThenElse) for c in conjuncts(m.cond)]
+        bounds = frozenset(_terms(c, lanes[0], algebra) for c in conditions if lanes[0] in algebra.free(c))
+        if bounds or not written:
+            yield b, bounds
+    for c in n.children:
+        yield from _bounded(c, (*around, n), algebra)
+
+
+def _terms(c: Expr, lane: Var, algebra: Algebra) -> frozenset[tuple[tuple[Expr, ...], int]]:
+    room = room_below(c, algebra.static) or {}
+    return frozenset((m, k) for m, k in room.items() if m != (lane,))

@@ -20,9 +20,11 @@ STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
 class MemoryPrinter(ValuePrinter):
     """Printer of a kernel's memory accesses. A language defines single accesses.
 
-    pairs: widths of vectors of every second element, which the language takes out of two vectors."""
+    pairs: widths of vectors of every second element, which the language takes out of two vectors.
+    dead_lanes: buffers in registers whose lanes beyond a bound nobody reads."""
 
     pairs: frozenset[int] = frozenset()
+    dead_lanes: frozenset[Buffer] = frozenset()
 
     def _load(self, e: Load) -> Text:
         p = self.flat(e.buffer, e.indices)
@@ -102,7 +104,7 @@ class MemoryPrinter(ValuePrinter):
         if b in self.layouts and step == 1 and text is not None:
             name, _at, _width = self.register(b, p)
             new = self.splat(text, moving, b.dtype)
-            if lane.mask is not None:
+            if lane.mask is not None and b not in self.dead_lanes:
                 new = f"{self.prelude.helper('sel', b.dtype, lane.width)}({self.widened(lane.mask, b.dtype)}, {new}, {name})"
             self.line(f"{name} = {new};")
             return

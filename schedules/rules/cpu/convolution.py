@@ -291,9 +291,7 @@ def _tile(
     _parallelise(s, machine, choice, batch, p_0, j_0, tile.exact)
 
 
-def _accumulate(
-    s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str, unrolled: int = UNROLLED
-) -> None:
+def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector: str, unrolled: int = UNROLLED) -> None:
     """Put the reduction outside the tile, unroll its rows and up to `unrolled` taps, and vectorise its innermost loop."""
     s.reorder([*reduce, row, vector])
     s.set_kind(row, "unrolled")
