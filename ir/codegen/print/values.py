@@ -121,9 +121,9 @@ class ValuePrinter(AddressPrinter):
         taken = self._taken_branch(e)
         if taken is not None:
             return self.text(taken)
-        few = self._four_bits(e)
-        if few is not None:
-            return few, True
+        found = self._four_bits(e) or self._counted_lanes(e)
+        if found is not None:
+            return found, True
         args = [self.text(a) for a in e.args]
         if not any(v for _t, v in args):
             return self._scalar(e, [t or "" for t, _v in args]), False
@@ -147,6 +147,19 @@ class ValuePrinter(AddressPrinter):
         if found is None or text is None or not moving:
             return None
         return f"{self.prelude.sixteen(found.values, self.width)}({text}{f' >> {found.shift}' if found.shift else ''})"
+
+    def _counted_lanes(self, e: Expr) -> str | None:
+        """Return a vector of consecutive indices as int32 numbers; None for other expressions."""
+        if e.op != "cast" or e.dtype is not i32 or e.args[0].dtype is not i64 or not self.moves(e):
+            return None
+        assert self.lane is not None
+        p = self.algebra.poly(e.args[0])
+        first = {m: c for m, c in p.items() if m != (self.lane.symbol,)}
+        low, high = self.algebra.interval(first)
+        if self.stride(p) != 1 or low is None or high is None or low < -(1 << 31) or high + self.width > 1 << 31:
+            return None
+        iota, splat = (self.prelude.helper(h, i32, self.width) for h in ("iota", "splat"))
+        return f"({iota}() + {splat}((int){self._bracket(first)}))"
 
     def _bracket(self, p: Poly) -> str:
         return bracketed(self.poly_text(p))

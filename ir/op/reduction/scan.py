@@ -10,8 +10,25 @@ import numpy as np
 
 from relax_tune.errors import DeduceError
 from relax_tune.ir.arith.prove import Proof
-from relax_tune.ir.core.dtype import DType, i64
-from relax_tune.ir.core.expr import Expr, add, and_, const, eq, expr, le, lt, maximum, minimum, mul, ne, or_, select
+from relax_tune.ir.core.dtype import DType, i32, i64
+from relax_tune.ir.core.expr import (
+    Expr,
+    add,
+    and_,
+    as_int,
+    cast,
+    const,
+    eq,
+    expr,
+    le,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    ne,
+    or_,
+    select,
+)
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -27,6 +44,8 @@ from relax_tune.ir.op.base import (
     wide,
 )
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, require_numbers
+
+MOST = 2**31 - 1  # the largest int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +181,24 @@ class ArgMax(OperatorSpec):
         top = b.alloc("top", rest, dtype)
         extreme: Reduce = Min((axis,)) if self.least else Max((axis,))
         extreme.emit(b, x, top)
+        # numbers as wide as most elements share their vectors
+        short = (as_int(shape[axis]) or MOST) < MOST
+        kind = i32 if short else i64
+        place = b.alloc("place", rest, kind) if short else y
 
         def step(old: Expr, *indices: Expr) -> Expr:
-            own, k = indices[:-1], indices[-1]
-            value, best = x[(*own[:axis], k, *own[axis:])], top[own]
+            own, k = indices[:-1], cast(indices[-1], kind)
+            value, best = x[(*own[:axis], indices[-1], *own[axis:])], top[own]
             # beside a NaN, best is NaN and equal to nothing
             loses = and_(ne(value, best), eq(value, value)) if dtype.is_float else ne(value, best)
             if self.last:
-                return maximum(old, select(loses, const(0), k))
-            return minimum(old, select(loses, shape[axis], k))
+                return maximum(old, select(loses, const(0, kind), k))
+            return minimum(old, select(loses, cast(shape[axis], kind), k))
 
-        b.reduce(y, (shape[axis],), const(0) if self.last else const(2**62), step, "position")
+        start = 0 if self.last else MOST if short else 2**62
+        b.reduce(place, (shape[axis],), const(start, kind), step, "position")
+        if short:
+            b.compute(y, lambda *own: cast(place[own], i64), "widen")
         return b.finish()
 
     def evaluate(self, arrays: Sequence[Array]) -> Array:

@@ -92,17 +92,23 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
 
 def _widths(func: PrimFunc, machine: HardwareInfo) -> list[int]:
     """Return the widths of one, two or four vectors, up to the length of constant rows."""
-    extents = [as_int(b.iters[-1].extent) for b in blocks(func.body) if b.iters]
+    extents = [as_int(b.iters[-1].extent) for b in _along_rows(func)]
     known = [e for e in extents if e is not None]
     longest = max(known) if known and len(known) == len(extents) else None
     options = [machine.lanes * u for u in (1, 2, 4)]
     return [w for w in options if longest is None or w < longest + machine.lanes] or options[:1]
 
 
+def _along_rows(func: PrimFunc) -> list[Block]:
+    """Return the blocks that compute more than one number of a row."""
+    rows = min((len(b.body.indices) for b in reductions(func)), default=0)
+    return [b for b in blocks(func.body) if len(b.iters) > rows]
+
+
 def _require_short(func: PrimFunc, machine: HardwareInfo) -> None:
     """Raise ScheduleError unless every row fits in half of the vector registers."""
-    for block in blocks(func.body):
-        extent = as_int(block.iters[-1].extent) if block.iters else None
+    for block in _along_rows(func):
+        extent = as_int(block.iters[-1].extent)
         if extent is None or -(-extent // machine.lanes) > machine.registers // 2:
             raise ScheduleError(f"{func.name}: the rows of block {block.name!r} do not fit in registers")
 
