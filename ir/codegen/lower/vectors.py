@@ -1,7 +1,7 @@
 """Choose the vectorised loops that become vectors, and their widths.
 
-A loop becomes vectors if its extent is constant, it holds no other vectorised loop, and every condition on its variable has the form
-`x + variable < bound` (a prefix of the lanes). Any other vectorised loop becomes a plain one.
+A loop becomes vectors if its extent is constant, it holds no other vectorised loop and few gathers, and every condition on its variable
+has the form `x + variable < bound` (a prefix of the lanes). Any other vectorised loop becomes a plain one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import replace
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.print.transpose_registers import mark_transpose
-from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, loads
+from relax_tune.ir.core.expr import Expr, Load, Var, as_int, conjuncts, loads
 from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Stmt, accesses, loops, rewrite, walk
 
 UNROLL_LIMIT = 64
 FOLD_LIMIT = 256
 CHUNK_LIMIT = 16
+GATHER_LIMIT = 32
+"""Gathers of a vector at most: each is written out for every lane, with the text of its index."""
 
 
 def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
@@ -40,6 +42,9 @@ def choose_vectors(n: Stmt, algebra: Algebra, lanes: int) -> Stmt:
 
 def _is_ready(f: For, algebra: Algebra) -> bool:
     v = f.var
+    reads = {x for m in walk(f.body) for x in loads(*m.own_exprs)}
+    if sum(_is_gather(x, v, algebra) for x in reads) > GATHER_LIMIT:
+        return False
     for m in walk(f.body):
         if m.bound_vars:
             if any(v in algebra.free(e) for e in m.own_exprs):
@@ -55,6 +60,11 @@ def _is_ready(f: For, algebra: Algebra) -> bool:
             if carried or v in algebra.free(m.value):
                 return False
     return True
+
+
+def _is_gather(x: Load, v: Var, algebra: Algebra) -> bool:
+    """Return whether the places that iterations of `v` read are no fixed distance apart."""
+    return any(v in algebra.free(a) for i in x.indices for m in algebra.static(i) for a in m if m != (v,))
 
 
 def is_prefix(c: Expr, v: Var, algebra: Algebra) -> bool:
