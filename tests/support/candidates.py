@@ -15,9 +15,11 @@ from tests.support import zoo
 from tests.support.effort import some
 from tests.support.meaning import make_inputs, size_of
 
-from relax_tune.ir.core.dtype import bf16, f16, i8
-from relax_tune.ir.core.expr import Var
+from relax_tune.ir.core.dtype import bf16, f16, f32, i8
+from relax_tune.ir.core.expr import Var, const
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.runtime.device.host import vector_bits
 from relax_tune.schedules.schedule import Schedule, holds
 from relax_tune.schedules.sketch import (
@@ -96,6 +98,9 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
         ({"n": 3, "m": 300, "k": 7}, {"n": 1, "m": 1, "k": 1}, {"n": 2, "m": 17, "k": 17}, {"n": 4, "m": 9, "k": 0}),
     ),
     "largest of 100": (lambda: make.top_places_of(100), ({"n": 3, "k": 7}, {"n": 1, "k": 100}, {"n": 0, "k": 1})),
+    "places of the largest of 21": (
+        lambda: ArgMax(1).legalize("places", [TensorInfo((Var("n"), const(21)), f32)]), ({"n": 5}, {"n": 1}, {"n": 0})
+    ),
     "order of columns": (
         lambda: make.top_places(0, False, i8),
         ({"n": 37, "m": 3, "k": 37}, {"n": 5, "m": 1, "k": 2}, {"n": 8, "m": 0, "k": 8}),

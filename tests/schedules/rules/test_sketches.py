@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
-from tests.support.candidates import MACHINES
+from tests.support.candidates import MACHINES, by_rule
 from tests.support.effort import some, thinned
 from tests.support.meaning import assert_same_meaning
 
@@ -19,10 +19,13 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.check.structural import first_difference
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.codegen.generate import CodeTarget, generate, split_kernels
-from relax_tune.ir.core.expr import Tunable, const, free_vars
+from relax_tune.ir.core.dtype import f32
+from relax_tune.ir.core.expr import Tunable, Var, const, free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import For, blocks, loops, walk
+from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.op.neural.grid_sample import GridSample
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.schedule import holds
@@ -336,3 +339,22 @@ def test_injective_transposed_reads_uses_tiles(machine: str) -> None:
     assert [n for n in forms(make.transposed_scale(), machine) if "transposed" in n]
     for func in (make.pointwise(4), zoo.transpose_0213().func, zoo.gather().func):
         assert not [n for n in forms(func, machine) if "transposed" in n]
+
+
+def test_rowwise_places_of_extremes_are_found_in_vectors() -> None:
+    (sketch,) = [
+        s for s in by_rule("places of the largest of 21", "c", "rowwise") if s.name == "rowwise.parallel.registers"
+    ]
+    source = generate(instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables}), CodeTarget("c", 8)).source
+    assert "place_rf_0 = rt_min_i32x8(" in source
+
+
+@pytest.mark.parametrize("kernel, width", [("linear", 8), ("cubic", 1)])
+def test_loop_of_many_gathers_is_no_vector(kernel: str, width: int) -> None:
+    # of three dims: 8 or 64 elements a place
+    n, h, w = Var("n"), Var("h"), Var("w")
+    infos = [TensorInfo((n, const(3), h, w, w), f32), TensorInfo((n, h, w, w, const(3)), f32)]
+    func = GridSample(kernel).legalize("samples", infos)
+    sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "injective.parallel")
+    source = generate(instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables}), CodeTarget("c", 8)).source
+    assert (f"f32x{width}" in source.split("/*end prelude*/")[-1]) == (width > 1)
