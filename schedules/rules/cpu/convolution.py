@@ -188,8 +188,9 @@ def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: 
     if roles.each != 1 or len(roles.windows) < 2 or choice.order != "panels":
         raise ScheduleError(f"{s.func.name}: channels share what they read, or there are no lines")
     *_, line, column = roles.windows
-    height = s.tunable("MR", range(1, TALLEST + 1))
-    width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
+    lines, columns = (as_int(_extent(s, main, w.place)) for w in (line, column))
+    height = s.tunable("MR", range(1, min(TALLEST, lines or TALLEST) + 1))
+    width = s.tunable("NR", _widths(columns, machine.lanes))
     _require_registers(s, machine, height, width)
     if column.stride > 1:
         copy_by_remainder(s, machine, main, roles)
@@ -212,6 +213,14 @@ def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: 
         s.set_kind(s.fuse(batch), "group", axis=2)
     else:
         s.set_kind(s.fuse(batch), "parallel")
+
+
+def _widths(columns: int | None, lanes: int) -> list[int]:
+    """Return the widths of tiles in whole vectors, or half of one, up to the columns."""
+    if columns is not None and columns <= lanes // 2:
+        return [lanes // 2]
+    widths = [lanes * v for v in (1, 2, 3, 4, 6, 8)]
+    return [w for w in widths if columns is None or w < columns + lanes]
 
 
 def _channels(
