@@ -58,14 +58,14 @@ def _check_range(
 
 
 def check_computed(program: Program, found: CheckedIndex, array: NDArray[Any], size: int) -> None:
-    """Check the indices that a call computed. Raises UserError naming operator, value, range and place."""
+    """Check the indices that a call made. Raises UserError naming operator, value, range and place."""
     used = array.reshape(-1)[found.column :: found.every]
     wrong = (used < 0) | (used >= size)
     if wrong.any():
         place = np.unravel_index(int(np.argmax(wrong)) * found.every + found.column, array.shape)
         raise UserError(
-            f"{program.name}: {found.operator}: wanted computed indices of at least 0 and below {size}, found {array[place]} "
-            f"at [{', '.join(str(int(i)) for i in place)}]; the model was built with --checks, which refuses them"
+            f"{program.name}: {found.operator}: wanted indices of at least 0 and below {size}, found {array[place]} "
+            f"at [{', '.join(str(int(i)) for i in place)}]; are the inputs made for this model?"
         )
 
 

@@ -26,7 +26,7 @@ from relax_tune.ir.core.struct_info import (
     info_symbols,
 )
 from relax_tune.ir.deduce.deduce import check_condition, infer_value, side_env, signature
-from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve
+from relax_tune.ir.deduce.relations import call_differences, conflict, differences, solve, undetermined
 from relax_tune.ir.op.base import Deduction, env_of
 from relax_tune.ir.text.printer import excerpt
 
@@ -81,11 +81,7 @@ class _Graph:
         for p in self.f.params:
             for v in info_symbols(p.info):
                 if meaning.get(v) is None:
-                    self.fail(
-                        f"parameter {p.name}: nothing determines symbol {v.name} of {p.info!r}; make it a dim by itself "
-                        f"somewhere, or add a parameter Shape([{v.name}])",
-                        p,
-                    )
+                    self.fail(f"parameter {p.name}: {undetermined(v, p.info)}", p)
 
     def blocks(self, blocks: Sequence[g.AnyBlock]) -> None:
         for block in blocks:

@@ -1,8 +1,9 @@
 """Ranges of values from outside that operators use as indices, traced through the graph before it is lowered.
 
-An index from outside is a parameter of a function, also under casts, views, and the counting of negative indices from the end.
-One outside its dim is an error of the call. Any other index is computed: gathers clamp it, and scatters drop its
-update, or the call fails where the model is built with checks (`ir/passes/control/checked_indices`).
+An index from outside is made of parameters of a function by moving, casting, comparing, choosing and adding constants. One
+outside its dim is an error of the call: the parameter is looked at where it is used whole or by columns, else the index
+itself (`ir/passes/control/checked_indices`). Any other index is computed: gathers clamp it, and scatters drop its update, or
+the call fails where the model is built with checks.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, sub, substitute
-from relax_tune.ir.core.graph import Binding, Call, Constant, Function, GVar, Value
+from relax_tune.ir.core.graph import Binding, Call, Constant, Function, GVar, ShapeValue, TupleItem, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, tensor_dims
 from relax_tune.ir.op.base import IndexUse, OperatorSpec
 from relax_tune.ir.op.create import Scalars
-from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Permute, Slice
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast
-from relax_tune.ir.op.math.logic import Less, Where
+from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Concat, Permute, Slice, Split
+from relax_tune.ir.op.indexing.pad import Pad
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Sub
+from relax_tune.ir.op.math.logic import Compare, Less, LogicalNot, Where
+
+INDEX_BITS = 32
+"""Integers of fewer bits may wrap into the range of an index."""
+MOVES: tuple[type, ...] = (
+    *VIEWS, Permute, BroadcastTo, Slice, Concat, Split, Pad, Cast, Compare, LogicalNot, Where, AddScalar, Add, Sub,
+)  # fmt: skip
+"""Operators that an index from outside may have passed: moving, casting, comparing, choosing, adding constants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +61,32 @@ def index_ranges(
     return tuple(dict.fromkeys(found))
 
 
-def computed_indices(
-    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
+def made_indices(
+    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None, computed: bool = False
 ) -> Iterator[tuple[str, Value, IndexUse]]:
-    """Iterate over what operators of a straight-line function use as indices and compute: operator's name, argument and use."""
+    """Iterate over indices from outside in a straight-line function for which `index_ranges` has no range.
+
+    Each is the name of the operator that uses it, its argument and the use. computed: computed indices as well"""
     trace = _trace(f, constants, outside)
     for call in _operators(f):
         if isinstance(call.op, OperatorSpec):
-            for used in trace.computed(call, [a.info for a in call.args]):
-                yield call.op.name, call.args[used.position], used
+            for used, found in trace.uses(call, [a.info for a in call.args]):
+                index = call.args[used.position]
+                if found is None and (computed or trace.sources(index)):
+                    yield call.op.name, index, used
+
+
+def indexing_params(
+    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
+) -> frozenset[int]:
+    """Return the positions of the parameters that indices from outside are made of."""
+    trace = _trace(f, constants, outside)
+    used = (
+        trace.sources(call.args[u.position])
+        for call in _operators(f)
+        for u, _ in trace.uses(call, [a.info for a in call.args])
+    )
+    return frozenset(p for found in used for p in found or ())
 
 
 def _trace(f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None) -> IndexTrace:
@@ -85,24 +112,21 @@ class IndexTrace:
     made: Mapping[GVar, Value]
     constants: Mapping[str, NDArray[Any]]
     symbols: Mapping[Var, Expr] = field(default_factory=dict)
+    known: dict[GVar, frozenset[int] | None] = field(default_factory=dict)
 
     def ranges(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexRange]:
         """Iterate over the ranges of parameters that an operator uses as indices. infos: annotations of its arguments."""
         return (found for _, found in self.uses(call, infos) if found is not None)
 
-    def computed(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[IndexUse]:
-        """Iterate over the uses of values as indices that are no parameters. infos: annotations of the arguments."""
-        return (used for used, found in self.uses(call, infos) if found is None)
-
     def uses(self, call: Call, infos: Sequence[StructInfo]) -> Iterator[tuple[IndexUse, IndexRange | None]]:
-        """Iterate over uses of values as indices, each with the range of its parameter; None for a computed value."""
+        """Iterate over uses of values as indices, each with the range of its parameter; None where there is no such range."""
         tensors = [i for i in infos if isinstance(i, TensorInfo) and i.shape is not None]
         if isinstance(call.op, OperatorSpec) and len(tensors) == len(infos):
             for used in call.op.indexed(tensors):
                 yield used, self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
 
     def solve(self, v: Value, low: Expr, high: Expr, every: int, column: int) -> IndexRange | None:
-        """Return the range of the parameter that `v` is made of; None for a computed value."""
+        """Return the range of the parameter whose elements, all or those of a column, `v` has; None for any other value."""
         while True:
             if isinstance(v, GVar) and v in self.params:
                 return IndexRange(self.params[v], low, high, every, column)
@@ -110,24 +134,15 @@ class IndexTrace:
             if call is None or isinstance(call, GVar):
                 return None
             op = call.op
-            if (isinstance(op, Cast) and _is_int(call.args[0])) or isinstance(op, VIEWS):
+            if isinstance(op, VIEWS) or _keeps(call) or (isinstance(op, (Permute, BroadcastTo)) and every == 1):
                 v = call.args[0]
-            elif isinstance(op, (Permute, BroadcastTo, Slice)):
-                inner = tensor_dims(call.args[0].info)
-                if isinstance(op, Slice) and every == 1 and op.axis in (-1, len(inner) - 1) and op.step == 1:
-                    width, begin, end = (as_int(e) for e in (inner[-1], op.begin, op.end))
-                    if (
-                        width is not None
-                        and begin is not None
-                        and end is not None
-                        and end - begin == 1
-                        and begin < width
-                    ):
-                        every, column = width, begin
-                elif every > 1:
-                    every, column = 1, 0
-                v = call.args[0]
-            elif isinstance(op, AddScalar):
+            elif isinstance(op, Slice):
+                width, begin, end = (as_int(e) for e in (tensor_dims(call.args[0].info)[-1], op.begin, op.end))
+                last = op.axis in (-1, len(tensor_dims(call.args[0].info)) - 1)
+                if every > 1 or not last or width is None or begin is None or end != begin + 1 or begin >= width:
+                    return None
+                v, every, column = call.args[0], width, begin
+            elif isinstance(op, AddScalar) and getattr(_dtype(call.args[0]), "bits", 0) >= INDEX_BITS:
                 step: Expr | None = const(int(op.value))
                 v, low, high = call.args[0], simplify(sub(low, step)), simplify(sub(high, step))  # type: ignore[arg-type]
             elif isinstance(op, Where):
@@ -138,6 +153,27 @@ class IndexTrace:
                 v, low = plain, simplify(sub(low, step))
             else:
                 return None
+
+    def sources(self, v: Value) -> frozenset[int] | None:
+        """Return the positions of the parameters that an index from outside is made of; None for a computed one."""
+        if isinstance(v, (Constant, ShapeValue)):
+            return frozenset()
+        if isinstance(v, GVar) and v in self.params:
+            return frozenset((self.params[v],))
+        if isinstance(v, GVar) and v in self.made:
+            if v not in self.known:
+                self.known[v] = self.sources(self.made[v])
+            return self.known[v]
+        if isinstance(v, TupleItem):
+            whole = self.call(v.value)
+            return self.sources(whole) if whole is not None and isinstance(whole.op, Split) else None
+        if not isinstance(v, Call) or not isinstance(v.op, OperatorSpec):
+            return None
+        found = [self.sources(a) for a in v.args]
+        known = [f for f in found if f is not None]
+        sums = isinstance(v.op, (Add, Sub)) and sum(map(bool, known)) > 1
+        moved = not v.args or (isinstance(v.op, MOVES) and not sums)
+        return frozenset().union(*known) if moved and len(known) == len(found) else None
 
     def call(self, v: Value) -> Call | None:
         while isinstance(v, GVar) and v in self.made:
@@ -175,5 +211,15 @@ class IndexTrace:
         return self.number(call.args[0], every, column) if isinstance(call.op, (Cast, *VIEWS, BroadcastTo)) else None
 
 
-def _is_int(v: Value) -> bool:
-    return isinstance(v.info, TensorInfo) and v.info.dtype is not None and v.info.dtype.is_int
+def _keeps(cast: Call) -> bool:
+    """Return whether a cast keeps every integer that can be an index."""
+    if not isinstance(cast.op, Cast) or not cast.op.dtype.is_int:
+        return False
+    source = _dtype(cast.args[0])
+    if source is None or not source.is_int:
+        return False
+    return cast.op.dtype.holds(source) or min(cast.op.dtype.bits, source.bits) >= INDEX_BITS
+
+
+def _dtype(v: Value) -> DType | None:
+    return v.info.dtype if isinstance(v.info, TensorInfo) else None

@@ -15,7 +15,7 @@ from relax_tune.ir.arith.linear import linear
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import Const, Expr, Var, const, eq, free_vars, substitute
+from relax_tune.ir.core.expr import Const, Expr, Var, as_int, const, eq, free_vars, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import (
     CallableInfo,
@@ -86,6 +86,12 @@ def _meant(e: Expr, meaning: Meaning, env: Env | None) -> Expr | None:
 def without_symbols(info: StructInfo, known: Collection[Var]) -> StructInfo:
     """Replace parts over symbols outside `known` by unknown."""
     return substitute_info(info, {v: None for v in info_symbols(info) if v not in known})
+
+
+def undetermined(v: Var, info: StructInfo) -> str:
+    """Describe a symbol of a parameter's annotation that no argument determines."""
+    way = f"make it a dim by itself somewhere, or add a parameter Shape([{v.name}])"
+    return f"nothing determines symbol {v.name} of {info!r}; {way}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,20 @@ def _plain(
         proof = Proof.YES if meant is size else prove_equal(meant, size, env)
         if proof is not Proof.YES:
             text = repr(want) if meant is want else f"{want!r} = {meant!r}"
-            yield InfoDifference(where, text, repr(size), proof, (want, meant, size))
+            apart = proof is Proof.NO and set(free_vars(meant)).isdisjoint(free_vars(size))
+            limits = [_limits(e, env) if env is not None and apart else "" for e in (meant, size)]
+            yield InfoDifference(where, text + limits[0], repr(size) + limits[1], proof, (want, meant, size))
+
+
+def _limits(e: Expr, env: Env) -> str:
+    """Describe the declared bounds of the symbols of a dim, in brackets; "" without any."""
+    found = []
+    for v in free_vars(e):
+        lower, upper = env.bounds.get(v, (None, None))
+        low = "" if lower is None or as_int(lower) == 0 else f"{lower!r} <= "
+        high = "" if upper is None else f" <= {upper!r}"
+        found += [f"{low}{v.name}{high}"] if low or high else []
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _callables(

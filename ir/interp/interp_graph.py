@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from relax_tune.errors import DeduceError, UserError, VerifyError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core import graph as g
-from relax_tune.ir.core.dtype import DType, bool_, dtype
+from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.struct_info import (
@@ -27,18 +26,26 @@ from relax_tune.ir.core.struct_info import (
     TensorInfo,
     TupleInfo,
     info_dims,
+    info_symbols,
 )
 from relax_tune.ir.deduce.deduce import infer_value, signature
 from relax_tune.ir.deduce.index_ranges import IndexTrace
-from relax_tune.ir.deduce.relations import differences, is_base, solve
+from relax_tune.ir.deduce.relations import differences, is_base, solve, undetermined
+from relax_tune.ir.interp.graph_values import (
+    Array,
+    Result,
+    actual_info,
+    as_given,
+    describe,
+    describe_info,
+    is_shape,
+    outside_place,
+    scalar_dtype,
+)
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.interp_expr import Env, Fault, Tape
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.text.printer import excerpt
-
-Array = NDArray[Any]
-Result = Any
-"""An array, a shape as a tuple of ints, a scalar, a graph function as a `FunctionRef`, or a tuple of results."""
 
 Library = Callable[[Sequence[Array], Sequence[Array], Sequence[int]], None]
 """A library routine: inputs, outputs to fill, integer arguments."""
@@ -137,10 +144,15 @@ class _Run:
         if len(args) > len(params):
             raise UserError(f"{self.f.name}: wanted {len(params)} arguments, found {len(args)}")
         # symbols of every parameter first: a later parameter may bind what an earlier one computes with
+        args = [as_given(p.info, a) for p, a in zip(params, args, strict=True)]
         self.bind([p.info for p in params], args)
+        self.check_bounds(self.f.name)
         for p, a in zip(params, args, strict=True):
             self.match(p.info, a, f"{self.f.name}: parameter {p.name}")
-        self.check_bounds(self.f.name)
+        for p in params:
+            for v in info_symbols(p.info):
+                if v not in self.symbols:
+                    raise VerifyError(f"{self.f.name}: parameter {p.name}: {undetermined(v, p.info)}")
         self.values.update(zip(params, args, strict=True))
         return self.body(self.f.bindings, self.f.ret)
 
@@ -240,6 +252,15 @@ class _Run:
         except Fault as fault:
             raise UserError(f"{self.f.name}: {e!r}: {fault}") from None
 
+    def scalars(self, values: Sequence[Expr]) -> list[Any]:
+        """Return scalar values of the program. Raises UserError where one divides by 0."""
+        ctx = Deduction(self.deduction)
+        ctx.require_divisors(values)
+        for check in ctx.checks:
+            if not self.number(check.cond):
+                raise UserError(f"{self.f.name}: {check.message}")
+        return [self.compute(e) for e in values]
+
     def compute(self, e: Expr) -> Any:
         return Tape((e,), {}).run(self.symbols)[0]
 
@@ -282,9 +303,9 @@ class _Run:
             case g.Constant(name):
                 return self.module.constants[name]
             case g.ShapeValue(dims):
-                return tuple(self.number(d) for d in dims)
+                return tuple(int(x) for x in self.scalars(dims))
             case g.PrimValue(scalar):
-                return self.compute(scalar)
+                return self.scalars((scalar,))[0]
             case g.FunctionRef():
                 return v
             case g.TupleValue(parts):
@@ -333,7 +354,7 @@ class _Run:
     def computed(self, args: Sequence[g.Value]) -> list[bool]:
         """Return for each argument whether this function has computed it."""
         trace = self.trace()
-        return [trace.solve(a, const(0), const(1), 1, 0) is None for a in args]
+        return [not trace.sources(a) for a in args]
 
     def host(self, v: g.CallHost, args: Sequence[Result]) -> Result:
         routine = self.given.hosts.get(v.routine)
@@ -370,21 +391,22 @@ class _Run:
             [i for i in infos if isinstance(i, TensorInfo)]
         ):
             return
-        for used, r in self.trace().uses(call, infos):
+        trace = self.trace()
+        for used, r in trace.uses(call, infos):
             if r is not None:
                 p = self.f.params[r.position]
                 low, high = self.number(r.low), self.number(r.high)
-                place = _outside(self.values[p], low, high, r.every, r.column)
+                place = outside_place(self.values[p], low, high, r.every, r.column)
                 if place:
                     raise DeduceError(
                         f"parameter {p.name}: wanted values from {low} to {high - 1}, which {call.op.name} uses as indices, "
                         f"found {place}"
                     )
-            elif self.given.checks:
+            elif self.given.checks or trace.sources(call.args[used.position]):
                 size = self.number(used.size)
-                place = _outside(args[used.position], 0, size, used.every, used.column)
+                place = outside_place(args[used.position], 0, size, used.every, used.column)
                 if place:
-                    wanted = f"wanted computed indices of at least 0 and below {size}"
+                    wanted = f"wanted indices of at least 0 and below {size}"
                     raise DeduceError(f"{call.op.name}: {wanted}, found {place}")
 
     def undecided(self, call: g.Call | g.CallTIR | g.CallDPSLibrary, at: object) -> None:
@@ -427,63 +449,3 @@ class _Run:
                 raise UserError(f"{self.f.name}: wanted the library routine {call.routine!r}; given: {known}")
             routine(args, outs, scalars)
         return outs[0] if len(outs) == 1 else tuple(outs)
-
-
-def is_shape(value: Result) -> bool:
-    return isinstance(value, tuple) and all(isinstance(d, (int, np.integer)) for d in value)
-
-
-def scalar_dtype(value: Result) -> DType | None:
-    """Return the element type of a scalar, None for other values."""
-    if isinstance(value, (bool, int, float, np.generic)):
-        return dtype(np.asarray(value).dtype)
-    return None
-
-
-def actual_info(value: Result) -> StructInfo:
-    """Return the full annotation of a value."""
-    match value:
-        case np.ndarray():
-            return TensorInfo(tuple(const(d) for d in value.shape), dtype(value.dtype))
-        case tuple() if is_shape(value):
-            return ShapeInfo(tuple(const(int(d)) for d in value))
-        case tuple():
-            return TupleInfo(tuple(map(actual_info, value)))
-    kind = scalar_dtype(value)
-    return ObjectInfo() if kind is None else PrimInfo(kind)
-
-
-def describe_info(info: StructInfo, value: Result) -> StructInfo:
-    """Return the annotation of a value in numbers, limited to the dims that `info` has."""
-    match info, value:
-        case TensorInfo(), np.ndarray():
-            return TensorInfo(tuple(const(d) for d in value.shape), None)
-        case ShapeInfo(), tuple() if is_shape(value):
-            return ShapeInfo(tuple(const(int(d)) for d in value))
-        case PrimInfo(kind), int() | np.integer():
-            return PrimInfo(kind, const(int(value)))
-        case TupleInfo(parts), tuple():
-            return TupleInfo(tuple(describe_info(i, v) for i, v in zip(parts, value)))
-    return ObjectInfo()
-
-
-def describe(value: object) -> str:
-    """Describe a value in an error message."""
-    match value:
-        case np.ndarray():
-            return f"an array of {value.dtype} with shape {value.shape}"
-        case g.FunctionRef(name):
-            return f"the function {name}"
-        case tuple():
-            return f"a tuple of {len(value)}"
-    return f"a {type(value).__name__}" if scalar_dtype(value) is None else f"the number {value}"
-
-
-def _outside(array: Array, low: int, high: int, every: int, column: int) -> str:
-    """Return value and place of the first index outside [low, high); an empty text when there is none."""
-    used = array.reshape(-1)[column::every]
-    wrong = (used < low) | (used >= high)
-    if not wrong.any():
-        return ""
-    place = np.unravel_index(int(np.argmax(wrong)) * every + column, array.shape)
-    return f"{array[place]} at [{', '.join(str(int(i)) for i in place)}]"

@@ -34,7 +34,7 @@ from relax_tune.ir.core.graph import (
 from relax_tune.ir.core.plain_loops import plain_blocks
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS, converted, reinterpreted
 from relax_tune.ir.core.stmt import Block
-from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.struct_info import ShapeInfo, TensorInfo
 from relax_tune.ir.deduce.pattern_kinds import ScanPattern, accumulated, prefix_scan
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.erf import erf
@@ -304,6 +304,9 @@ def evaluate_function(module: IRModule, inputs: Sequence[Array], name: str = "ma
         run.values[param] = _wide(array) if double else array
     for binding in func.bindings:
         run.values[binding.var] = run.value(binding.value)
+        if isinstance(binding.var.info, ShapeInfo):
+            dims = zip(binding.var.info.values or (), run.values[binding.var])
+            run.symbols = {d: n for d, n in dims if isinstance(d, Var)} | run.symbols
         if not isinstance(run.values[binding.var], tuple):
             run.bind(name, binding.var, run.values[binding.var])
     return run.value(func.ret)

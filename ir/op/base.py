@@ -21,7 +21,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.core.dtype import DType, is_floating
-from relax_tune.ir.core.expr import Expr, ExprLike, eq, expr, ge, mul
+from relax_tune.ir.core.expr import Expr, ExprLike, eq, expr, ge, mul, ne, postorder
 from relax_tune.ir.core.function import Bound, PrimFunc
 from relax_tune.ir.core.graph import Value
 from relax_tune.ir.core.graph_base import Operator
@@ -105,6 +105,14 @@ class Deduction:
         check = RuntimeCheck(cond, message, values)
         if check not in self.checks:
             self.checks.append(check)
+
+    def require_divisors(self, values: Sequence[Expr]) -> None:
+        """Require that nothing in scalar values divides by 0."""
+        for quotient in postorder(values):
+            divisor = quotient.args[1] if quotient.op in ("floordiv", "floormod") else None
+            if divisor is not None and self.proves(ne(divisor, 0)) is not Proof.YES:
+                message = f"wanted {divisor!r}, which divides in {quotient!r}, other than 0, found 0"
+                self.require(ne(divisor, 0), message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from relax_tune.errors import DeduceError
-from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, as_int, const, eq, ne, postorder, select
+from relax_tune.ir.core.expr import Expr, as_int, const, eq, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import TensorBuilder
@@ -53,11 +52,7 @@ class Scalars(OperatorSpec):
 
     def infer(self, infos: Sequence[StructInfo], ctx: Deduction) -> StructInfo:
         self.tensors(infos)
-        for quotient in postorder(self.values):
-            divisor = quotient.args[1] if quotient.op in ("floordiv", "floormod") else None
-            if divisor is not None and ctx.proves(ne(divisor, 0)) is not Proof.YES:
-                message = f"wanted {divisor!r}, which divides in {quotient!r}, other than 0, found 0"
-                ctx.require(ne(divisor, 0), message)
+        ctx.require_divisors(self.values)
         return TensorInfo((const(len(self.values)),), i64)
 
     def legalize(

@@ -15,9 +15,9 @@ from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function
 from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
-from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges
+from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges, indexing_params
 from relax_tune.ir.op.base import RuntimeCheck
-from relax_tune.ir.passes.control.checked_indices import CheckedModule, IndexCheck, add_indices, outside_params
+from relax_tune.ir.passes.control.checked_indices import IndexCheck, add_indices, outside_params
 from relax_tune.ir.passes.control.inline import Inline
 from relax_tune.ir.passes.control.outline import OutlinedModule, OutlineSubgraphs, is_straight_line
 from relax_tune.ir.passes.fusion.fuse import FuseOps
@@ -103,8 +103,9 @@ class LoweredModule:
     entries: the functions that a built model offers by name.
     seconds: the time of each pass.
     ranges: of each straight-line function, what parameters used as indices may hold.
+    traced: of each straight-line function, the positions of the parameters that indices of operators are made of.
     outside: of each straight-line function, the positions of the parameters that come from outside the model.
-    index_checks: of each straight-line function of a build with checks, those of the computed indices, its last results.
+    index_checks: of each straight-line function those of the indices that it makes, its last results.
     """
 
     module: IRModule
@@ -114,6 +115,7 @@ class LoweredModule:
     entries: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...] = ()
     ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
+    traced: Mapping[str, frozenset[int]] = field(default_factory=dict)
     outside: Mapping[str, frozenset[int]] = field(default_factory=dict)
     index_checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=dict)
 
@@ -265,11 +267,12 @@ def lower(
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
     outside = outside_params(inlined, hosts, offered)
     ranges = {n: index_ranges(inlined.graphs[n], inlined.constants, given) for n, given in outside.items()}
-    found = add_indices(inlined, hosts, outside) if checks else CheckedModule(inlined, {})
+    traced = {n: indexing_params(inlined.graphs[n], inlined.constants, given) for n, given in outside.items()}
+    found = add_indices(inlined, hosts, outside, checks)
     manager.add("CheckIndices()", inlined, found.module)
     done = manager.run(found.module, with_rules(passes, rules))
     stages, seconds = tuple(manager.stages), tuple(manager.seconds)
-    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, outside, found.checks)
+    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, traced, outside, found.checks)
 
 
 def _graph(module: IRModule, name: str) -> Function:

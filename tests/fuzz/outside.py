@@ -17,7 +17,7 @@ from tests.fuzz.operators import ENTRIES
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.dtype import is_floating
 from relax_tune.ir.core.expr import Var, const
-from relax_tune.ir.interp.interp_graph import actual_info
+from relax_tune.ir.interp.graph_values import actual_info
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 
 Array = np.ndarray[Any, Any]

@@ -50,6 +50,11 @@ def outputs_of(
     return outputs
 
 
+def own_results(found: Any, count: int) -> tuple[Any, ...]:
+    """The first results of a lowered function as a tuple; behind them are the indices that a call looks at."""
+    return found[:count] if isinstance(found, tuple) else (found,)
+
+
 def assert_same_meaning(
     before: PrimFunc,
     after: PrimFunc,

@@ -148,7 +148,8 @@ class GraphEmitter:
             if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
                 continue
             own = [r for r in self.lowered.ranges.get(main.name, ()) if r.position == position]
-            fill = range_fill(static_range(own) if own else ranges.get(p))
+            traced = position in self.lowered.traced.get(main.name, ())
+            fill = range_fill(static_range(own) if own else None if traced else ranges.get(p))
             own = [] if fill.kind == "integers" else own
             self.arrays[p, 0] = b.buffer(
                 p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill

@@ -25,7 +25,7 @@ from relax_tune.ir.core.struct_info import (
     own_symbols,
 )
 from relax_tune.ir.deduce.deduce import infer_value, signature
-from relax_tune.ir.deduce.relations import differences, is_base, is_known, solve
+from relax_tune.ir.deduce.relations import differences, is_base, is_known, solve, undetermined
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
@@ -186,21 +186,20 @@ class _Emitter:
             if e is None:
                 first = next(d for d in dims if v in free_vars(d.dim))
                 raise BuildError(
-                    f"{self.f.name}: {first.where}: nothing determines symbol {v.name} of {first.info!r}; make it a dim by "
-                    f"itself somewhere\n{self.shown(first.node)}"
+                    f"{self.f.name}: {first.where}: {undetermined(v, first.info)}\n{self.shown(first.node)}"
                 )
         for (v, _), register in zip(
             new.items(), self.scalars([e for e in new.values() if e is not None], scope), strict=True
         ):
             self.symbols[v] = scope[v] = register
+        for v in new:
+            self.within_bounds(v, dims, scope)
         for d, found in zip(dims, stands, strict=True):
             if meaning.get(d.dim) is found if isinstance(d.dim, Var) else False:
                 continue
             place = "" if isinstance(d.info, PrimInfo) else f" with dim {d.axis} ({d.dim!r})"
             text = f"{d.where}: wanted {d.info!r}{place} equal to {{0}}, found {{1}}"
             self.require(eq(d.dim, found), text, (d.dim, found), scope, d.node)
-        for v in new:
-            self.within_bounds(v, dims, scope)
 
     def within_bounds(self, v: Var, dims: Sequence[_Dim], scope: Mapping[Var, int]) -> None:
         bound = self.bounds.get(v, Bound(v))
@@ -254,8 +253,16 @@ class _Emitter:
         self.add(make(into))
         return into
 
-    def scalar(self, v: g.PrimValue) -> int:
+    def divides(self, values: Sequence[Expr], node: object) -> None:
+        """Emit checks that no value divides by 0."""
+        ctx = Deduction(self.ctx.env)
+        ctx.require_divisors(values)
+        for check in ctx.checks:
+            self.require(check.cond, check.message, check.values, self.symbols, node)
+
+    def scalar(self, v: g.PrimValue, node: object) -> int:
         e = v.value
+        self.divides((e,), node)
         if e.value is None or not e.dtype.is_float or not math.isfinite(e.value):
             return self.scalars([e], self.symbols)[0]
         number = float(e.value)
@@ -266,7 +273,8 @@ class _Emitter:
         self.add(Pack(tuple(self.value(x, node) for x in v.fields), into))
         return into
 
-    def shape(self, v: g.ShapeValue) -> int:
+    def shape(self, v: g.ShapeValue, node: object) -> int:
+        self.divides(v.values, node)
         into = self.register()
         self.add(Pack(tuple(self.scalars(v.values, self.symbols)), into))
         return into
@@ -384,8 +392,8 @@ _MATCHED: Mapping[type[StructInfo], _Matching] = {
 # the register of each class of atom, and of tuples of atoms
 _VALUES: Mapping[type[g.Value], _Computing] = {
     g.GVar: lambda emitter, v, node: emitter.values[v],
-    g.PrimValue: lambda emitter, v, node: emitter.scalar(v),
-    g.ShapeValue: lambda emitter, v, node: emitter.shape(v),
+    g.PrimValue: lambda emitter, v, node: emitter.scalar(v, node),
+    g.ShapeValue: lambda emitter, v, node: emitter.shape(v, node),
     g.TupleValue: _Emitter.tuple_of,
     g.FunctionRef: lambda emitter, v, node: emitter.new(lambda into: Refer(v.name, into)),
     g.Constant: lambda emitter, v, node: emitter.weight(v),

@@ -1,6 +1,7 @@
-"""Computed indices as further results of a function, which a build with checks looks at after a call.
+"""Indices that a function makes as further results of it, which are looked at after a call.
 
-A build without checks defines a computed index outside its dim (`ir/op/indexing/indices`). One with checks refuses the call.
+Those from outside always are, computed ones in a build with checks: without, an index outside its dim is defined
+(`ir/op/indexing/indices`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from relax_tune.ir.core.function import AnyFunction, IRModule
 from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.deduce import signature
-from relax_tune.ir.deduce.index_ranges import computed_indices
+from relax_tune.ir.deduce.index_ranges import made_indices
 from relax_tune.ir.op.base import IndexUse
 from relax_tune.ir.rewrite.emitter import Emitter, rewrite_function
 
@@ -42,14 +43,17 @@ class CheckedModule:
     checks: Mapping[str, tuple[IndexCheck, ...]]
 
 
-def add_indices(module: IRModule, hosts: tuple[str, ...], outside: Mapping[str, frozenset[int]]) -> CheckedModule:
-    """Add the computed indices of every straight-line function to its results. `hosts`, which call some, ignore them.
+def add_indices(
+    module: IRModule, hosts: tuple[str, ...], outside: Mapping[str, frozenset[int]], computed: bool
+) -> CheckedModule:
+    """Add the indices that every straight-line function makes to its results. `hosts`, which call some, ignore them.
 
-    outside: positions of the parameters that come from outside, by function"""
+    outside: positions of the parameters that come from outside, by function
+    computed: computed indices as well"""
     functions: dict[str, AnyFunction] = dict(module.functions)
     checks: dict[str, tuple[IndexCheck, ...]] = {}
     for name, f in module.graphs.items():
-        found = () if name in hosts else tuple(computed_indices(f, module.constants, outside.get(name)))
+        found = () if name in hosts else tuple(made_indices(f, module.constants, outside.get(name), computed))
         if found:
             added = tuple(dict.fromkeys(index for _, index, _ in found))
             checks[name] = tuple(dict.fromkeys(_check(added.index(i), op, used) for op, i, used in found))

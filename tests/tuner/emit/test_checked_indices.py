@@ -81,7 +81,7 @@ def test_computed_index_outside_fails_with_checks(device: Device, name: str, sym
         given = good.copy()
         given[(1, column) if last else 1] = 3
         at = f"1, {column}" if last else "1"
-        text = f"{op.name}: wanted computed indices of at least 0 and below {size}, found 9 at [{at}]"
+        text = f"{op.name}: wanted indices of at least 0 and below {size}, found 9 at [{at}]"
         refused(text, module, device, TABLE, given, *more)
         agree(module, device, TABLE, given, *more, checks=False)
 
@@ -107,7 +107,7 @@ def chain(returned: bool) -> IRModule:
 def test_index_inside_a_fused_chain_is_checked(device: Device, returned: bool, pack: bool) -> None:
     module, hops = chain(returned), np.array([1, 2, 1, 1, -1])
     agree(module, device, TABLE, hops, np.array([0, 1, 3]), pack=pack)
-    text = "take: wanted computed indices of at least 0 and below 5, found -4 at [2]"
+    text = "take: wanted indices of at least 0 and below 5, found -4 at [2]"
     refused(text, module, device, TABLE, hops, np.array([0, 1, 4]), pack=pack)
     agree(module, device, TABLE, hops, np.array([0, 1, 4]), pack=pack, checks=False)
 
@@ -116,7 +116,7 @@ def test_constant_index_outside_fails_with_checks(device: Device) -> None:
     g = GraphBuilder()
     i = g.constant("i", np.array([0, 7]))
     module = g.finish(g.call(Take(), g.input("x", (5, g.symbol("k"))), i))
-    refused("take: wanted computed indices of at least 0 and below 5, found 7 at [1]", module, device, TABLE)
+    refused("take: wanted indices of at least 0 and below 5, found 7 at [1]", module, device, TABLE)
 
 
 BRANCHES = """
@@ -154,7 +154,7 @@ def test_index_in_branch_is_checked_where_taken(device: Device, symbolic: bool) 
     agree(module, device, yes, TABLE, np.array([0, 3]), checks=False)
     agree(module, device, no, TABLE, np.array([0, 3]), checks=False)
     refused(
-        "take: wanted computed indices of at least 0 and below 5, found 9 at [1]",
+        "take: wanted indices of at least 0 and below 5, found 9 at [1]",
         module,
         device,
         yes,
@@ -162,7 +162,7 @@ def test_index_in_branch_is_checked_where_taken(device: Device, symbolic: bool) 
         np.array([0, 3]),
     )
     refused(
-        "take: wanted computed indices of at least 0 and below 5, found 8 at [1]",
+        "take: wanted indices of at least 0 and below 5, found 8 at [1]",
         module,
         device,
         no,
