@@ -49,8 +49,9 @@ def load_onnx(source: Source, bounds: Bounds | None = None) -> IRModule:
     """Import an ONNX model as `main(inputs in order) -> outputs` (a tuple when there are several).
 
     A named dim (`dim_param`) is one symbol wherever the name occurs in the inputs. An unnamed dim is a symbol of its own, called
-    `<input>_<axis>`. Symbols are at least 1 unless a bound is lower. Undecided equalities of dims are assumed, and checked at
-    run time. Initializers become constants that view the data of the file.
+    `<input>_<axis>`. Symbols are at least 1 unless a bound is lower. Where two named dims meet in a broadcast, either may be 1.
+    Other undecided equalities of dims are assumed, and checked at run time. Initializers become constants that view the
+    data of the file.
 
     source: path, whose folder may contain external data; bytes of a model; or `onnx.ModelProto`
     bounds: inclusive (lower, upper) of dim symbols by name
@@ -133,7 +134,8 @@ class _Importer:
             if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0:
                 dims.append(const(int(d.dim_value)))
             else:
-                dims.append(self._symbol(d.dim_param or self._own_name(f"{identifier(i.name)}_{axis}")))
+                dims.append(symbol := self._symbol(d.dim_param or self._own_name(f"{identifier(i.name)}_{axis}")))
+                self.w.apart.update([symbol] if d.dim_param else ())
         self.inputs.add(name := fresh(identifier(i.name), self.inputs))
         return self.w.of(self.w.g.input(name, dims, element))
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError
 from relax_tune.ir.arith.prove import Proof
 from relax_tune.ir.core.dtype import DType, bool_, dtype, i64, is_floating
-from relax_tune.ir.core.expr import Expr, Var, as_int, const, expr, ge
-from relax_tune.ir.core.graph import Call, GVar, PrimValue, Value, name_of
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, eq, expr, ge, select
+from relax_tune.ir.core.graph import Call, GVar, PrimValue, ShapeValue, Value, name_of
 from relax_tune.ir.core.scalar_ops import converted
-from relax_tune.ir.core.struct_info import PrimInfo, TensorInfo
+from relax_tune.ir.core.struct_info import PrimInfo, ShapeInfo, TensorInfo
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.shared import decomposed_ops, repeated_heads, simplify_broadcasts
 from relax_tune.ir.op.base import OperatorSpec
@@ -25,6 +25,7 @@ from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Reshape
 from relax_tune.ir.op.math.elementwise import Binary, Cast
 from relax_tune.ir.op.math.logic import Where
+from relax_tune.ir.op.reduction.einsum import Einsum
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.fixpoint import RuleTable
 
@@ -91,6 +92,7 @@ class Writer:
     definitions: the call that computes each variable written so far.
     reserved: names of the program's inputs and results, which no constant takes.
     functions: number of functions of each name, and of things of each kind, so far.
+    apart: symbols that the model tells apart by name: where two meet, either may be 1.
     """
 
     g: GraphBuilder
@@ -98,12 +100,14 @@ class Writer:
     reserved: set[str] = field(default_factory=set)
     _rules: RuleTable = field(default_factory=lambda: RuleTable(IMPORT_RULES))
     functions: dict[str, int] = field(default_factory=dict)
+    apart: set[Var] = field(default_factory=set)
     _tensors: dict[ImportedValue, Value] = field(default_factory=dict)
     _weights: dict[ImportedValue, Value] = field(default_factory=dict)
     _transposed: dict[ImportedValue, Value] = field(default_factory=dict)
     _constants: dict[str, int] = field(default_factory=dict)
     _tables: dict[tuple[str, DType], ImportedValue] = field(default_factory=dict)
     _required: set[Expr] = field(default_factory=set)
+    _joined: dict[Var, frozenset[Var]] = field(default_factory=dict)
 
     def function_name(self, hint: str) -> str:
         """Return a name that no function of the program has."""
@@ -120,6 +124,7 @@ class Writer:
             self.g.inner(name),
             reserved=self.reserved,
             functions=self.functions,
+            apart=self.apart,
             _weights=self._weights,
             _transposed=self._transposed,
             _constants=self._constants,
@@ -219,6 +224,8 @@ class Writer:
         """Write an operator and return its result, rewritten by the rules of `IMPORT_RULES`. Raises DeduceError."""
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
+        if isinstance(op, Einsum):
+            args = self.joining(args, op.letters([len(tensor_dims(a)) for a in args])[0])
         found = self._rules.put(Call(op, args), self.definitions, self.g.so_far, self.g.deduction.env)
         if found is not None:
             return self._write(found)
@@ -242,9 +249,12 @@ class Writer:
     def agreeing(self, args: tuple[Value, ...], own: int = 0) -> tuple[Value, ...]:
         """Return operands that certainly broadcast.
 
-        If only a run can tell whether two dims are equal, one operand is viewed under the other's dim, checked at run time.
+        If only a run can tell whether two dims are equal, one operand is viewed under the other's dim, checked at run time; of
+        symbols that are told apart, either may be 1.
         own: the number of last dims that do not take part
         """
+        axes = [range(-len(tensor_dims(a)), 0) for a in args]
+        args = self.joining(args, [["" if axis >= -own else axis for axis in places] for places in axes])
         shapes = [list(tensor_dims(a)) for a in args]
         for axis in range(-max(map(len, shapes)), -own):
             taking = [s for s in shapes if len(s) >= -axis and as_int(s[axis]) != 1]
@@ -254,6 +264,41 @@ class Writer:
                 if self.g.deduction.equal(s[axis], plainest[0]) is Proof.UNKNOWN:
                     s[axis] = plainest[0]
         return tuple(self.reshape(a, s) for a, s in zip(args, shapes, strict=True))
+
+    def joining(self, args: tuple[Value, ...], labels: Sequence[Sequence[object]]) -> tuple[Value, ...]:
+        """Return operands whose dims of one label are broadcast where they are symbols that are told apart. No label: ""."""
+        dims: dict[object, list[Expr]] = {}
+        for a, names in zip(args, labels, strict=True):
+            for name, d in zip(names, tensor_dims(a), strict=True):
+                dims.setdefault(name, []).append(d)
+        joined = {n: self.joint(found) for n, found in dims.items() if n != ""}
+        made = []
+        for a, names in zip(args, labels, strict=True):
+            wider = [d if as_int(d) == 1 else joined.get(n) for n, d in zip(names, tensor_dims(a), strict=True)]
+            shape = tuple(d if w is None else w for w, d in zip(wider, tensor_dims(a), strict=True))
+            made.append(a if shape == tensor_dims(a) else self.emit(BroadcastTo(shape), a))
+        return tuple(made)
+
+    def joint(self, dims: Sequence[Expr]) -> Expr | None:
+        """Return the dim that dims broadcast to, if they are symbols that are told apart; else None."""
+        known = [d for d in dict.fromkeys(dims) if as_int(d) != 1]
+        symbols = [d for d in known if isinstance(d, Var) and (d in self.apart or d in self._joined)]
+        numbers = [d for d in known if d.value is not None]
+        if not symbols or len(known) < 2 or len(symbols) + len(numbers) < len(known):
+            return None
+        if numbers:
+            return numbers[0]
+        parts = frozenset[Var]().union(*(self._joined.get(v, {v}) for v in symbols))
+        found = next((d for d, own in self._joined.items() if own == parts), None)
+        if found is None:
+            *others, last = sorted(parts, key=lambda v: v.name)
+            size: Expr = last
+            for v in others:
+                size = select(eq(v, 1), size, v)
+            found = self.g.symbol("_or_".join(v.name for v in (*others, last)))
+            self.g.match_cast(ShapeValue((size,)), ShapeInfo((found,)), "joint")
+            self._joined[found] = parts
+        return found
 
     def literal(self, value: float, element: DType) -> Value:
         """Return a constant without dims."""

@@ -453,11 +453,40 @@ def test_load_onnx_unequal_inner_dims_name_node() -> None:
 
 
 def test_load_onnx_undecided_dims_checked_at_run_time() -> None:
-    x, z = f(3, 4), f(3, 4)
-    check(model("(float[a, b] x, float[c, d] z) => (float[q] y) { y = Add(x, z) }"), [x, z])
+    z = f(3, 4)
+    sums = "(float[a, b] x, float[c, d] z) => (float[q] y) { s = Add(x, z)\n t = Mul(s, x)\n y = Sub(t, s) }"
+    for first, second in (((3, 4), (3, 4)), ((1, 4), (3, 1)), ((3, 1), (1, 1))):  # named dims may be 1 beside another
+        check(model(sums), [f(*first), f(*second)])
     check(model("(float[a] x, float[c, d] z) => (float[q] y) { s = Shape(z)\n y = Expand(x, s) }"), [f(4), z])
     checks = lower(load_onnx(model("(float[a] x, float[c] z) => (float[q] y) { y = Add(x, z) }"))).checks["main"]
-    assert [repr(c.cond) for c in checks] == ["c == a"]
+    assert checks
+    with pytest.raises(UserError, match="wanted"):
+        run_function(load_onnx(model(sums)), "main", [f(2, 4), f(3, 4)])
+    checks = lower(load_onnx(model("(float[?] x, float[?] z) => (float[q] y) { y = Add(x, z) }"))).checks["main"]
+    assert [repr(c.cond) for c in checks] == ["z_0 == x_0"]
+
+
+JOINED = [
+    ("(float[a, 2, 3] x, float[b, 3, 4] z) => (float[c, 2, 4] y) { y = MatMul(x, z) }", (2, 3), (3, 4)),
+    ('(float[a, 2, 3] x, float[b, 3, 4] z) => (float[c, 2, 4] y) { y = Einsum<equation = "bij,bjk->bik">(x, z) }', (2, 3), (3, 4)),
+    ('(float[a, 2, 3] x, float[b, 3, 4] z) => (float[c, 2, 4] y) { y = Einsum<equation = "...ij,...jk->...ik">(x, z) }', (2, 3), (3, 4)),
+    ("(float[a, 4] x, float[b, 4] z) => (float[c, 4] y) { q = Less(x, z)\n y = Where(q, x, z) }", (4,), (4,)),
+    ("(float[a, 4] x, float[b, 4] z) => (float[c, 4] y) { s = Add(x, z)\n t = Pow(x, s)\n y = Mul(t, z) }", (4,), (4,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, first, second", JOINED, ids=lambda x: x[-60:] if isinstance(x, str) else "")
+def test_dims_of_two_names_broadcast(text: str, first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    for a, b in ((1, 3), (3, 1), (3, 3), (1, 1)):
+        check(model(text), [abs(f(a, *first)), f(b, *second)], rtol=1e-4)
+
+
+def test_named_dim_beside_a_number_may_be_1() -> None:
+    text = "(float[a, h] x) => (float[a, 4] y) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"
+    for size in (1, 4):
+        check(model(text), [f(3, size)])
+    with pytest.raises(UserError, match="wanted h to be 4 or 1, found 3 and 4"):
+        run_function(load_onnx(model(text)), "main", [f(2, 3)])
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
