@@ -42,7 +42,9 @@ class Decompose:
                 out.keep(binding)
                 return
             start = len(out.bindings)
-            found = value.op.decompose(value.args, infos, _Writer(out, Deduction(out.env), constants, literals))
+            found = value.op.decompose(
+                value.args, infos, _Writer(out, Deduction(out.env, choices=True), constants, literals)
+            )
             if found is None:
                 out.keep(binding)
             elif len(out.bindings) > start and out.bindings[-1].var is found:

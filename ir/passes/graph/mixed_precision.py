@@ -45,7 +45,7 @@ class ComputeWide:
                 out.keep(binding)
                 return
             wide = Call(op.storing(half), tuple(self._up(out, a) for a in value.operands))
-            result = infer_value(wide, Deduction(out.env))
+            result = infer_value(wide, Deduction(out.env, choices=True))
             assert isinstance(result, TensorInfo)
             if result.dtype is not info.dtype and info.dtype is not None:
                 wide = Call(Cast(info.dtype), (out.bind(wide, result, f"{binding.var.name}_{f32}"),))
