@@ -155,7 +155,7 @@ _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
 def const(value: Number, dtype: DType | None = None) -> Const:
     """Return the literal `value`, wrapped below 64 bits; by default int64 for integers and float32 for floats."""
     if dtype is None:
-        dtype = bool_ if isinstance(value, bool) else i64 if isinstance(value, int) else f32
+        dtype = bool_ if isinstance(value, bool) else i64 if hasattr(value, "__index__") else f32
     value = bool(value) if dtype is bool_ else float(value) if dtype.is_float else int(value)
     if dtype is not i64 and dtype is not f32:
         value = (

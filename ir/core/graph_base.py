@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from relax_tune.errors import DeduceError
 from relax_tune.ir.core.expr import Expr, Var, const, free_vars, substitute
 from relax_tune.ir.core.names import same_objects
 from relax_tune.ir.core.struct_info import (
@@ -64,9 +66,11 @@ def _expression_fields(kind: type[Operator]) -> tuple[str, ...]:
 
 
 def _as_expressions(attribute: Any) -> Any:
-    """Turn whole numbers among dims into literals; the same object when there are none."""
-    if type(attribute) is int:
-        return const(attribute)
+    """Turn whole numbers among dims into literals; the same object when there are none. Raises DeduceError for other numbers."""
+    if isinstance(attribute, (float, str, bool)):
+        raise DeduceError(f"wanted whole numbers or expressions over symbols, found {attribute!r}")
+    if isinstance(attribute, Integral):
+        return const(int(attribute))
     if isinstance(attribute, tuple):
         made = tuple(_as_expressions(a) for a in attribute)
         return attribute if same_objects(made, attribute) else made

@@ -16,7 +16,18 @@ from relax_tune.ir.core.expr import Expr, add, and_, as_int, cast, const, eq, lt
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.core.tensor_builder import Tensor
-from relax_tune.ir.op.base import Array, Deduction, IndexUse, OperatorSpec, axis_index, dtype_of, is_const, shape_of
+from relax_tune.ir.op.base import (
+    Array,
+    Deduction,
+    IndexUse,
+    OperatorSpec,
+    axis_index,
+    dtype_of,
+    float_result,
+    is_const,
+    shape_of,
+    wide,
+)
 from relax_tune.ir.op.indexing.indices import columns
 from relax_tune.ir.op.indexing.movement import Placer
 from relax_tune.ir.op.reduction.reduce import Max, Min, Reduce, Sum
@@ -112,12 +123,13 @@ class Scatter(OperatorSpec):
         return b.finish()
 
     def written(self, x: Array, where: Any, updates: Array) -> Array:
-        result = np.array(x)
         if self.mode == "replace":
+            result = np.array(x)
             result[where] = updates
-        else:
-            _NUMPY[self.mode].at(result, where, updates)
-        return result
+            return result
+        result = np.array(wide(x))
+        _NUMPY[self.mode].at(result, where, wide(updates))
+        return float_result(result, (x, updates), x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
