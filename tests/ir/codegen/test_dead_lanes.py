@@ -32,7 +32,7 @@ def test_tile_of_masked_columns_is_stored_whole() -> None:
         assert_same_meaning(CASES["convolution by channel"][0](), func, dims)
 
 
-def test_sum_over_lanes_keeps_those_beyond_the_bound() -> None:
+def test_sum_over_lanes_keeps_lanes_beyond_the_bound() -> None:
     assert kept(made("row sum", "rowwise", "rowwise.parallel.keep_expensive"))
 
 
