@@ -134,11 +134,11 @@ class Writer:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Write values that end with the block, such as those of one side of a branch."""
-        tensors, required = dict(self._tensors), set(self._required)
+        tensors, required, joined = dict(self._tensors), set(self._required), dict(self._joined)
         try:
             yield
         finally:
-            self._tensors, self._required = tensors, required
+            self._tensors, self._required, self._joined = tensors, required, joined
 
     # items
 

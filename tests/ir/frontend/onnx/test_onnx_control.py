@@ -75,6 +75,11 @@ FROM_DATA_2 = """(float[n, k] x, int32[2] a) => (float[m, l] y)
   <int32[2] ends = {4, 9}, int32[2] axes = {-1, 0}, int32[2] steps = {1, 2}> { y = Slice(x, a, ends, axes, steps) }"""
 ONE_FROM_DATA = "(float[n] x, int64[1] a) => (float[1] y) <int64[1] one = {1}> { b = Add(a, one) y = Slice(x, a, b) }"
 
+# Dims of two names that broadcast on both sides of a branch and behind it.
+JOINED = """(bool q, float[a, 4] x, float[b, 4] z) => (float[d, 4] y, float[d, 4] w) {
+  y = If(q) <then_branch = left () => (float[d, 4] s) { s = Add(x, z) }, else_branch = right () => (float[d, 4] t) { t = Mul(x, z) }>
+  w = Sub(x, z) }"""
+
 
 def f(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
@@ -94,6 +99,11 @@ def compare(text: str, *calls: Sequence[Array]) -> None:
 
 def test_if_sides_of_different_sizes() -> None:
     compare(BRANCH, *([np.array(taken), f(2, 3)] for taken in (True, False)))
+
+
+def test_if_dims_of_two_names_broadcast() -> None:
+    sizes = [(1, 3), (3, 1), (3, 3)]
+    compare(JOINED, *([np.array(q), f(a, 4), f(b, 4, seed=1)] for a, b in sizes for q in (True, False)))
 
 
 def test_loop_with_an_end_by_values() -> None:
