@@ -161,7 +161,9 @@ def _over_subdomain(
 
 
 def _simplified(block: Block) -> Block:
-    """Drop the conditions and clamps of a block that its domain decides."""
+    """Drop the conditions and clamps of a block that its domain decides.
+
+    Not those of its iterators' extents, which become dims of buffers, also where the loops do not run (`reindex`)."""
     env = Env()
     for i in block.iters:
         env = env.with_loop(i.var, i.extent, i.kind == "spatial" or block.init is None)
@@ -173,7 +175,7 @@ def _simplified(block: Block) -> Block:
         found = transform(e, decided)
         return e if found is e else simplify(found)
 
-    return block.map_own_exprs(shorter)
+    return replace(block.map_own_exprs(shorter), iters=block.iters)
 
 
 def _require_unmixed_loops(

@@ -7,8 +7,9 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support.meaning import assert_same_meaning
 
-from relax_tune.ir.core.expr import TRUE, Tunable, minimum
+from relax_tune.ir.core.expr import TRUE, Tunable, as_int, const, minimum, substitute
 from relax_tune.ir.core.stmt import blocks
+from relax_tune.schedules.loop_tree import block_loads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import simplify_func
 
@@ -84,6 +85,20 @@ def test_simplified_main_loop_without_iterations_stores_initial_value() -> None:
     plain = simplify_func(s.func)
     for n, m in ((5, 2), (16, 2), (6, 3), (3, 0), (7, 9)):
         assert_same_meaning(make.two_outputs(), plain, {"n": n, "m": m})
+
+
+def test_partition_keeps_extents_where_the_main_loop_does_not_run() -> None:
+    """Beside a last row, n is 1 at least, but a copy of what the main loop reads has its dims where n is 0 too."""
+    s = Schedule(make.two_outputs())
+    n = s.func.symbols[0]
+    s.apply("partition", loop="sum_i", at=n - minimum(n, 2))
+    (block,) = [b for b in blocks(s.func.body) if b.name == "sum"]
+    buffer = block_loads(block)[-1].buffer.name
+    s.apply("reindex", block="sum", buffer=buffer, dims=[0])
+    for size in (0, 1, 2, 5):
+        (copied,) = [b for b in s.func.allocs if b.name == f"{buffer}_reindex"]
+        assert as_int(substitute(copied.shape[0], {n: const(size)})) == max(size - 2, 0)
+        assert_same_meaning(make.two_outputs(), s.func, {"n": size, "m": 3})
 
 
 def test_partition_gives_tail_separate_local_buffers() -> None:
