@@ -249,6 +249,8 @@ class _Run:
                 by = entry.beside * float(ml_dtypes.finfo(target).eps) * np.where(np.isfinite(wide[0]), wide[0], 0)
                 wide_found = _wide(found)
                 step = by * self.rng.choice([-1.0, 1.0], found.shape)
+                if self.number > RUNS:  # a remainder may have any value between those of both ends
+                    step = step * self.rng.random(found.shape)
                 if self.number == 4:  # what may be of either sign may be 0
                     step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
                 found = np.asarray(wide_found + step).astype(target)
