@@ -28,6 +28,7 @@ from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import ScalarUnary
+from relax_tune.ir.op.math.logic import Compare
 
 Array = np.ndarray[Any, Any]
 RUNS, MORE = 6, 96
@@ -196,6 +197,7 @@ class _Run:
         self.values: dict[GVar, Any] = {}
         self.known = [k for k in KNOWN if exempt or not k.defect]
         self.symbols: dict[Var, Expr] = {}
+        self.hidden: dict[int, tuple[Array, Array]] = {}  # arrays with elements that nobody can ask for, and which
 
     def outputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         for p, a in zip(self.main.params, arrays, strict=True):
@@ -369,6 +371,11 @@ class _Run:
 
     def poisoned(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Give another value in each run to elements that nobody can ask for."""
+        hidden: Any = False
+        if isinstance(op, Compare) and self.number > RUNS:  # no value that is drawn need be equal to the other operand
+            masks = (self.hidden[id(a)][1] for a in args if id(a) in self.hidden)
+            hidden = reduce(np.logical_or, masks, np.broadcast_to(np.False_, found.shape))
+            found = np.where(hidden, self.rng.random(found.shape) < 0.5, found)
         for known in self.known:
             mask = known.where(op, args, found, self.target)
             if mask is None or not np.any(mask):
@@ -386,6 +393,9 @@ class _Run:
                 other = self.number % 2 if self.number <= 2 else self.rng.integers(0, 2, found.shape)
             other = np.broadcast_to(np.asarray(other), found.shape).astype(found.dtype)
             found = np.where(mask, other, found)
+            hidden = hidden | mask
+        if np.any(hidden):
+            self.hidden[id(found)] = found, np.broadcast_to(hidden, found.shape)
         return found
 
 
