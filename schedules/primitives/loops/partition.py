@@ -144,7 +144,8 @@ def _over_subdomain(
     if not fed:
         return block
     kinds = {i.kind for i in block.iters if i.var in fed}
-    _require_unmixed_loops(func, block, node, moved, kinds)
+    runs = prove(le(1, extent if start is None else start)) is Proof.YES
+    _require_unmixed_loops(func, block, node, moved if runs else set(around), kinds)
     own = [p for p in path if p.var in moved]
     for p in own:
         if set(free_vars(p.extent)) & set(around):
@@ -183,6 +184,7 @@ def _require_unmixed_loops(
 ) -> None:
     """Check that loops over elements and over reduction points are distinct, so that empty sums get their initial values.
 
+    moved: the loops that matter; all of them where the main loop, which stores the initial value, may run no iteration.
     Raises: ScheduleError.
     """
     pairs = list(zip(block.iters, block.bindings))

@@ -7,6 +7,7 @@ from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support.meaning import assert_same_meaning
 
+from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import TRUE, Tunable, as_int, const, minimum, substitute
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.schedules.loop_tree import block_loads
@@ -99,6 +100,21 @@ def test_partition_keeps_extents_where_the_main_loop_does_not_run() -> None:
         (copied,) = [b for b in s.func.allocs if b.name == f"{buffer}_reindex"]
         assert as_int(substitute(copied.shape[0], {n: const(size)})) == max(size - 2, 0)
         assert_same_meaning(make.two_outputs(), s.func, {"n": size, "m": 3})
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_partition_of_steps_beside_a_fused_step_wants_first_iterations(first: int) -> None:
+    """A loop over channels and taps has no place for initial values, which the main loop stores if it runs."""
+    whole = lambda: make.convolution((2, 3), (2, 2), (5, "w"))
+    s = Schedule(whole())
+    s.reorder(["conv_k2", "conv_j", "conv_l", "conv_p", "conv_k1"])
+    s.fuse(["conv_k2", "conv_j"])
+    if first == 0:
+        with pytest.raises(ScheduleError, match="use decompose_reduction first"):
+            s.apply("partition", loop="conv_k1", at=first)
+        return
+    s.apply("partition", loop="conv_k1", at=first)
+    assert_same_meaning(whole(), s.func, {"n": 1, "w": 3})
 
 
 def test_partition_gives_tail_separate_local_buffers() -> None:
