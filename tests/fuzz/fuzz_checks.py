@@ -20,11 +20,12 @@ from tests.fuzz.outside import differences
 from tests.fuzz.shrink import REGRESSIONS, read, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
-from relax_tune.ir.core.dtype import bf16, f16, f32, f64, u8
+from relax_tune.ir.core.dtype import bf16, f16, f32, f64, i64, u8
 from relax_tune.ir.core.graph import Function
 from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.frontend.text import load_text
 from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.op.indexing.movement import Take
 from relax_tune.ir.op.math.elementwise import Cast, Erf, Exp, Maximum, Mul, MulScalar, Relu, Tanh
 from relax_tune.ir.op.math.numeric import Acosh, Asin, Atan2, Atanh, Fmod, Log
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Sum
@@ -99,6 +100,22 @@ def test_judge_function_of_an_overflowing_sum_is_skipped(function: Any) -> None:
     wanted = Expected(draft.module(), [np.full((7, 5), np.float32([3e38, -3e38, 3e38, -3e38, 3e38]))], "c")
     for found in (math.nan, 0.0, 1.0, math.inf):
         assert not wanted.judge((np.full(7, found, np.float32),)).problems
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_judge_refusal_of_indices_inside_is_wrong(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Grower(random.Random(0))
+    w.step(Step(Take(), (w.fresh((5, 3), f32), w.fresh((w.symbols[0],), i64))))
+    draft = w.finish()
+    args = [np.ones((5, 3), np.float32), np.array([4 if inside else 5])]
+    text = "main: take: wanted indices of at least 0"
+
+    def refusing(*_: Any) -> None:
+        raise UserError(text)
+
+    monkeypatch.setattr(fuzz, "run_function", refusing)
+    said = fuzz.wrong(draft, draft.module(), args, text, "c", Tally())
+    assert said == (f"refused, though every index is inside: {text}" if inside else "")
 
 
 def test_judge_remainder_of_a_product_near_overflow_is_skipped() -> None:

@@ -26,6 +26,7 @@ from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem, TupleValue, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.interp.graph_values import actual_info
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import ScalarUnary
 from relax_tune.ir.op.math.logic import Compare
@@ -136,6 +137,17 @@ def nominal_values(module: IRModule, arrays: Sequence[Array]) -> dict[GVar, Any]
     with np.errstate(all="ignore"):
         run.outputs(arrays)
     return run.values
+
+
+def indices_inside(module: IRModule, arrays: Sequence[Array]) -> bool:
+    """Tell whether all elements that operators use as indices are inside their dims."""
+    run = _Indices(module, NOMINAL, "", np.random.default_rng(0))
+    try:
+        with np.errstate(all="ignore"):
+            run.outputs(arrays)
+    except Exception:  # a reduction of nothing, or a size that does not fit, say
+        return False
+    return run.inside
 
 
 def _compare(got: Any, runs: Sequence[Any]) -> tuple[str, int, int]:
@@ -402,6 +414,19 @@ class _Run:
         if np.any(hidden):
             self.hidden[id(found)] = found, np.broadcast_to(hidden, found.shape)
         return found
+
+
+class _Indices(_Run):
+    """An evaluation that looks at indices."""
+
+    inside = True
+
+    def operator(self, op: OperatorSpec, args: list[Any], info: StructInfo) -> Any:
+        found = [actual_info(a) for a in args]
+        for used in op.substituted(self.symbols).indexed([i for i in found if isinstance(i, TensorInfo)]):
+            places, size = args[used.position].reshape(-1)[used.column :: used.every], as_int(used.size)
+            self.inside &= bool(size is not None and ((places >= 0) & (places < size)).all())
+        return super().operator(op, args, info)
 
 
 def _magnitudes(op: OperatorSpec, args: Sequence[Any]) -> Any:

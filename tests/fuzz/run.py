@@ -26,7 +26,7 @@ from tests.fuzz.draft import ELEMENTS, Draft, Grower, arguments, sizes_of
 from tests.fuzz.execute import SECONDS, Bench, Outcome, Trial, Way, execute, in_child
 from tests.fuzz.known import KNOWN_UNBUILT, SHAPES_ALONE
 from tests.fuzz.operators import grow
-from tests.fuzz.oracle import Array, Expected
+from tests.fuzz.oracle import Array, Expected, indices_inside
 from tests.fuzz.shrink import kind_of, shrink, store
 
 from relax_tune.errors import RelaxTuneError, UserError
@@ -59,7 +59,8 @@ def wrong(draft: Draft, module: Any, args: Sequence[Array], result: Any, target:
     except UserError as error:
         tally.counts["refused"] += 1
         if isinstance(result, str):
-            return ""
+            wrongly = "indices" in str(error) and indices_inside(module, args)
+            return f"refused, though every index is inside: {error}" if wrongly else ""
         if any(s.op.name == SHAPES_ALONE for s in draft.steps):
             return ""
         return f"the interpreter refuses, the program does not: {error}"
