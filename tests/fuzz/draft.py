@@ -29,12 +29,15 @@ ELEMENTS = 40_000
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor argument. below: where its integers are indices, the dim they index; positive: scales and the like."""
+    """A tensor argument. below: where its integers are indices, the dim they index; positive: scales and the like.
+
+    beyond: an axis and a number of its last places where they are no indices, and hold what none could"""
 
     dims: tuple[Expr, ...]
     dtype: DType
     below: Expr | None = None
     positive: bool = False
+    beyond: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,15 @@ class Grower:
         choices: list[ExprLike] = [n, n, m, m, 1, 2, 3, 5, 8]
         return tuple(expr(self.rng.choice(choices)) for _ in range(self.rng.randint(least, most)))
 
-    def fresh(self, dims: Sequence[ExprLike], dtype: DType, below: Expr | None = None, positive: bool = False) -> int:
-        made = Input(tuple(map(expr, dims)), dtype, below, positive)
+    def fresh(
+        self,
+        dims: Sequence[ExprLike],
+        dtype: DType,
+        below: Expr | None = None,
+        positive: bool = False,
+        beyond: tuple[int, int] | None = None,
+    ) -> int:
+        made = Input(tuple(map(expr, dims)), dtype, below, positive, beyond)
         self.inputs.append(made)
         self.values.append(self.g.input(f"x{len(self.inputs) - 1}", made.dims, dtype))
         self.order.append(("input", len(self.inputs) - 1))
@@ -238,7 +248,11 @@ def arguments(draft: Draft, sizes: Mapping[str, int], rng: np.random.Generator, 
     for i, shape in zip(draft.inputs, draft.shapes(sizes), strict=True):
         if i.below is not None:
             limit = max(1, as_int(substitute(i.below, known)) or 0)
-            found.append(rng.integers(0, limit, shape).astype(i.dtype.numpy))
+            drawn = rng.integers(0, limit, shape)
+            if i.beyond is not None:
+                axis, count = i.beyond
+                drawn[(slice(None),) * axis + (slice(max(0, shape[axis] - count), None),)] = limit + 1000
+            found.append(drawn.astype(i.dtype.numpy))
         else:
             found.append(numbers(i.dtype, shape, rng, style, i.positive))
     return found

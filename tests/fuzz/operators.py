@@ -26,7 +26,7 @@ from relax_tune.ir.core.dtype import (
     i64,
     u8,
 )
-from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const, maximum
+from relax_tune.ir.core.expr import Expr, as_int, ceildiv, const, expr, maximum
 from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.op import shapes
 from relax_tune.ir.op.base import OperatorSpec
@@ -153,8 +153,19 @@ def einsum(w: Grower) -> Step:
 
 
 def indices(w: Grower, dims: Sequence[Expr], below: Expr) -> int:
-    """Indices into a dim: an input, or a value that is small for certain."""
-    return w.fresh(dims, w.rng.choice([i32, i64]), below)
+    """Indices into a dim: an input as it is, turned, of whole floats, or a part of one whose other numbers are none."""
+    dtype, dims = w.rng.choice([i32, i64]), [expr(d) for d in dims]
+    kind = w.rng.choice(("plain", "plain", "plain", "turned", "float", "part"))
+    if kind == "turned" and len(dims) > 1:
+        order = tuple(reversed(range(len(dims))))
+        return w.step(Step(movement.Permute(order), (w.fresh(dims[::-1], dtype, below),)))
+    if kind == "float":
+        return w.step(Step(elementwise.Cast(dtype), (w.fresh(dims, f32, below),)))
+    if kind == "part" and dims:
+        at = w.rng.randrange(len(dims))
+        whole = w.fresh([*dims[:at], dims[at] + 2, *dims[at + 1 :]], dtype, below, beyond=(at, 2))
+        return w.step(Step(movement.Slice(at, const(0), dims[at]), (whole,)))
+    return w.fresh(dims, dtype, below)
 
 
 def take(w: Grower) -> Step:
@@ -172,7 +183,11 @@ def gather_elements(w: Grower) -> Step:
 
 def gather_nd(w: Grower) -> Step:
     x = w.pick(ALL, 1, 3)
-    return Step(gather.GatherND(), (x, indices(w, [*w.dims(0, 1), const(1)], w.shape(x)[0])))
+    rows, sizes = w.dims(0, 1), w.shape(x)
+    found = indices(w, [*rows, const(1)], sizes[0])
+    if len(sizes) > 1 and w.rng.random() < 0.5 and w.dtype(found) is i64:  # a column for each of two dims
+        found = w.step(Step(movement.Concat(len(rows)), (found, w.fresh([*rows, const(1)], i64, sizes[1]))))
+    return Step(gather.GatherND(), (x, found))
 
 
 def scatter_nd(w: Grower) -> Step:
