@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from numbers import Integral
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from relax_tune.errors import DeduceError
@@ -40,7 +40,7 @@ class Operator:
     def __post_init__(self) -> None:
         for name in _expression_fields(type(self)):  # type: ignore[arg-type]
             old = getattr(self, name)
-            new = _as_expressions(old)
+            new = _as_expressions(old, f"{getattr(self, 'name', type(self).__name__)}: {name}")
             if new is not old:
                 object.__setattr__(self, name, new)
 
@@ -65,14 +65,14 @@ def _expression_fields(kind: type[Operator]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if re.search(r"\bExpr\b", str(f.type)))
 
 
-def _as_expressions(attribute: Any) -> Any:
+def _as_expressions(attribute: Any, where: str) -> Any:
     """Turn whole numbers among dims into literals; the same object when there are none. Raises DeduceError for other numbers."""
-    if isinstance(attribute, (float, str, bool)):
-        raise DeduceError(f"wanted whole numbers or expressions over symbols, found {attribute!r}")
-    if isinstance(attribute, Integral):
+    if isinstance(attribute, Integral) and not isinstance(attribute, bool):
         return const(int(attribute))
+    if isinstance(attribute, (Number, str)):
+        raise DeduceError(f"{where}: wanted whole numbers or expressions over symbols, found {attribute!r}")
     if isinstance(attribute, tuple):
-        made = tuple(_as_expressions(a) for a in attribute)
+        made = tuple(_as_expressions(a, where) for a in attribute)
         return attribute if same_objects(made, attribute) else made
     return attribute
 

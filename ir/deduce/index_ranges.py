@@ -138,7 +138,7 @@ class IndexTrace:
                 v = call.args[0]
             elif isinstance(op, Slice):
                 width, begin, end = (as_int(e) for e in (tensor_dims(call.args[0].info)[-1], op.begin, op.end))
-                last = op.axis in (-1, len(tensor_dims(call.args[0].info)) - 1)
+                last = op.step == 1 and op.axis in (-1, len(tensor_dims(call.args[0].info)) - 1)
                 if every > 1 or not last or width is None or begin is None or end != begin + 1 or begin >= width:
                     return None
                 v, every, column = call.args[0], width, begin
@@ -167,13 +167,14 @@ class IndexTrace:
         if isinstance(v, TupleItem):
             whole = self.call(v.value)
             return self.sources(whole) if whole is not None and isinstance(whole.op, Split) else None
-        if not isinstance(v, Call) or not isinstance(v.op, OperatorSpec):
+        if not isinstance(v, Call) or (
+            v.args and not isinstance(v.op, MOVES)
+        ):  # what is behind any other is as deep as a model
             return None
         found = [self.sources(a) for a in v.args]
         known = [f for f in found if f is not None]
         sums = isinstance(v.op, (Add, Sub)) and sum(map(bool, known)) > 1
-        moved = not v.args or (isinstance(v.op, MOVES) and not sums)
-        return frozenset().union(*known) if moved and len(known) == len(found) else None
+        return frozenset().union(*known) if len(known) == len(found) and not sums else None
 
     def call(self, v: Value) -> Call | None:
         while isinstance(v, GVar) and v in self.made:

@@ -30,8 +30,8 @@ def _is_number(value: Result) -> bool:
 
 def as_given(info: StructInfo, value: Result) -> Result:
     """Return an argument as the interpreter has it: sequences of whole numbers as shapes, arrays without dims as scalars."""
-    if isinstance(info, ShapeInfo) and isinstance(value, (list, np.ndarray)) and np.ndim(value) == 1:
-        return tuple(value.tolist() if isinstance(value, np.ndarray) else value)
+    if isinstance(info, ShapeInfo) and (isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 1)):
+        return tuple(value)
     return value[()] if isinstance(info, PrimInfo) and isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 

@@ -128,6 +128,3 @@ KNOWN: tuple[Known, ...] = (
 
 SHAPES_ALONE = "shape_of"
 """The operator that reads no elements. What it alone reads is not computed, nor are the checks on the way."""
-
-KNOWN_UNBUILT: tuple[str, ...] = ()
-"""Messages of builds that refuse a program, as they may."""

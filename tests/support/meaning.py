@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Tunable, as_int, const, substitute
-from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.struct_info import TupleInfo
 from relax_tune.ir.interp.interp import run_prim
 from relax_tune.tuner.program.program_builder import input_fill
 
@@ -50,9 +51,14 @@ def outputs_of(
     return outputs
 
 
-def own_results(found: Any, count: int) -> tuple[Any, ...]:
-    """The first results of a lowered function as a tuple; behind them are the indices that a call looks at."""
-    return found[:count] if isinstance(found, tuple) else (found,)
+def own_results(found: Any, module: IRModule) -> tuple[Any, ...]:
+    """The results that the main function of the module itself has, as a tuple; a lowered form may return indices behind them."""
+    ret = module.graphs["main"].ret
+    return (
+        found[: len(ret.info.fields) if isinstance(ret.info, TupleInfo) else 1]
+        if isinstance(found, tuple)
+        else (found,)
+    )
 
 
 def assert_same_meaning(

@@ -151,5 +151,6 @@ def _bounded(n: Stmt, around: tuple[Stmt, ...], algebra: Algebra) -> Iterator[tu
 
 
 def _terms(c: Expr, lane: Var, algebra: Algebra) -> frozenset[tuple[tuple[Expr, ...], int]]:
-    room = room_below(c, algebra.static) or {}
+    room = room_below(c, algebra.static)
+    assert room is not None, f"{c!r} is no bound on lanes"  # else the loop is no vector (`choose_vectors`)
     return frozenset((m, k) for m, k in room.items() if m != (lane,))

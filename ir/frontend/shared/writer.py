@@ -225,7 +225,9 @@ class Writer:
         if isinstance(op, (Binary, Where, Matmul)):
             args = self.agreeing(args, 2 if isinstance(op, Matmul) else 0)
         if isinstance(op, Einsum):
-            args = self.joining(args, op.letters([len(tensor_dims(a)) for a in args])[0])
+            terms = op.letters([len(tensor_dims(a)) for a in args])[0]
+            equal = {c for t in terms for c in t if t.count(c) > 1}  # of a diagonal, where 1 is not broadcast
+            args = self.joining(args, [["" if c in equal else c for c in t] for t in terms])
         found = self._rules.put(Call(op, args), self.definitions, self.g.so_far, self.g.deduction.env)
         if found is not None:
             return self._write(found)

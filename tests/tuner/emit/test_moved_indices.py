@@ -13,11 +13,13 @@ from tests.tuner.emit.test_indices_compiled import TABLE
 from relax_tune.ir.core.dtype import DType, f32, i8, i32, i64, u8
 from relax_tune.ir.core.expr import const
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import GVar
+from relax_tune.ir.core.graph import Function, GVar
+from relax_tune.ir.deduce.index_ranges import made_indices
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.gather import GatherND
 from relax_tune.ir.op.indexing.movement import Concat, Flatten, Permute, Slice, Take
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Mul
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Mul, Relu
+from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.runtime.device.base import Device
 
 INDEX = "wanted indices of at least 0 and below 5"
@@ -62,6 +64,23 @@ def test_columns_of_a_moved_parameter_are_checked_each(device: Device, columns: 
     agree(module, device, good, TABLE, checks=False)
     good[columns[1], 0] = 3
     refused("below 3, found 3 at [0, 1]", module, device, good, TABLE, checks=False)
+
+
+def test_no_columns_of_a_backward_slice_are_checked(device: Device) -> None:
+    g = GraphBuilder()
+    none = g.call(Slice(1, const(1), const(2), -1), g.input("i", (g.symbol("m"), 3), i64))
+    module = g.finish(g.call(Take(), g.input("x", (5, 3)), none))
+    agree(module, device, np.array([[0, 99, -9]]), TABLE, checks=False)
+
+
+def test_index_behind_a_deep_model_is_computed() -> None:
+    g = GraphBuilder()
+    h = g.input("x", (g.symbol("n"), 5))
+    for _ in range(2000):
+        h = g.call(Relu(), h)
+    f = g.finish(g.call(Take(), g.input("table", (5, 3)), g.call(ArgMax(1), h))).functions["main"]
+    assert isinstance(f, Function)
+    assert not list(made_indices(f, {})) and len(list(made_indices(f, {}, computed=True))) == 1
 
 
 def test_parameters_side_by_side_are_checked_each(device: Device) -> None:

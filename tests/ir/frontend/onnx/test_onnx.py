@@ -481,6 +481,13 @@ def test_dims_of_two_names_broadcast(text: str, first: tuple[int, ...], second: 
         check(model(text), [abs(f(a, *first)), f(b, *second)], rtol=1e-4)
 
 
+def test_diagonal_of_two_names_wants_equal_dims() -> None:
+    text = '(float[a, b] x) => (float[c] y) { y = Einsum<equation = "ii->i">(x) }'
+    check(model(text), [f(3, 3)])
+    with pytest.raises(UserError, match="wanted"):
+        run_function(load_onnx(model(text)), "main", [f(1, 3)])
+
+
 def test_named_dim_beside_a_number_may_be_1() -> None:
     text = "(float[a, h] x) => (float[a, 4] y) <float[4] w = {1, 2, 3, 4}> { y = Add(x, w) }"
     for size in (1, 4):
