@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.ir.arith.simplify import simplify
+from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr, Var, as_int, const, sub, substitute
-from relax_tune.ir.core.graph import Binding, Call, Constant, Function, GVar, ShapeValue, TupleItem, Value
+from relax_tune.ir.core.function import IRModule, PrimFunc
+from relax_tune.ir.core.graph import Call, CallTIR, Constant, Function, GVar, ShapeValue, TupleItem, Value
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, tensor_dims
+from relax_tune.ir.deduce.loaded_indices import loaded_ranges
 from relax_tune.ir.op.base import IndexUse, OperatorSpec
 from relax_tune.ir.op.create import Scalars
 from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Concat, Permute, Slice, Split
@@ -50,14 +53,20 @@ class IndexRange:
     column: int = 0
 
 
-def index_ranges(
-    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
-) -> tuple[IndexRange, ...]:
-    """Return the ranges of the parameters that operators of a straight-line function use as indices.
+def index_ranges(f: Function, module: IRModule, outside: frozenset[int] | None = None) -> tuple[IndexRange, ...]:
+    """Return the ranges of the parameters that operators and tensor functions of a straight-line function use as indices.
 
     outside: positions of the parameters that come from outside; None: all do"""
-    trace = _trace(f, constants, outside)
-    found = (r for call in _operators(f) for r in trace.ranges(call, [a.info for a in call.args]))
+    trace = _trace(f, module.constants, outside)
+    found = [r for call in _operators(f) for r in trace.ranges(call, [a.info for a in call.args])]
+    for binding in f.bindings:
+        call = binding.value
+        if isinstance(call, CallTIR):
+            func = module.functions[call.callee]
+            assert isinstance(func, PrimFunc)
+            for position, (low, high) in loaded_ranges(func, trace.numbers(call, func)):
+                solved = trace.solve(call.args[position], const(low), const(high), 1, 0)
+                found += [] if solved is None else [solved]
     return tuple(dict.fromkeys(found))
 
 
@@ -76,22 +85,9 @@ def made_indices(
                     yield call.op.name, index, used
 
 
-def indexing_params(
-    f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None = None
-) -> frozenset[int]:
-    """Return the positions of the parameters that indices from outside are made of."""
-    trace = _trace(f, constants, outside)
-    used = (
-        trace.sources(call.args[u.position])
-        for call in _operators(f)
-        for u, _ in trace.uses(call, [a.info for a in call.args])
-    )
-    return frozenset(p for found in used for p in found or ())
-
-
 def _trace(f: Function, constants: Mapping[str, NDArray[Any]], outside: frozenset[int] | None) -> IndexTrace:
     params = {p: n for n, p in enumerate(f.params) if outside is None or n in outside}
-    return IndexTrace(params, {b.var: b.value for b in f.bindings if isinstance(b, Binding)}, constants)
+    return IndexTrace(params, {b.var: b.value for b in f.bindings}, constants)
 
 
 def _operators(f: Function) -> Iterator[Call]:
@@ -124,6 +120,11 @@ class IndexTrace:
         if isinstance(call.op, OperatorSpec) and len(tensors) == len(infos):
             for used in call.op.indexed(tensors):
                 yield used, self.solve(call.args[used.position], const(0), used.size, used.every, used.column)
+
+    def numbers(self, call: CallTIR, func: PrimFunc) -> dict[Buffer, int]:
+        """Return the values of the integer constants without dims that a tensor function is given."""
+        given = [(b, self.constants[a.name]) for b, a in zip(func.input_buffers, call.args) if isinstance(a, Constant)]
+        return {b: int(a) for b, a in given if a.ndim == 0 and a.dtype.kind in "iu"}
 
     def solve(self, v: Value, low: Expr, high: Expr, every: int, column: int) -> IndexRange | None:
         """Return the range of the parameter whose elements, all or those of a column, `v` has; None for any other value."""

@@ -15,7 +15,7 @@ from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function
 from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
 from relax_tune.ir.core.struct_info import info_symbols
-from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges, indexing_params
+from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges
 from relax_tune.ir.op.base import RuntimeCheck
 from relax_tune.ir.passes.control.checked_indices import IndexCheck, add_indices, outside_params
 from relax_tune.ir.passes.control.inline import Inline
@@ -103,8 +103,6 @@ class LoweredModule:
     entries: the functions that a built model offers by name.
     seconds: the time of each pass.
     ranges: of each straight-line function, what parameters used as indices may hold.
-    traced: of each straight-line function, the positions of the parameters that indices of operators are made of.
-    outside: of each straight-line function, the positions of the parameters that come from outside the model.
     index_checks: of each straight-line function those of the indices that it makes, its last results.
     """
 
@@ -115,8 +113,6 @@ class LoweredModule:
     entries: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...] = ()
     ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
-    traced: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    outside: Mapping[str, frozenset[int]] = field(default_factory=dict)
     index_checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=dict)
 
     @property
@@ -266,13 +262,12 @@ def lower(
     inlined = _bounded(inlined)
     manager.add(repr(OutlineSubgraphs(roots) if hosts else Inline()), module, inlined)
     outside = outside_params(inlined, hosts, offered)
-    ranges = {n: index_ranges(inlined.graphs[n], inlined.constants, given) for n, given in outside.items()}
-    traced = {n: indexing_params(inlined.graphs[n], inlined.constants, given) for n, given in outside.items()}
+    ranges = {n: index_ranges(inlined.graphs[n], inlined, given) for n, given in outside.items()}
     found = add_indices(inlined, hosts, outside, checks)
     manager.add("CheckIndices()", inlined, found.module)
     done = manager.run(found.module, with_rules(passes, rules))
     stages, seconds = tuple(manager.stages), tuple(manager.seconds)
-    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, traced, outside, found.checks)
+    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, found.checks)
 
 
 def _graph(module: IRModule, name: str) -> Function:

@@ -251,7 +251,9 @@ def arguments(draft: Draft, sizes: Mapping[str, int], rng: np.random.Generator, 
             drawn = rng.integers(0, limit, shape)
             if i.beyond is not None:
                 axis, count = i.beyond
-                drawn[(slice(None),) * axis + (slice(max(0, shape[axis] - count), None),)] = limit + 1000
+                drawn[(slice(None),) * axis + (slice(max(0, shape[axis] - count), None),)] = rng.choice(
+                    [limit + 1000, -1000]
+                )
             found.append(drawn.astype(i.dtype.numpy))
         else:
             found.append(numbers(i.dtype, shape, rng, style, i.positive))

@@ -153,9 +153,9 @@ def einsum(w: Grower) -> Step:
 
 
 def indices(w: Grower, dims: Sequence[Expr], below: Expr) -> int:
-    """Indices into a dim: an input as it is, turned, of whole floats, or a part of one whose other numbers are none."""
+    """Indices into a dim: an input as it is, turned, of whole floats, a part of one whose other numbers are none, or computed."""
     dtype, dims = w.rng.choice([i32, i64]), [expr(d) for d in dims]
-    kind = w.rng.choice(("plain", "plain", "plain", "turned", "float", "part"))
+    kind = w.rng.choice(("plain", "plain", "plain", "turned", "float", "part", "computed"))
     if kind == "turned" and len(dims) > 1:
         order = tuple(reversed(range(len(dims))))
         return w.step(Step(movement.Permute(order), (w.fresh(dims[::-1], dtype, below),)))
@@ -165,6 +165,9 @@ def indices(w: Grower, dims: Sequence[Expr], below: Expr) -> int:
         at = w.rng.randrange(len(dims))
         whole = w.fresh([*dims[:at], dims[at] + 2, *dims[at + 1 :]], dtype, below, beyond=(at, 2))
         return w.step(Step(movement.Slice(at, const(0), dims[at]), (whole,)))
+    if kind == "computed" and dims:
+        found = w.fresh(dims, dtype, below, beyond=(w.rng.randrange(len(dims)), 1))
+        return w.step(Step(w.rng.choice([E.Relu(), E.MaximumScalar(1.0), N.Abs()]), (found,)))
     return w.fresh(dims, dtype, below)
 
 

@@ -23,10 +23,11 @@ from tests.fuzz.operators import ENTRIES
 
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.dtype import is_floating
-from relax_tune.ir.core.expr import Expr, Var, as_int, const, substitute
+from relax_tune.ir.core.expr import Expr, Var, as_int, substitute
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Call, Function, GVar, ShapeValue, TupleItem, TupleValue, Value
-from relax_tune.ir.core.struct_info import StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.core.struct_info import CallableInfo, ObjectInfo, StructInfo, TensorInfo, TupleInfo
+from relax_tune.ir.deduce.relations import solve
 from relax_tune.ir.interp.graph_values import actual_info
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.math.elementwise import ScalarUnary
@@ -213,10 +214,10 @@ class _Run:
         self.hidden: dict[int, tuple[Array, Array]] = {}  # arrays with elements that nobody can ask for, and which
 
     def outputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        for p, a in zip(self.main.params, arrays, strict=True):
-            if isinstance(p.info, TensorInfo):
-                self.symbols |= {d: const(n) for d, n in zip(p.info.shape or (), a.shape) if isinstance(d, Var)}
-            self.values[p] = a
+        signature = CallableInfo(tuple(p.info for p in self.main.params), ObjectInfo())
+        found = solve(signature, [actual_info(a) for a in arrays])
+        self.symbols = {v: d for v, d in found.items() if d is not None}
+        self.values.update(zip(self.main.params, arrays, strict=True))
         for b in self.main.bindings:
             self.values[b.var] = self.value(b.value, b.var.info)
         found = self.value(self.main.ret, self.main.ret.info)

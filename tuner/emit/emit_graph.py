@@ -47,7 +47,7 @@ from relax_tune.tuner.plan.plans import TaskPlan
 from relax_tune.tuner.plan.select import GuardTest
 from relax_tune.tuner.program.program_builder import ProgramBuilder, SlotOf, place_obstacle
 from relax_tune.tuner.task.extract import site_symbols
-from relax_tune.tuner.task.index_ranges import index_range, meet, range_fill, static_range
+from relax_tune.tuner.task.index_ranges import range_fill
 from relax_tune.tuner.task.task import Choices
 
 
@@ -143,13 +143,11 @@ class GraphEmitter:
             limits = (0, None) if bound.implied else (bound.lower, bound.upper)
             self.symbols[bound.var] = b.symbol(bound.var.name, *limits)
         inputs = []
-        ranges = self._index_ranges()
         for position, p in enumerate(main.params):
             if isinstance(p.info, ShapeInfo):  # the caller gives the symbols in it
                 continue
             own = [r for r in self.lowered.ranges.get(main.name, ()) if r.position == position]
-            traced = position in self.lowered.traced.get(main.name, ())
-            fill = range_fill(static_range(own) if own else None if traced else ranges.get(p))
+            fill = range_fill(own)
             own = [] if fill.kind == "integers" else own
             self.arrays[p, 0] = b.buffer(
                 p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill
@@ -183,28 +181,6 @@ class GraphEmitter:
             size = self.builder.slot(c.size, self.symbols)
             self.builder.checked.append(CheckedIndex(outputs[own + c.result], c.operator, size, c.every, c.column))
         return outputs[:own]
-
-    def _index_ranges(self) -> dict[GVar, tuple[int, int]]:
-        """Return the valid range of each parameter of the model that is used as an index."""
-        found: dict[GVar, tuple[int, int]] = {}
-        outside = self.lowered.outside[self.main.name]
-        params = {p for position, p in enumerate(self.main.params) if position in outside}
-        for _, call in _calls(self.main):
-            func = self.choices[call.callee].task.func
-            given = dict(zip(func.input_buffers, call.args, strict=True))
-            numbers = {b: n for b, a in given.items() if (n := self._number(a)) is not None}
-            for buffer, argument in given.items():
-                source = self._source(argument)
-                if isinstance(source, tuple) and source[0] in params:
-                    allowed = index_range(func, buffer, numbers)
-                    if allowed is not None:
-                        found[source[0]] = meet(found.get(source[0], allowed), allowed)
-        return found
-
-    def _number(self, v: Value) -> int | None:
-        """Return the value of an integer constant without dims."""
-        array = self.lowered.module.constants[v.name] if isinstance(v, Constant) else None
-        return int(array) if array is not None and array.ndim == 0 and array.dtype.kind in "iu" else None
 
     def _output(self, value: Value, name: str) -> int:
         """Return the array from which a result is read.

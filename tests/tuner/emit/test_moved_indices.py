@@ -11,14 +11,17 @@ from tests.tuner.emit.test_checked_indices import agree, refused
 from tests.tuner.emit.test_indices_compiled import TABLE
 
 from relax_tune.ir.core.dtype import DType, f32, i8, i32, i64, u8
-from relax_tune.ir.core.expr import const
+from relax_tune.ir.core.expr import Var, const, lt, maximum, minimum, select
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import Function, GVar
-from relax_tune.ir.deduce.index_ranges import made_indices
+from relax_tune.ir.core.struct_info import TensorInfo
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.ir.deduce.index_ranges import IndexRange, index_ranges, made_indices
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.gather import GatherND
 from relax_tune.ir.op.indexing.movement import Concat, Flatten, Permute, Slice, Take
-from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Mul, Relu
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Mul, Relu
+from relax_tune.ir.op.math.numeric import Abs
 from relax_tune.ir.op.reduction.scan import ArgMax
 from relax_tune.runtime.device.base import Device
 
@@ -119,3 +122,41 @@ def test_products_of_parameters_are_computed_indices(device: Device) -> None:
     module = g.finish(g.call(Take(), g.input("x", (5, 3)), g.call(Mul(), i, i)))
     agree(module, device, np.array([1, 9]), TABLE, checks=False)
     refused(f"{INDEX}, found 81 at [1]", module, device, np.array([1, 9]), TABLE)
+
+
+@pytest.mark.parametrize("op", [Relu(), MaximumScalar(1.0), Abs()])
+def test_clamped_parameters_are_computed_indices(device: Device, op: Relu | MaximumScalar | Abs) -> None:
+    g = GraphBuilder()
+    i = g.input("i", (g.symbol("m"),), i64)
+    module = g.finish(g.call(Take(), g.input("x", (5, 3)), g.call(op, i)))
+    agree(module, device, np.array([-4, 3, 99]), TABLE, checks=False)
+
+
+def test_indices_behind_an_asserted_shape_are_from_outside(device: Device) -> None:
+    g = GraphBuilder()
+    m = g.symbol("m")
+    part = g.call(Slice(0, const(0), m), g.input("i", (m + 2,), i64))
+    module = g.finish(g.call(Take(), g.input("x", (5, 3)), g.match_cast(part, TensorInfo((m,), i64))))
+    agree(module, device, np.array([4, 0, 99, -9]), TABLE, checks=False)
+    refused(f"{INDEX}, found 5 at [1]", module, device, np.array([4, 5, 0, 0]), TABLE, checks=False)
+
+
+@pytest.mark.parametrize("read", ["whole", "part", "guarded", "clamped"])
+def test_range_of_a_tensor_function_needs_whole_reads(device: Device, read: str) -> None:
+    n, b = Var("n"), TensorBuilder("rows")
+    table, where = b.input("table", (5,)), b.input("where", (n,), i64)
+    y = b.output("y", (maximum(n - 1, 0) if read == "part" else n,))
+    index = {"clamped": lambda i: maximum(minimum(where[i], 4), 0)}.get(read, lambda i: where[i])
+    value = {"guarded": lambda i: select(lt(where[i], 5), table[minimum(index(i), 4)], 0.0)}
+    b.compute(y, value.get(read, lambda i: table[index(i)]))
+    g = GraphBuilder()
+    g.add(b.finish())
+    m = g.symbol("m")
+    args = g.input("x", (5,)), g.input("i", (m,), i64)
+    module = g.finish(g.call_tir("rows", args, TensorInfo((m - 1 if read == "part" else m,), f32)))
+    f = module.functions["main"]
+    assert isinstance(f, Function)
+    ranges = index_ranges(f, module)
+    assert ranges == ((IndexRange(1, const(0), const(5)),) if read == "whole" else ())
+    if read != "whole":
+        agree(module, device, TABLE[:, 0].copy(), np.array([4, 0, 9]), checks=False)
