@@ -397,6 +397,8 @@ class _Run:
             found = np.where(hidden, self.rng.random(found.shape) < 0.5, found)
         for known in self.known:
             mask = known.where(op, args, found, self.target)
+            if mask is not None and self.number == 4 and is_floating(found.dtype):
+                mask = mask & ~np.isnan(found)  # of a value that may be 0 in this run alone: a remainder by it is none
             if mask is None or not np.any(mask):
                 continue
             # one value alike for all, then values drawn for each: equal ones are ties, which have an order
