@@ -393,7 +393,7 @@ class _Run:
         hidden: Any = False
         if isinstance(op, Compare) and self.number > RUNS:  # no value that is drawn need be equal to the other operand
             masks = (self.hidden[id(a)][1] for a in args if id(a) in self.hidden)
-            hidden = reduce(np.logical_or, masks, np.broadcast_to(np.False_, found.shape))
+            hidden = reduce(np.logical_or, masks, np.broadcast_to(_close(args), found.shape))
             found = np.where(hidden, self.rng.random(found.shape) < 0.5, found)
         for known in self.known:
             mask = known.where(op, args, found, self.target)
@@ -418,6 +418,15 @@ class _Run:
         if np.any(hidden):
             self.hidden[id(found)] = found, np.broadcast_to(hidden, found.shape)
         return found
+
+
+def _close(args: Sequence[Any]) -> Any:
+    """Return which elements of two tensors of floats are unequal, but so close that rounding may make them equal."""
+    if not all(isinstance(a, np.ndarray) and is_floating(a.dtype) for a in args):
+        return np.False_
+    a, b = (_wide(x) for x in args)
+    eps = float(ml_dtypes.finfo(args[0].dtype).eps)
+    return (a != b) & (np.abs(a - b) <= 8 * eps * np.maximum(np.abs(a), np.abs(b)))
 
 
 class _Indices(_Run):
