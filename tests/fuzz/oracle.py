@@ -270,6 +270,8 @@ class _Run:
                 if self.number == 4:  # what may be of either sign may be 0
                     step = np.where(np.abs(wide_found) <= np.abs(by), -wide_found, step)
                 found = np.asarray(wide_found + step).astype(target)
+            if op.name == "layer_norm":
+                found = self.off_mean(op, args, found)
             if op.name in LINEAR and target == np.float64:
                 found = found + self.lost(op, args, wide, found)
             elif op.name in LINEAR and target == np.float32 and self.number in (1, 2):
@@ -372,6 +374,16 @@ class _Run:
         if total is None:
             return found
         return np.where(np.abs(op.evaluate(args)) <= total * 2.0**-22, found * 0, found)
+
+    def off_mean(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
+        """Move a layer_norm by what the rounding of its mean does: a row of two elements is blind to moved arguments."""
+        rows = tuple(range(-getattr(op, "axes", 1), 0))
+        x = _wide(args[0])
+        mean = x.mean(rows, keepdims=True)
+        spread = np.sqrt(np.square(x - mean).mean(rows, keepdims=True) + getattr(op, "eps", 0.0))
+        eps = float(ml_dtypes.finfo(args[0].dtype if args[0].dtype.itemsize > 2 else np.float32).eps)
+        by = self.rng.choice([-1.0, 1.0], mean.shape) * eps * np.abs(mean) / spread * _wide(args[1])
+        return np.asarray(_wide(found) + np.where(np.isfinite(by), by, 0.0)).astype(found.dtype)
 
     def signless(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
         """Move the sign of sums whose terms are zeros, or so small that they become zeros: a sum that begins at a term may be -0."""
