@@ -378,7 +378,7 @@ class _Splitter:
                 if any(s is None or as_int(s) == 1 for s in readable):
                     return value.buffer, found
         # keep the contiguous axis of the source contiguous, so that packing copies runs
-        last = value.indices[-1] if isinstance(value, Load) else None
+        last = value.indices[-1] if isinstance(value, Load) and value.indices else None
         turned = self.takes.transposed and any(i.var is last for i in first) and not any(i.var is last for i in second)
         order = (*self.axes.batch, *((*second, *first) if turned else (*first, *second)))
         packed = self._temp(name, order, self.takes.dtype)

@@ -151,7 +151,7 @@ def rfactor(
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
     Checks: `loop` feeds exactly one reduction iterator, linearly. The block combines with an associative operation, from an
     initial value that may be combined more than once. If that is stored separately already, accumulators start from the neutral
-    element. Nothing else in its outermost reduction loop touches the block's output.
+    element. Nothing else in its outermost reduction loop touches the block's output. No loop is over elements and steps at once.
 
     The final combination follows the outermost reduction loop of the block; loops over elements inside that one get copies
     around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator from its
@@ -181,6 +181,12 @@ def rfactor(
     others = [p for p in reduce_loops if p is not target and p.var in free_vars(bound)]
     if linear(bound, tuple(p.var for p in (*others, target))) is None:
         raise ScheduleError(f"{func.name}: rfactor wants {it.var.name!r} linear in its loops, found {bound!r}")
+    elements = {v for i, b in zip(node.iters, node.bindings) if i.kind == "spatial" for v in free_vars(b)}
+    mixed = next((p for p in reduce_loops if p.var in elements), None)
+    if mixed is not None:  # its elements have no loop where the combination is
+        raise ScheduleError(
+            f"{func.name}: rfactor wants loops of {block!r} over elements or over steps, found {mixed.var.name!r} over both"
+        )
     top = reduce_loops[0]
     _require_alone(func, node, top)
     partial = Buffer(fresh(func, f"{old.name}_rf"), (*old.shape, target.extent), old.dtype, scope)

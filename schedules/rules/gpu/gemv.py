@@ -134,7 +134,8 @@ def _prepared(s: Schedule, machine: HardwareInfo, split: bool) -> GemvProduct:
 def _dots(s: Schedule, p: GemvProduct, machine: HardwareInfo) -> None:
     """Give NR columns to TX threads in each of TW parts, which take the steps in vectors; a thread block has TY times NR columns."""
     roles, main, step = p.roles, p.roles.block.name, p.roles.reduce[0]
-    if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in block_loads(roles.block)):
+    reads = [x for x in block_loads(roles.block) if x.indices]
+    if not any(_runs_along(x.indices[-1], step) and _has_columns(x, roles) for x in reads):
         raise ScheduleError(f"{s.func.name}: the reduction does not run along the matrix")
     tx, ty = s.tunable("TX", LANES_PER_ROW), s.tunable("TY", (1, 2, 4, 8, 16))
     parts = s.tunable("TW", PARTS) if machine.has_shuffles else const(1)

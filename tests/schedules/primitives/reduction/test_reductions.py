@@ -50,6 +50,14 @@ def two_axes() -> PrimFunc:
     return b.finish()
 
 
+def fixed_axes() -> PrimFunc:
+    """Sums over the last two of (5, 4, 3)."""
+    b = TensorBuilder("fixed_axes")
+    x, y = b.input("A", (5, 4, 3)), b.output("B", (5,))
+    b.reduce(y, (4, 3), const(0.0), lambda acc, i, p, q: acc + x[i, p, q], name="sum")
+    return b.finish()
+
+
 def difference() -> PrimFunc:
     """B = B - A over a row: subtraction is not associative."""
     n, m = Var("n"), Var("m")
@@ -113,6 +121,14 @@ REFUSALS = [
         step("fuse", names=["sum_k", "sum_k1"]),
         step("rfactor", block="sum", loop="sum_k_sum_k1_fused"),
         message="feed one reduction",
+    ),
+    refuse(
+        "rfactor beside a loop over elements and steps",
+        fixed_axes,
+        step("reorder", names=["sum_k", "sum_i", "sum_k1"]),
+        step("fuse", names=["sum_k", "sum_i"]),
+        step("rfactor", block="sum", loop="sum_k1"),
+        message="'sum_k_sum_i_fused' over both",
     ),
     refuse("tree of a spatial block", matmul, step("tree_reduce", block="relu"), message="wanted `C = op"),
     refuse("tree of two axes", two_axes, step("tree_reduce", block="sum"), message="one reduction iterator"),
