@@ -163,7 +163,11 @@ class IndexTrace:
             return frozenset((self.params[v],))
         if isinstance(v, GVar) and v in self.made:
             if v not in self.known:
-                self.known[v] = self.sources(self.made[v])
+                for earlier, value in self.made.items():  # in order, so that a long chain is no deep recursion
+                    if earlier not in self.known:
+                        self.known[earlier] = self.sources(value)
+                    if earlier is v:
+                        break
             return self.known[v]
         if isinstance(v, TupleItem):
             whole = self.call(v.value)

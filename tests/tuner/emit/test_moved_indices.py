@@ -160,3 +160,13 @@ def test_range_of_a_tensor_function_needs_whole_reads(device: Device, read: str)
     assert ranges == ((IndexRange(1, const(0), const(5)),) if read == "whole" else ())
     if read != "whole":
         agree(module, device, TABLE[:, 0].copy(), np.array([4, 0, 9]), checks=False)
+
+
+def test_index_of_many_moves_is_from_outside() -> None:
+    g = GraphBuilder()
+    i = g.input("i", (g.symbol("n"), 2), i64)
+    for _ in range(2000):
+        i = g.call(Permute((1, 0)), g.call(Permute((1, 0)), i))
+    f = g.finish(g.call(Take(), g.input("x", (5, 3)), g.call(Concat(1), i, i))).functions["main"]
+    assert isinstance(f, Function)
+    assert len(list(made_indices(f, {}))) == 1
