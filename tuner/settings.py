@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 from relax_tune.errors import UserError
 
 Effort = Literal["quick", "normal", "full"]
-Policy = Literal["measured", "stored", "library", "generic"]
+Policy = Literal["measured", "stored", "predicted", "library", "generic"]
 Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
@@ -220,6 +220,13 @@ class Settings:
         commands=MODEL,
         default="with --shapes profile, those the database has",
         metavar="FILE.json",
+    )
+    prior: str | None = option(
+        None,
+        "A cost model, as `model train` writes it, that chooses kernels for functions without records.",
+        commands=("build", "plan", "show"),
+        default="the package's for this kind of device, if it has one; else the rules guess",
+        metavar="FILE",
     )
 
     def __post_init__(self) -> None:

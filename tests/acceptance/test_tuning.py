@@ -296,7 +296,7 @@ def test_26_a_job_and_a_build_use_no_other_device_s_records() -> None:
     job = paper_job(row_scale, store, QUICK)
     assert job.target.key != other.target.key
     built = job.build()
-    assert built.notes and {v.label for c in built.program.calls for v in c.variants} == {"generic"}
+    assert built.notes and {v.label for c in built.program.calls for v in c.variants} == {"predicted"}
     runner = RecordedRunner()
     fresh = paper_job(row_scale, settings=QUICK)
     reference = RecordedRunner()

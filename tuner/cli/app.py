@@ -100,6 +100,15 @@ COMMANDS: dict[str, CommandEntry] = {
         "Look at, move and mend the database of measurements.",
         ("relax-tune db stats", "relax-tune db top softmax --count 5", "relax-tune db export records.jsonl"),
     ),
+    "model": CommandEntry(
+        "model",
+        "app",
+        "Train a cost model for kernels that nobody measured.",
+        (
+            "relax-tune model train --target c --out c.prior",
+            "relax-tune model evaluate --target c",
+        ),
+    ),
     "jobs": CommandEntry(
         "cluster",
         "jobs",

@@ -23,12 +23,15 @@ from relax_tune.tuner.emit.emit_graph import GraphEmitter, choose_inplace
 from relax_tune.tuner.emit.emit_host_program import emit_host_program
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
+from relax_tune.tuner.plan.predicted import UNTRAINED, Predictor
 from relax_tune.tuner.plan.stored_plans import PlanSet
 from relax_tune.tuner.program.prepack import PackingStep
 from relax_tune.tuner.program.program_builder import ProgramBuilder
 from relax_tune.tuner.settings import Memory, Policy
 from relax_tune.tuner.task.task import Choices
 
+RECORDLESS: tuple[Policy, ...] = ("predicted", "generic")
+"""Policies that are not better with records."""
 MEMORY: Mapping[Memory, tuple[PlanMemory, bool]] = {
     "symbolic": (PlanMemory(), False),
     "constant": (PlanMemory(constant=True), False),
@@ -73,6 +76,7 @@ def build_programs(
     memory: Memory = "symbolic",
     stored: PlanSet | None = None,
     refused: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    predictor: Predictor = UNTRAINED,
 ) -> BuildResult:
     """Plan every task and emit the program or host program of every graph function.
 
@@ -81,6 +85,7 @@ def build_programs(
     memory: how storages are planned, and whether outputs take the memory of arguments that are not read later
     stored: the plans of policy `stored`
     refused: by function, keys of variants that are not dispatched, and why
+    predictor: chooses candidates of tasks without records
 
     Raises BuildError when every form of a function is refused.
     """
@@ -91,11 +96,11 @@ def build_programs(
         current = [r for r in records if facts.counts(r)]
         without = refused.get(callee, {})
         if stored is None:
-            plans[callee] = plan_task(own, current, policy, without)
+            plans[callee] = plan_task(own, current, policy, without, predictor)
         else:
-            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key), refused=without)
+            plans[callee] = kept_plan(own, current, *stored.plan(own.task.key), refused=without, predictor=predictor)
         notes += _notes(callee, plans[callee], current, policy)
-        if policy != "generic":
+        if policy not in RECORDLESS:
             notes += library_notes(callee, own, plans[callee], records, facts)
     planner, inplace = MEMORY[memory]
     lowered, inplace_notes = choose_inplace(lowered, choices, plans, find=inplace)
@@ -114,11 +119,11 @@ def build_programs(
 def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
     """List what a task lacks, one sentence each."""
     found = []
-    if policy != "generic":
+    if policy not in RECORDLESS:
         if not plan.times:
-            (kind,) = {plan.variants[k].kind for k in plan.plan.variants}
+            kinds = {"predicted" if k in plan.predicted else plan.variants[k].kind for k in plan.plan.variants}
             found.append(
-                f"{callee}: no usable record for this device, so the {kind} form is dispatched; "
+                f"{callee}: no usable record for this device, so the {kinds.pop()} form is dispatched; "
                 "run `relax-tune tune` to measure some"
             )
         elif not any(r.variant.kind == "tuned" for r in records):

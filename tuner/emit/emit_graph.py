@@ -268,7 +268,8 @@ class GraphEmitter:
         for key, places in zip(keys, self.places[var], strict=True):
             record = task_plan.variants[key]
             own = [workspaces[p] for p in places]
-            variants.append(b.variant(record.kind, key, choices.stages(record), arguments, symbols, own))
+            label = "predicted" if key in task_plan.predicted else record.kind
+            variants.append(b.variant(label, key, choices.stages(record), arguments, symbols, own))
         entries = []
         for entry in task_plan.plan.entries:
             guard = None

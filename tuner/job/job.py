@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
@@ -35,11 +36,14 @@ from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.self_test import Refused, tested
+from relax_tune.tuner.learn.prior import Prior, packaged_prior
+from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import tls_files
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.library_facts import LibraryFacts
+from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts
 from relax_tune.tuner.program.prepack import pack_weights
 from relax_tune.tuner.settings import Memory, Policy, Settings
@@ -157,6 +161,13 @@ class Job:
     def facts(self) -> LibraryFacts:
         return LibraryFacts(self.store, self.libraries)
 
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The predictor for functions without records, by the prior of the settings, else by the packaged one of this kind."""
+        given = self.settings.prior
+        prior = packaged_prior(self.device.kind) if given is None else Prior.read(Path(given))
+        return Predictor(prior, RecordedHistory(self.store, self.target.key, ()))
+
     def records(self, workload: str, regime: Regime) -> list[Measurement]:
         """Query the records of a workload on this device, without times of libraries in another state."""
         return [r for r in self.store.query(self.target.key, workload, regime=regime) if self.facts.counts(r)]
@@ -189,8 +200,10 @@ class Job:
         """Build the programs that the store's records select. memory: overrides the settings; refused: variants left out"""
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
+        # what is predicted does not look at what was measured
+        predictor = replace(self.predictor, history=None) if policy == "predicted" else self.predictor
         return build_programs(
-            self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored, refused
+            self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored, refused, predictor
         )
 
     def tested_build(self, runner: Runner, policy: Policy = "measured") -> BuildResult:

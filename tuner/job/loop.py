@@ -23,7 +23,8 @@ from relax_tune.tuner.job.job_names import lives
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState
-from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
+from relax_tune.tuner.learn.recorded_rows import roofline
+from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.interrupts import shielded
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
@@ -31,6 +32,7 @@ from relax_tune.tuner.plan.library_facts import LibraryFacts
 from relax_tune.tuner.plan.validation import checkable, unvalidated
 from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, TrainingRows
 from relax_tune.tuner.search.registry import make_strategy
+from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.check import check_at, check_case
 from relax_tune.tuner.task.domain import Point
@@ -127,6 +129,12 @@ class Tuner:
         problem = SearchProblem(choices.space, points, weights, scale, state.dispatchable, history=known)
         return make_strategy(self.settings.strategy, problem, state.rng)
 
+    def _seeds(self, choices: Choices, count: int) -> list[Candidate]:
+        """Return the first candidates: half of them like the fastest of similar functions, the others of the rules."""
+        with shielded():
+            alike = self._history.alike(choices, count // 2)
+        return list(dict.fromkeys((*alike, *choices.seeds())))[:count]
+
     def _known_elsewhere(self, choices: Choices) -> TrainingRows | None:
         with shielded():
             return self._history.rows(choices)
@@ -188,7 +196,7 @@ class Tuner:
             if not self._wants_first(state):
                 return
             if not state.tuned:
-                seeds = state.choices.seeds(max(1, self._first // 2))
+                seeds = self._seeds(state.choices, max(1, self._first // 2))
                 self._measure(state, [v for c in seeds if not state.settled((v := state.choices.tuned(c)).key)])
             if len(state.tuned) < self._first:
                 self._round(state, self._first - len(state.tuned))

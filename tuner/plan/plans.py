@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from relax_tune.database.records import Measurement, VariantRecord
 from relax_tune.errors import BuildError, RelaxTuneError
+from relax_tune.tuner.plan.predicted import UNTRAINED, Predictor
 from relax_tune.tuner.plan.select import NOISE, DispatchPlan, PlanEntry, beyond, select, standard_error
 from relax_tune.tuner.settings import Policy
 from relax_tune.tuner.task.domain import Domain, Point, distance
@@ -38,6 +39,13 @@ class TaskPlan:
     times: Mapping[str, Sequence[float | None]]
     lost: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Point, ...] = ()
+
+    @property
+    def predicted(self) -> frozenset[str]:
+        """The dispatched variants that no record timed, but a prior or the rules predict to be fast."""
+        if any(k in self.times for k in self.plan.variants):
+            return frozenset()
+        return frozenset(k for k in self.plan.variants if self.variants[k].kind == "tuned")
 
 
 def times_of(
@@ -74,7 +82,7 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
     """Return all samples of ok, checked records by variant and shape, without variants that ever failed."""
     samples: Samples = {}
     variants: dict[str, VariantRecord] = {}
-    failed = {r.variant.key for r in records if r.status == "failed" and r.stage != "device-lost"}
+    failed = _failures(records)
     for r in sorted(records, key=lambda r: r.id):
         if r.status != "ok" or not r.checked or r.variant.key in failed:
             continue
@@ -86,15 +94,22 @@ def pooled(records: Sequence[Measurement]) -> tuple[Samples, dict[str, VariantRe
     return samples, variants
 
 
+def _failures(records: Sequence[Measurement]) -> dict[str, str]:
+    """Return why each variant failed that ever did, but for lost devices."""
+    return {r.variant.key: r.message for r in records if r.status == "failed" and r.stage != "device-lost"}
+
+
 def plan_task(
     choices: Choices,
     records: Sequence[Measurement],
     policy: Policy = "measured",
     refused: Mapping[str, str] = MappingProxyType({}),
+    predictor: Predictor = UNTRAINED,
 ) -> TaskPlan:
     """Choose variants for a task.
 
-    Without usable records the generic form is dispatched everywhere, or the library under the policy `library`.
+    Without usable records, or under the policy `predicted`, what a prior or else the rules predict is dispatched; the generic
+    form or the library under the policy of that name.
     """
     times, variants = times_of(choices, records)
     samples, _ = pooled(records)
@@ -102,12 +117,19 @@ def plan_task(
     allowed = {k for k, v in variants.items() if k not in refused and usable(choices, v)}
     if policy == "generic":
         allowed = {k for k in allowed if variants[k].kind == "generic"}
+    elif policy == "predicted":
+        allowed = set()
     elif policy == "library":
         of_library = {k for k in allowed if variants[k].kind == "library"}
         allowed = of_library or allowed
     lost: dict[str, str] = {}
     while True:
         if not any(None not in times[k] for k in allowed):
+            # a device that got a kernel of this function wrong is not trusted with another unmeasured one
+            if policy in ("measured", "stored", "predicted") and not refused:
+                predicted = predictor.plan(choices, {r.variant.key for r in records if r.status == "failed"})
+                if predicted is not None:
+                    return TaskPlan(*predicted, times, lost)
             default = _default(choices, policy, refused)
             return TaskPlan(DispatchPlan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         kept = {k: samples[k] for k in sorted(allowed)}
@@ -144,12 +166,13 @@ def kept_plan(
     plan: DispatchPlan,
     variants: Mapping[str, VariantRecord],
     refused: Mapping[str, str] = MappingProxyType({}),
+    predictor: Predictor = UNTRAINED,
 ) -> TaskPlan:
     """Return a plan as it was stored. If one of its variants cannot be made here any more, plan anew from records."""
     times, measured = times_of(choices, records)
     lost = {k: _obstacle(choices, v) or "its library is not here" for k, v in variants.items() if not _made(choices, v)}
     if lost or set(refused) & set(variants):
-        chosen = plan_task(choices, records, refused=refused)
+        chosen = plan_task(choices, records, refused=refused, predictor=predictor)
         return replace(chosen, lost={**chosen.lost, **lost})
     return TaskPlan(plan, {**measured, **variants}, times)
 

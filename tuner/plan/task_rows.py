@@ -77,6 +77,16 @@ def variant_text(variant: VariantRecord) -> str:
     return f"{named} ({values})" if values and variant.kind == "tuned" else named
 
 
+def kind_of(plan: TaskPlan, key: str) -> str:
+    """Return the kind of a variant of a plan: `predicted` if nothing timed it."""
+    return "predicted" if key in plan.predicted else plan.variants[key].kind
+
+
+def dispatched_text(plan: TaskPlan, key: str) -> str:
+    """Describe a variant of a plan in a few words."""
+    return ("predicted, " if key in plan.predicted else "") + variant_text(plan.variants[key])
+
+
 def dispatch_ranges(
     entries: Sequence[PlanEntry], labels: Sequence[str], names: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
@@ -151,8 +161,8 @@ def _row(choices: Choices, task_plan: TaskPlan, records: Sequence[Measurement]) 
     secs = None
     if all(c is not None for c in costs):
         secs = len(task.sites) * sum(w * c for w, c in zip(weights, costs) if c is not None)
-    names = {key: variant_text(v) for key, v in {**variants, **task_plan.variants}.items()}
-    kinds = {key: v.kind for key, v in {**variants, **task_plan.variants}.items()}
+    names = {key: dispatched_text(task_plan, key) for key in task_plan.variants}
+    kinds = {key: kind_of(task_plan, key) for key in task_plan.variants}
 
     def best(kind: str, a: int) -> float | None:
         return min((t for k in times if variants[k].kind == kind and (t := times[k][a]) is not None), default=None)

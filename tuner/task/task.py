@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -171,6 +172,21 @@ class Choices:
             if sketch.name == record.sketch and sketch.trace.to_json() == record.trace:
                 values = tuple(record.values.get(t.name, -1) for t in sketch.tunables)
                 found = search_space.Candidate(number, values)
+                return found if self.space.contains(found) else None
+        return None
+
+    def candidate_like(self, record: VariantRecord) -> search_space.Candidate | None:
+        """Return the legal point of the sketch of that name that is nearest to the numbers of another task's variant.
+
+        None without such a sketch, other tunables, or where the nearest values are not legal."""
+        for number, sketch in enumerate(self.sketches):
+            domains = {t.name: t.domain for t in sketch.tunables}
+            if sketch.name == record.sketch and domains.keys() == record.values.keys():
+                nearest = (
+                    min(d, key=lambda x: (abs(math.log((x + 1) / (record.values[n] + 1))), x))
+                    for n, d in domains.items()
+                )
+                found = search_space.Candidate(number, tuple(nearest))
                 return found if self.space.contains(found) else None
         return None
 

@@ -156,7 +156,9 @@ def test_bad_efforts_trials_and_strategies(bert: Path) -> None:
     assert "at least 0" in refused("tune", str(bert), "--trials", "-3")
     assert "evolution" in refused("tune", str(bert), "--strategy", "oracle")
     assert "--scheduler" in refused("tune", str(bert), "--compare", "--scheduler", "tcp://127.0.0.1:1")
-    assert "measured, stored, library, generic" in refused("build", str(bert), "--policy", "best", "--target", "c")
+    assert "measured, stored, predicted, library, generic" in refused(
+        "build", str(bert), "--policy", "best", "--target", "c"
+    )
 
 
 def test_the_settings_file_counts(elsewhere: Path, bert: Path) -> None:

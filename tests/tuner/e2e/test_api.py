@@ -187,7 +187,7 @@ def test_api_wrong_argument_error_names_the_wanted(tmp_path: Path) -> None:
         rt.tune(module, target="c", db="memory://", strategy="luck")
     with pytest.raises(UserError, match="bounds belong to the loading of a model"):
         rt.build(module, target="c", db="memory://", bounds={"n": (1, 4)})
-    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
+    with pytest.raises(UserError, match="measured, stored, predicted, library, generic; found 'best'"):
         rt.build(module, target="c", db="memory://", policy="best")  # type: ignore[arg-type]
     with pytest.raises((UserError, ParseError), match="no such file or folder"):
         rt.build(tmp_path / "nothing", target="c", db="memory://")

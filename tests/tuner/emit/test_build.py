@@ -131,12 +131,12 @@ def test_program_verifies_and_follows_the_plan() -> None:
         assert [v.label for v in call.variants] == [plan.variants[k].kind for k in plan.plan.variants]
 
 
-def test_build_without_records_dispatches_the_generic_form_with_a_note() -> None:
+def test_build_without_records_dispatches_predicted_kernels_with_a_note() -> None:
     job = paper_job(feed_forward)
     built = job.build()
-    assert {v.label for c in built.program.calls for v in c.variants} == {"generic"}
+    assert {v.label for c in built.program.calls for v in c.variants} == {"predicted"}
     assert len(built.notes) == len(job.tasks)
-    assert all("generic" in n and "relax-tune tune" in n for n in built.notes)
+    assert all("predicted" in n and "relax-tune tune" in n for n in built.notes)
     tuned, _ = _tuned(feed_forward)
     assert tuned.build().notes == ()
 
@@ -152,7 +152,7 @@ def test_policies_narrow_the_choice(policy: Any) -> None:
 
 
 def test_an_unknown_policy_is_an_error() -> None:
-    with pytest.raises(UserError, match="measured, stored, library, generic; found 'best'"):
+    with pytest.raises(UserError, match="measured, stored, predicted, library, generic; found 'best'"):
         check_policy("best")
 
 
@@ -188,7 +188,7 @@ def test_the_faster_wins(stage: Stage) -> None:
 def test_unchecked_records_never_win(stage: Stage) -> None:
     slow = stage.records(stage.slow, 1e-3)
     assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False), *slow) == {stage.slow.key}
-    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False)) == {stage.choices.generic().key}
+    assert stage.winners(*stage.records(stage.fast, 1e-6, checked=False)) == {stage.choices.guess().key}
 
 
 @pytest.mark.parametrize("where", [0, -1])
@@ -205,7 +205,7 @@ def test_a_failed_generic_form_is_dispatched_only_with_a_note(stage: Stage) -> N
     failure = Measurement("f", stage.task.key, stage.job.target.key, generic, {}, "failed", "wrong-result", "is off")
     job = paper_job(row_scale)
     filled(job, job.store, [failure])
-    assert any("wrong-result" in n and "is off" in n for n in job.build().notes)
+    assert any("wrong-result" in n and "is off" in n for n in job.build("generic").notes)
 
 
 def test_records_of_another_target_never_win(stage: Stage) -> None:
@@ -245,7 +245,7 @@ def test_inapplicable_record_is_passed_over(stage: Stage, records: str) -> None:
     for kind in ("tuned", "library", "generic"):
         spoiled = stage.records(replace(odd, kind=kind), 1e-7)
         assert stage.winners(*spoiled, *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
-        assert stage.winners(*spoiled) == {stage.choices.generic().key}
+        assert stage.winners(*spoiled) == {stage.choices.guess().key}
 
 
 def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,7 +269,7 @@ def test_failing_reference_leaves_a_working_build(monkeypatch: pytest.MonkeyPatc
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())
     built = job.build()
-    assert {v.label for c in built.program.calls for v in c.variants} == {"generic"} and built.notes
+    assert {v.label for c in built.program.calls for v in c.variants} == {"predicted"} and built.notes
 
 
 def test_a_lost_device_is_no_candidate_s_fault() -> None:

@@ -20,7 +20,8 @@ from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.learn import warm_start
-from relax_tune.tuner.learn.warm_start import RecordedHistory, roofline
+from relax_tune.tuner.learn.recorded_rows import roofline
+from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.search.base import Result, SearchProblem, TrainingRows
 from relax_tune.tuner.search.strategies.evolution import ENOUGH, EvolutionarySearch
 from relax_tune.tuner.task.task import Choices, points_array
@@ -240,3 +241,24 @@ def copied(store: MemoryStore) -> MemoryStore:
             fresh.add_workload(workload)
         fresh.add_measurements(store.query(target.key))
     return fresh
+
+
+def test_fastest_of_similar_functions_are_tried_first(small: Choices, wide: Choices) -> None:
+    made = records(wide, HERE, 40, POINTS)
+    found = RecordedHistory(store_with(wide, made), HERE, {small.task.key}).alike(small, 4)
+    assert found and all(small.space.contains(c) for c in found)
+    timed = [m for m in made if m.status == "ok" and m.symbols == {"s0": 200}]
+    best = min(timed, key=lambda m: m.median_secs).variant
+    like = small.candidate_like(best)
+    if like is not None:
+        assert like in found and small.sketches[like.sketch].name == best.sketch
+    assert RecordedHistory(store_with(wide, []), HERE, {small.task.key}).alike(small, 4) == []
+    assert RecordedHistory(store_with(wide, made), HERE, {small.task.key, wide.task.key}).alike(small, 4) == []
+
+
+def test_candidate_like_needs_the_sketch_and_equal_tunables(small: Choices, wide: Choices) -> None:
+    candidate = wide.space.candidates(wide.space.sample(np.random.default_rng(1), 1))[0]
+    variant = wide.tuned(candidate)
+    assert wide.candidate_like(variant) == candidate
+    assert small.candidate_like(replace(variant, sketch="no such")) is None
+    assert small.candidate_like(replace(variant, parameters="{}")) is None

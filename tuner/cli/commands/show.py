@@ -27,6 +27,7 @@ from relax_tune.tuner.cli.report.model_view import IMPORTED, program_after, stag
 from relax_tune.tuner.cli.report.show import show_task
 from relax_tune.tuner.cli.report.task_view import BEST, GENERIC, LIBRARY, OF_VARIANT, SECTIONS, TaskView, recorded_task
 from relax_tune.tuner.job.job import Job, device_info, parse_bounds
+from relax_tune.tuner.plan.plans import plan_task
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.alternatives import alternatives_here
 from relax_tune.tuner.task.extract import extract_tasks
@@ -219,8 +220,9 @@ def _show_model_task(
         records = job.records(choices.task.key, choices.task.regime)
         if not notes and not records:
             notes = _elsewhere(store, choices.task, job.target)
+        plan = plan_task(choices, records, predictor=job.predictor)
     again = f"`relax-tune tune {model} --target {settings.target}` measures this task"
-    _show_task(TaskView(choices, records, of), sections, job.target, _advised(notes, again), json)
+    _show_task(TaskView(choices, records, of, plan), sections, job.target, _advised(notes, again), json)
 
 
 def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings: Settings, json: bool) -> None:
@@ -240,9 +242,10 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
         records = next((found for r in REGIMES if (found := job.records(workload.key, r))), [])
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)
-    choices = Choices(task, job.hardware, job.code_target, alternatives_here(job.hardware.language, job.libraries))
+        choices = Choices(task, job.hardware, job.code_target, alternatives_here(job.hardware.language, job.libraries))
+        plan = plan_task(choices, records, predictor=job.predictor)
     again = f"`relax-tune tune MODEL --target {settings.target}` with a model that has this task measures it"
-    _show_task(TaskView(choices, records, of), sections, job.target, _advised(notes, again), json)
+    _show_task(TaskView(choices, records, of, plan), sections, job.target, _advised(notes, again), json)
 
 
 def _records_of(db: str | None) -> tuple[Store, list[str]]:

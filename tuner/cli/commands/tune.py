@@ -35,7 +35,7 @@ from relax_tune.tuner.settings import Policy
 
 COMPARE_SIZES = (8, 64, 256, 512)
 COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
-COMPARED: tuple[Policy, ...] = ("library", "generic")
+COMPARED: tuple[Policy, ...] = ("predicted", "library", "generic")
 
 
 @with_settings("tune")
@@ -47,7 +47,8 @@ def tune(
     out: Out = None,
     overwrite: Overwrite = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also time the build against its all-library and all-generic forms.")
+        bool,
+        typer.Option("--compare", help="Also time the build against its predicted, library and generic forms."),
     ] = False,
     verify: Verify = False,
     json: Json = False,

@@ -22,7 +22,14 @@ from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.cli.report.explanation import opinion
 from relax_tune.tuner.plan.plans import TaskPlan, plan_task, times_of
-from relax_tune.tuner.plan.task_rows import KINDS, dispatch_ranges, symbol_labels, variant_text
+from relax_tune.tuner.plan.task_rows import (
+    KINDS,
+    dispatch_ranges,
+    dispatched_text,
+    kind_of,
+    symbol_labels,
+    variant_text,
+)
 from relax_tune.tuner.program.program_builder import KernelStage
 from relax_tune.tuner.search.space import ParameterSpace, SketchSpace
 from relax_tune.tuner.task.domain import Domain, Range, anchors
@@ -74,11 +81,13 @@ class TaskView:
 
     of: the variant whose loops, trace and source are shown: `best`, `generic`, `library`, a sketch's name or the start of a
     variant's key; None for the best there is.
+    planned: the plan that a build dispatches; None for that of the records and the rules alone
     """
 
     choices: Choices
     records: Sequence[Measurement]
     of: str | None = None
+    planned: TaskPlan | None = None
     _labels: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +105,7 @@ class TaskView:
     @cached_property
     def plan(self) -> TaskPlan:
         """The plan that a build would dispatch."""
-        return plan_task(self.choices, self.records)
+        return self.planned or plan_task(self.choices, self.records)
 
     # -- the variant that is looked at -----------------------------------------------------------------------------------
 
@@ -105,11 +114,9 @@ class TaskView:
         """The variant that `of` names, and a sentence on how it was chosen. Raises UserError when there is none."""
         tuned = self._fastest(lambda v: v.kind == "tuned")
         if self.of is None:
-            return (
-                (tuned, "the fastest over all shapes")
-                if tuned
-                else (self.choices.generic(), "nothing tuned is on record")
-            )
+            if tuned is not None:
+                return tuned, "the fastest over all shapes"
+            return self.plan.variants[self.plan.plan.variants[0]], "dispatched, since nothing tuned is on record"
         if self.of == BEST:
             if tuned is None:
                 raise UserError(
@@ -198,10 +205,8 @@ class TaskView:
     def times(self) -> list[dict[str, Any]]:
         """Return the best median seconds of each kind and the dispatched variant, for each anchor."""
         times, variants = self._times
-        known = {**variants, **self.plan.variants}
         rows = []
         for a, point in enumerate(self.choices.task.domain.points):
-            chosen = known[self.plan.plan.choose(point)]
             best: dict[str, Any] = {
                 kind: min(
                     (t for k, row in times.items() if variants[k].kind == kind and (t := row[a]) is not None),
@@ -209,12 +214,18 @@ class TaskView:
                 )
                 for kind in KINDS
             }
-            rows.append({"shape": dict(zip(self.labels, point)), **best, "dispatched": chosen.kind})
+            rows.append(
+                {
+                    "shape": dict(zip(self.labels, point)),
+                    **best,
+                    "dispatched": kind_of(self.plan, self.plan.plan.choose(point)),
+                }
+            )
         return rows
 
     def dispatch(self) -> list[dict[str, str]]:
         """List ranges and their dispatched variants; the first range that fits counts."""
-        names = {key: variant_text(v) for key, v in self.plan.variants.items()}
+        names = {key: dispatched_text(self.plan, key) for key in self.plan.variants}
         return [
             {"where": where, "variant": what}
             for where, what in dispatch_ranges(self.plan.plan.entries, self.labels, names)

@@ -1,0 +1,200 @@
+"""The prior: what it learns from other functions, its file, and the plans it predicts for functions without records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.tuner_models import PAPER_DEVICE, PAPER_MACHINE, QUICK, paper_job, row_scale
+from tests.tuner.learn.test_warm_start import HERE, OTHER, product, records, seconds
+from typer.testing import CliRunner
+
+from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.errors import UserError
+from relax_tune.tuner.cli.app import app
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.job.loop import FORMAT_VERSION
+from relax_tune.tuner.learn import prior as prior_module
+from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, feature_names, packaged_prior, recorded_rows
+from relax_tune.tuner.plan.plans import plan_task
+from relax_tune.tuner.plan.predicted import Predictor
+from relax_tune.tuner.task.task import Choices, points_array
+
+SIZES = ((96, 160), (128, 512), (64, 64), (48, 256))
+POINTS = ((8,), (200,))
+
+
+@pytest.fixture(scope="module")
+def products() -> Sequence[Choices]:
+    return [next(iter(Job(product(*s), PAPER_DEVICE, MemoryStore(), QUICK).choices.values())) for s in SIZES]
+
+
+def filled(store: Store, products: Sequence[Choices], targets: Sequence[str] = (HERE,)) -> Store:
+    store.add_target(Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint))
+    store.add_target(OTHER)
+    for choices in products:
+        store.add_workload(Workload(choices.task.key, choices.task.text, FORMAT_VERSION, choices.task.name))
+        for target in targets:
+            made = records(choices, target, 60, POINTS)
+            store.add_measurements([replace(m, id=f"{choices.task.key[:8]}-{m.id}") for m in made])
+    return store
+
+
+@pytest.fixture(scope="module")
+def rows(products: Sequence[Choices]) -> PriorRows:
+    return recorded_rows(filled(MemoryStore(), products[:-1]), "c", PAPER_MACHINE)
+
+
+@pytest.fixture(scope="module")
+def prior(rows: PriorRows) -> Prior:
+    return trained(rows)
+
+
+def trained(rows: PriorRows) -> Prior:
+    return Prior.train(rows, "c", feature_names(PAPER_MACHINE))
+
+
+def test_rows_have_a_group_for_each_workload_and_shape(rows: PriorRows, products: Sequence[Choices]) -> None:
+    assert {k[1] for k in rows.keys} == {c.task.key for c in products[:-1]} and len(rows.keys) == 6
+    assert rows.features.shape == (len(rows.log_time), len(feature_names(PAPER_MACHINE)))
+    assert np.isfinite(rows.features).all() and np.isfinite(rows.log_time).all()
+    kept = rows.without([0, 1])
+    assert set(kept.groups.tolist()) == {2, 3, 4, 5} and len(kept.log_time) == len(kept.features)
+
+
+def test_store_without_records_of_the_kind_is_refused(products: Sequence[Choices]) -> None:
+    with pytest.raises(UserError, match="records of tuned kernels on devices of the kind 'cuda'"):
+        recorded_rows(filled(MemoryStore(), products[:1]), "cuda", PAPER_MACHINE)
+
+
+def test_prior_orders_candidates_of_functions_left_out(rows: PriorRows) -> None:
+    found = evaluate(rows, trained, lambda key: key[1])
+    assert found.groups == 6 and found.rank > 0.6
+    assert 0 <= found.regret[16] <= found.regret[4] <= found.regret[1] <= found.worst
+
+
+def test_evaluation_needs_two_to_leave_one_out(rows: PriorRows) -> None:
+    with pytest.raises(UserError, match="at least two to leave one out, found 1"):
+        evaluate(rows, trained, lambda key: key[0])
+
+
+def test_file_of_a_prior_predicts_alike(prior: Prior, rows: PriorRows, tmp_path: Path) -> None:
+    prior.save(tmp_path / "c.prior")
+    found = Prior.read(tmp_path / "c.prior")
+    assert (found.kind, found.names, found.about) == (prior.kind, prior.names, prior.about)
+    np.testing.assert_array_equal(found.log_time(rows.features), prior.log_time(rows.features))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}\n", b'{"form": 1, "kind": "c", "names": [], "about": {}}\nabc', b"\x80\n"]
+)
+def test_other_files_are_no_priors(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.prior").write_bytes(content)
+    with pytest.raises(UserError, match="wanted a prior that `relax-tune model train` wrote"):
+        Prior.read(tmp_path / "x.prior")
+
+
+def test_prior_of_another_form_is_refused(prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prior.save(tmp_path / "c.prior")
+    monkeypatch.setattr(prior_module, "FORM", 2)
+    with pytest.raises(UserError, match="a prior of form 2, found form 1"):
+        Prior.read(tmp_path / "c.prior")
+
+
+def test_predicted_plan_beats_the_guess_of_the_rules(prior: Prior, products: Sequence[Choices]) -> None:
+    choices = products[-1]
+    points = points_array(choices.task.domain.points)
+
+    def cost(prior: Prior | None) -> float:
+        found = Predictor(prior).plan(choices)
+        assert found is not None
+        plan, variants = found
+        total = 0.0
+        for a, p in enumerate(choices.task.domain.points):
+            candidate = choices.candidate_of(variants[plan.choose(p)])
+            assert candidate is not None
+            total += np.log(seconds(choices, choices.space.encode([candidate]), points)[0, a])
+        return total
+
+    assert cost(prior) < cost(None)
+
+
+def test_variants_with_failures_on_record_are_not_predicted(prior: Prior, products: Sequence[Choices]) -> None:
+    choices = products[-1]
+    first = plan_task(choices, (), predictor=Predictor(prior))
+    assert first.predicted == set(first.plan.variants)
+    failures = [
+        Measurement(f"f{n}", choices.task.key, HERE, v, status="failed", stage="compile", message="no")
+        for n, v in enumerate(first.variants.values())
+    ]
+    second = plan_task(choices, failures, predictor=Predictor(prior))
+    assert second.predicted and not second.predicted & first.predicted
+    guess = choices.guess()
+    failed = replace(failures[0], variant=guess)
+    assert plan_task(choices, ()).plan.variants == (guess.key,)
+    assert plan_task(choices, [failed]).plan.variants == (choices.generic().key,)
+
+
+def test_nothing_is_predicted_after_a_wrong_result_or_for_generic_builds(
+    prior: Prior, products: Sequence[Choices]
+) -> None:
+    choices, predictor = products[-1], Predictor(prior)
+    generic = (choices.generic().key,)
+    assert plan_task(choices, (), refused={"key": "wrong"}, predictor=predictor).plan.variants == generic
+    assert plan_task(choices, (), "generic", predictor=predictor).plan.variants == generic
+
+
+def test_prior_of_other_features_leaves_the_choice_to_the_rules(prior: Prior, products: Sequence[Choices]) -> None:
+    found = Predictor(replace(prior, names=("x",))).plan(products[-1])
+    assert found is not None and found[0].variants == (products[-1].guess().key,)
+
+
+def test_build_takes_the_prior_of_the_settings(prior: Prior, tmp_path: Path) -> None:
+    prior.save(tmp_path / "c.prior")
+    job = paper_job(row_scale, settings=replace(QUICK, prior=str(tmp_path / "c.prior")))
+    built = job.build()
+    assert {v.label for c in built.program.calls for v in c.variants} == {"predicted"}
+    with pytest.raises(UserError, match="wanted a prior"):
+        paper_job(row_scale, settings=replace(QUICK, prior=str(tmp_path / "none.prior"))).build()
+
+
+def test_no_prior_is_packaged_for_unknown_kinds() -> None:
+    assert packaged_prior("abacus") is None
+
+
+@pytest.mark.slow
+def test_commands_train_and_judge(products: Sequence[Choices], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'r.db'}"
+    with open_store(url) as store:
+        filled(store, products[:2], (HERE, OTHER.key))
+    out = tmp_path / "c.prior"
+    done = CliRunner().invoke(app, ["model", "train", "--target", "c", "--db", url, "--out", str(out), "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["workloads"] == 2
+    assert Prior.read(out).about["targets"] == 2
+    done = CliRunner().invoke(app, ["model", "evaluate", "--target", "c", "--db", url, "--json"])
+    assert done.exit_code == 0 and set(json.loads(done.stdout)) == {"workload", "target"}
+    done = CliRunner().invoke(app, ["model", "evaluate", "--target", "c", "--db", url])
+    assert done.exit_code == 0 and "regret@1" in done.stdout
+
+
+def test_library_is_predicted_at_sizes_of_faster_library_records(products: Sequence[Choices]) -> None:
+    store, task = MemoryStore(), products[-1]
+    filled(store, products[:-1])
+    for choices in products[:-1]:
+        routine = choices.library_variants()[0]
+        for spot, secs in (((200,), 1e-9), ((8,), 1.0)):
+            id = f"{choices.task.key[:8]}-{spot[0]}"
+            record = Measurement(
+                id, choices.task.key, HERE, routine, {"s0": spot[0]}, samples_secs=(secs,), checked=True
+            )
+            store.add_measurements([record])
+    found = Predictor(trained(recorded_rows(store, "c", PAPER_MACHINE))).plan(task)
+    assert found is not None
+    plan, variants = found
+    kinds = {p: variants[plan.choose(p)].kind for p in task.task.domain.points}
+    assert kinds[max(kinds)] == "library" and kinds[min(kinds)] == "tuned"

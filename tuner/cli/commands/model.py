@@ -1,0 +1,86 @@
+"""`relax-tune model ...`: train the prior from a database, and judge it on what it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_tune.runtime.artifact import tool_version
+from relax_tune.schedules.target import HardwareInfo
+from relax_tune.tuner.cli.app import COMMANDS, examples
+from relax_tune.tuner.cli.commands.db import open_for
+from relax_tune.tuner.cli.commands.options import Database, Json, print_json, setting_option
+from relax_tune.tuner.cli.report.console import make_console, make_table, say
+from relax_tune.tuner.job.job import device_info
+from relax_tune.tuner.learn.prior import GroupKey, Prior, PriorRows, evaluate, feature_names, recorded_rows
+from relax_tune.tuner.settings import load_settings
+
+app = typer.Typer(
+    help="Train a cost model for kernels that nobody measured.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    epilog=examples(*COMMANDS["model"].examples),
+)
+Target = Annotated[str | None, setting_option("target")]
+APART: dict[str, Callable[[GroupKey], str]] = {"workload": lambda key: key[1], "target": lambda key: key[0]}
+
+
+def _read(db: str | None, target: str | None) -> tuple[PriorRows, str, Sequence[str]]:
+    info = device_info(load_settings({"target": target}).target)
+    hardware = HardwareInfo.from_limits(info.kind, dict(info.limits))
+    with open_for(db) as store:
+        return recorded_rows(store, info.kind, hardware), info.kind, feature_names(hardware)
+
+
+@app.command(epilog=examples("relax-tune model train --target c --out c.prior"))
+def train(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
+    target: Target = None,
+    db: Database = None,
+    json: Json = False,
+) -> None:
+    """Train a prior on all records of devices of a kind. `build --prior FILE` takes it."""
+    rows, kind, names = _read(db, target)
+    about = {"tool": tool_version(), "rows": len(rows.log_time), "groups": len(rows.keys)}
+    about |= {what + "s": len({part(k) for k in rows.keys}) for what, part in APART.items()}
+    prior = Prior.train(rows, kind, names, about)
+    prior.save(out)
+    if json:
+        print_json({"file": str(out), "bytes": out.stat().st_size, **about})
+        return
+    say(
+        make_console(),
+        f"{out}: {out.stat().st_size:,} bytes, of {', '.join(f'{v} {k}' for k, v in about.items() if k != 'tool')}",
+    )
+
+
+@app.command("evaluate", epilog=examples("relax-tune model evaluate --target c --db sqlite:///records.db"))
+def judge(target: Target = None, db: Database = None, json: Json = False) -> None:
+    """Judge priors on workloads and on devices that they were not trained on.
+
+    Each is trained without a fifth of the workloads, or without a device, and orders the candidates of those. Regret is the
+    time of the best of the first 1, 4 or 16 by the prior over that of the best on record, less 1.
+    """
+    rows, kind, names = _read(db, target)
+    found = {}
+    for what, part in APART.items():
+        if len({part(k) for k in rows.keys}) > 1:
+            found[what] = evaluate(rows, lambda r: Prior.train(r, kind, names), part)
+    if json:
+        print_json(
+            {
+                w: {"groups": r.groups, "rank": r.rank, "regret": dict(r.regret), "worst": r.worst}
+                for w, r in found.items()
+            }
+        )
+        return
+    table = make_table("left out", "groups", "rank", "regret@1", "regret@4", "regret@16", "worst@1")
+    for what, r in found.items():
+        table.add_row(
+            what, str(r.groups), f"{r.rank:.2f}", *(f"{r.regret[k]:.1%}" for k in (1, 4, 16)), f"{r.worst:.0%}"
+        )
+    make_console().print(table)

@@ -1,0 +1,203 @@
+"""The prior: a cost model trained on the records of many workloads, for candidates of functions that nobody measured.
+
+It predicts log(seconds / roofline) from the features that all sketches share (`schedules/cost/features`), so that it applies
+to any function. `Prior.train` makes one from a database; one for each kind of device comes with the package.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_tune.database.records import Regime
+from relax_tune.database.store import Store
+from relax_tune.errors import UserError
+from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.schedules.cost.features import sketch_features
+from relax_tune.schedules.target import HardwareInfo
+from relax_tune.tuner.learn.recorded_rows import RecordedRows
+from relax_tune.tuner.search.space import FeatureArray, FloatArray, IntArray
+
+FORM = 1
+"""Version of the file's form. Another form is another tool's."""
+PACKAGED = Path(__file__).parent / "priors"
+ROWS = 4096
+"""Most rows of a workload on a target and in a regime."""
+SKETCHES = 16
+TREES, DEPTH, ETA = 400, 7, 0.08
+REGIMES: tuple[Regime, ...] = ("warm", "flushed")
+GroupKey = tuple[str, str, str, int]
+"""Target, workload, regime, number of the shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class PriorRows:
+    """Rows of many workloads.
+
+    features: (N, F) f32; log_time: (N,) log(seconds / roofline); groups: (N,) numbers into `keys`, one a workload, target,
+        regime and shape
+    """
+
+    features: FeatureArray
+    log_time: FloatArray
+    groups: IntArray
+    keys: tuple[GroupKey, ...]
+
+    def without(self, left_out: Collection[int]) -> PriorRows:
+        """Return the rows of the other groups."""
+        kept = ~np.isin(self.groups, sorted(left_out))
+        return PriorRows(self.features[kept], self.log_time[kept], self.groups[kept], self.keys)
+
+
+def recorded_rows(store: Store, kind: str, hardware: HardwareInfo) -> PriorRows:
+    """Return the rows of all records of devices of a kind.
+
+    hardware: the device that features are of. Raises UserError when there are no records that apply."""
+    reader = RecordedRows(store, hardware)
+    features, times, groups, keys = [], [], [], list[GroupKey]()
+    for target in (t.key for t in store.targets() if t.kind == kind):
+        for workload in store.workloads(target):
+            reader.know(workload.key, workload.text)
+            for regime in REGIMES:
+                found = reader.part(
+                    regime, target, workload=workload.key, count=ROWS, sketches=SKETCHES, libraries=True
+                )
+                if found is None:
+                    continue
+                ok = np.isfinite(found.log_time)
+                features.append(found.features[ok])
+                times.append(found.log_time[ok])
+                groups.append(found.groups[ok] + len(keys))
+                keys += [(target, workload.key, regime, n) for n in range(int(found.groups.max(initial=-1)) + 1)]
+    if not features:
+        raise UserError(
+            f"wanted records of tuned kernels on devices of the kind {kind!r}, found none in {store.where} that apply to this "
+            "version's schedules; run `relax-tune tune` first"
+        )
+    return PriorRows(np.concatenate(features), np.concatenate(times), np.concatenate(groups), tuple(keys))
+
+
+def feature_names(hardware: HardwareInfo) -> tuple[str, ...]:
+    """Return the names of the features of any sketch on a machine, in order."""
+    b = TensorBuilder("copy")
+    x, y = b.input("x", (8,)), b.output("y", (8,))
+    b.compute(y, lambda i: x[i])
+    return tuple(f.name for f in sketch_features(b.finish(), hardware))
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A trained model.
+
+    kind: of devices; names: of the features, in order; about: what it was trained on, for people
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    booster: Any
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def train(rows: PriorRows, kind: str, names: Sequence[str], about: Mapping[str, Any] | None = None) -> Prior:
+        """Train a prior. Every group counts alike, whatever its number of rows."""
+        import xgboost as xgb
+
+        counts = np.bincount(rows.groups, minlength=len(rows.keys))
+        weights = 1.0 / np.maximum(counts[rows.groups], 1)
+        data = xgb.DMatrix(rows.features, label=rows.log_time, weight=weights / weights.mean(), nthread=1)
+        parameters = {
+            "objective": "reg:squarederror", "tree_method": "hist", "max_depth": DEPTH, "eta": ETA, "subsample": 0.7,
+            "colsample_bytree": 0.7, "min_child_weight": 4, "nthread": 1, "seed": 0, "verbosity": 0,
+        }  # fmt: skip
+        return Prior(kind, tuple(names), xgb.train(parameters, data, TREES), dict(about or {}))
+
+    def log_time(self, features: FeatureArray) -> FloatArray:
+        """Return log(seconds / roofline) (N,) of rows (N, F)."""
+        return np.asarray(self.booster.inplace_predict(np.ascontiguousarray(features)), np.float64)
+
+    def save(self, path: Path) -> None:
+        """Write the prior: a line of JSON, then the trees, compressed."""
+        head = {"form": FORM, "kind": self.kind, "names": list(self.names), "about": dict(self.about)}
+        trees = zlib.compress(bytes(self.booster.save_raw("ubj")), 9)
+        path.write_bytes(json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
+
+    @staticmethod
+    def read(path: Path) -> Prior:
+        """Read a prior. Raises UserError for a file that is none of this version's."""
+        import xgboost as xgb
+
+        try:
+            head, _, trees = path.read_bytes().partition(b"\n")
+            fields = json.loads(head)
+            form = fields["form"]
+            booster = xgb.Booster()
+            if form == FORM:
+                booster.load_model(bytearray(zlib.decompress(trees)))
+                return Prior(str(fields["kind"]), tuple(map(str, fields["names"])), booster, dict(fields["about"]))
+        except (OSError, ValueError, KeyError, TypeError, zlib.error, xgb.core.XGBoostError) as error:
+            raise UserError(
+                f"{path}: wanted a prior that `relax-tune model train` wrote, found none: {str(error).splitlines()[0]:.200}"
+            ) from None
+        raise UserError(f"{path}: wanted a prior of form {FORM}, found form {form!r:.20}; train one with this version")
+
+
+@cache
+def packaged_prior(kind: str) -> Prior | None:
+    """Return the prior for a kind of devices that comes with the package; None if there is none."""
+    path = PACKAGED / f"{kind}.prior"
+    return Prior.read(path) if path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Quality of a prior on groups that it was not trained on, as means over groups.
+
+    rank: correlation of ranks (Spearman); regret: by k, the time of the best of the first k over the best of all, less 1, as a
+    geometric mean; worst: the largest regret of the first one
+    """
+
+    groups: int
+    rank: float
+    regret: Mapping[int, float]
+    worst: float
+
+
+def evaluate(
+    rows: PriorRows, train: Callable[[PriorRows], Prior], apart: Callable[[GroupKey], str], folds: int = 5
+) -> Ranking:
+    """Judge priors trained without some groups on these. `apart(key)`: groups of one text are left out together."""
+    names = sorted({apart(k) for k in rows.keys})
+    parts = [frozenset(names[n::folds]) for n in range(min(folds, len(names)))]
+    if len(parts) < 2:
+        raise UserError(f"wanted records of at least two to leave one out, found {len(names)}; tune more")
+    ranks, regrets = [], []
+    for part in parts:
+        out = [n for n, key in enumerate(rows.keys) if apart(key) in part]
+        prior = train(rows.without(out))
+        for rank, regret in _judged(rows, prior, out):
+            ranks.append(rank)
+            regrets.append(regret)
+    if not ranks:
+        raise UserError("wanted shapes with at least eight candidates on record, found none; tune more")
+    mean = {k: float(np.expm1(np.mean([r[k] for r in regrets]))) for k in regrets[0]}
+    return Ranking(len(ranks), float(np.mean(ranks)), mean, float(np.expm1(max(r[1] for r in regrets))))
+
+
+def _judged(rows: PriorRows, prior: Prior, groups: Sequence[int]) -> Iterator[tuple[float, dict[int, float]]]:
+    """Yield the correlation of ranks and the log regrets of each group with enough rows."""
+    for number in groups:
+        at = np.flatnonzero(rows.groups == number)
+        if len(at) < 8:
+            continue
+        true, said = rows.log_time[at], prior.log_time(rows.features[at])
+        order = np.argsort(said, kind="stable")
+        places = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (true, said)]
+        rank = float(np.corrcoef(places[0], places[1])[0, 1])
+        yield rank, {k: float(true[order[:k]].min() - true.min()) for k in (1, 4, 16)}

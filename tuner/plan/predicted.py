@@ -1,0 +1,94 @@
+"""Plans of tasks without records: what the prior predicts, else what the rules guess."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax_tune.database.records import VariantRecord
+from relax_tune.tuner.learn.prior import Prior, feature_names
+from relax_tune.tuner.learn.recorded_rows import library_row, log_roofline
+from relax_tune.tuner.learn.warm_start import RecordedHistory
+from relax_tune.tuner.plan.select import DispatchPlan, PlanEntry, select
+from relax_tune.tuner.search.space import CodeArray
+from relax_tune.tuner.task.task import Choices, points_array
+
+DRAWN = 512
+"""Candidates of each sketch that are scored beside the rules' guesses."""
+KNOWN = 16
+"""Candidates that are like those of similar functions."""
+KEPT = 4
+"""Candidates of each anchor that may be dispatched."""
+LEAF_COST = 0.03
+"""Predicted gain in log time that justifies another guard: predictions are less sure than measurements."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Knowledge of candidates without records.
+
+    prior: ranks them; None leaves the choice to the rules
+    history: names some like the fastest of similar functions
+    """
+
+    prior: Prior | None = None
+    history: RecordedHistory | None = None
+
+    def plan(
+        self, choices: Choices, without: Collection[str] = ()
+    ) -> tuple[DispatchPlan, dict[str, VariantRecord]] | None:
+        """Return a plan of candidates that are likely fast, and these; None if no rule applies, or only to those `without`.
+
+        It has one variant, the rules' first guess, unless a prior of this version's features ranks candidates at every anchor.
+        """
+        if choices.sketches[0].name == "fallback":  # the generic form itself
+            return None
+        names = feature_names(choices.hardware)
+        if self.prior is None or self.prior.names != names or not choices.task.domain.points:
+            guess = choices.guess()
+            if guess.key in without:
+                return None
+            return DispatchPlan((PlanEntry((), guess.key),), 0.0), {guess.key: guess}
+        return _ranked(choices, self.prior, self._pool(choices), without)
+
+    def _pool(self, choices: Choices) -> CodeArray:
+        """Return the candidates to rank: of the rules, like those of similar functions, and drawn from every sketch."""
+        space = choices.space
+        known = [*choices.seeds(), *(self.history.alike(choices, KNOWN) if self.history is not None else ())]
+        drawn = [space.draw(np.random.default_rng(0), n, DRAWN) for n in range(len(space.sketches))]
+        return space.distinct(np.concatenate([space.encode(known), *drawn]))
+
+
+UNTRAINED = Predictor()
+"""Leaves every choice to the rules."""
+
+
+def _ranked(
+    choices: Choices, prior: Prior, codes: CodeArray, without: Collection[str]
+) -> tuple[DispatchPlan, dict[str, VariantRecord]] | None:
+    """Return the plan that a prior predicts to be fastest, of some candidates and the library's call, and its variants."""
+    space, points, names = choices.space, points_array(choices.task.domain.points), prior.names
+    features = space.features(codes, points)[:, :, : len(names)].reshape(-1, len(names))
+    scale = log_roofline(features, choices.hardware).reshape(len(codes), len(points)).min(axis=0)
+    log_time = prior.log_time(features).reshape(len(codes), len(points)) + scale
+    order = np.argsort(log_time, axis=0, kind="stable")
+    times: dict[str, list[float | None]] = {}
+    variants: dict[str, VariantRecord] = {}
+    for a in range(len(points)):
+        usable = ((row, choices.tuned(space.candidates(codes[row : row + 1])[0])) for row in order[:, a])
+        for row, variant in itertools.islice((u for u in usable if u[1].key not in without), KEPT):
+            variants[variant.key] = variant
+            times[variant.key] = [float(t) for t in np.exp(log_time[row])]
+    routine = next((v for v in choices.library_variants() if v.key not in without), None)
+    if routine is not None:
+        rows = np.stack([library_row(row) for row in features[: len(points)]])
+        variants[routine.key] = routine
+        times[routine.key] = [float(t) for t in np.exp(prior.log_time(rows) + scale)]
+    if not times:
+        return None
+    libraries = () if routine is None else (routine.key,)
+    plan = select(times, choices.task.domain, libraries=libraries, leaf_cost=LEAF_COST)
+    return plan, {k: variants[k] for k in plan.variants}
