@@ -121,6 +121,7 @@ def main() -> None:
     if args.work is None or args.peer_python is None:
         parser.error("wanted --work FOLDER and --peer-python PYTHON, of an environment with torch and onnxscript")
     before, models = environment(), args.only.split(",")
+    args.work.mkdir(parents=True, exist_ok=True)
     settings = Settings(target=args.target, trials=args.trials)
     jobs: dict[str, Job] = {}
     with open_store(f"sqlite:///{args.work / f'{args.target}.db'}") as store:
