@@ -35,7 +35,6 @@ from relax_tune.tuner.settings import Settings
 
 BUILDS = ("tuned", "predicted", "guessed", "generic")
 SPEED, LEAST, BUILD_SECS = 0.85, 0.6, 20.0
-PRIOR_BYTES = 2 << 20
 
 
 def say(text: str) -> None:
@@ -72,7 +71,7 @@ def tuned(module: IRModule, folder: Path, store: Store, settings: Settings) -> J
 
 
 def built(job: Job, prior: Prior | None, folder: Path, name: str) -> dict[str, float]:
-    """Save a build as if nothing were on record; the seconds of the build and of its self-test, and of how many kernels."""
+    """Save a build as if nothing were on record. Its seconds, those of a second one with a self-test, the number of wrong kernels."""
     fresh = Job(job.module, job.device, MemoryStore(), job.settings)
     vars(fresh)["predictor"] = Predictor(prior)
     start = time.perf_counter()
@@ -188,7 +187,7 @@ def page(record: Mapping[str, Any], target: str) -> list[str]:
             every[n] += parts[n]
         told = "; ".join(f"{n} {geomean(p):.2f}, least {min(p):.2f}" for n, p in parts.items() if p)
         secs = "; ".join(
-            f"{n} {b['secs']:.1f} s, with its self-test {b['secs_with_self_test']:.1f} s, {b['wrong']} wrong"
+            f"{n} {b['secs']:.1f} s, once more with its self-test {b['secs_with_self_test']:.1f} s, {b['wrong']} wrong"
             for n, b in record["builds"][model].items()
         )
         lines += ["", f"Speed: {told}. Build: {secs}."]

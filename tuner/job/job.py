@@ -166,6 +166,8 @@ class Job:
         """The predictor for functions without records, by the prior of the settings, else by the packaged one of this kind."""
         given = self.settings.prior
         prior = packaged_prior(self.device.kind) if given is None else Prior.read(Path(given))
+        if given is not None and prior is not None:
+            prior.check_fit(self.device.kind, self.hardware, given)
         return Predictor(prior, RecordedHistory(self.store, self.target.key, ()))
 
     def records(self, workload: str, regime: Regime) -> list[Measurement]:

@@ -20,6 +20,7 @@ from relax_tune.database.records import Regime
 from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.runtime.atomic_write import reason, write_whole
 from relax_tune.schedules.cost.features import sketch_features
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.learn.recorded_rows import RecordedRows
@@ -123,10 +124,24 @@ class Prior:
         return np.asarray(self.booster.inplace_predict(np.ascontiguousarray(features)), np.float64)
 
     def save(self, path: Path) -> None:
-        """Write the prior: a line of JSON, then the trees, compressed."""
+        """Write the prior: a line of JSON, then the trees, compressed. Raises UserError where it cannot be written."""
         head = {"form": FORM, "kind": self.kind, "names": list(self.names), "about": dict(self.about)}
         trees = zlib.compress(bytes(self.booster.save_raw("ubj")), 9)
-        path.write_bytes(json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
+        try:
+            write_whole(path, memoryview(json.dumps(head, sort_keys=True).encode() + b"\n" + trees))
+        except OSError as error:
+            raise UserError(f"{path}: the prior could not be written: {reason(error)}") from None
+
+    def check_fit(self, kind: str, hardware: HardwareInfo, where: str) -> None:
+        """Raise UserError for a prior of other devices, or of other features than this version's."""
+        if self.kind != kind:
+            raise UserError(
+                f"{where}: wanted a prior of the kind {kind!r}, found one of {self.kind!r}; train one for it"
+            )
+        if self.names != feature_names(hardware):
+            raise UserError(
+                f"{where}: wanted a prior of this version's features, found one of others; run `relax-tune model train` again"
+            )
 
     @staticmethod
     def read(path: Path) -> Prior:

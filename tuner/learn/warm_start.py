@@ -33,7 +33,7 @@ OTHER_ROWS = 64
 OTHER_DEVICES = 2
 OTHER_WORKLOADS = 4
 LOOKED_AT = 512
-"""Workloads whose words are compared to choose the most similar ones."""
+"""Workloads whose words are compared to choose the most similar ones, and records of each that are looked at."""
 _WORD = re.compile(r"[A-Za-z_]\w*|[-+*/%<>]+|\d+")
 
 
@@ -84,7 +84,9 @@ class RecordedHistory:
         Of each workload those fastest at its smallest, middle and largest shape; the most similar workload comes first."""
         found: dict[Candidate, None] = {}
         for key in self._other_workloads(choices.task.key, choices.task.text):
-            records = self.store.query(self.target_key, key, kinds=("tuned",), status="ok", regime=choices.task.regime)
+            records = self.store.query(
+                self.target_key, key, kinds=("tuned",), status="ok", regime=choices.task.regime, limit=LOOKED_AT
+            )
             by_shape: dict[tuple[tuple[str, int], ...], tuple[float, str, VariantRecord]] = {}
             for r in records:
                 if r.checked and r.median_secs > 0:

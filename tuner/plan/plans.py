@@ -32,6 +32,7 @@ class TaskPlan:
 
     lost: for each variant that would have been dispatched, the reason why it can no longer be made
     added: shapes besides the anchors that count, since a plan for the anchors was found slower there
+    predicted: the dispatched variants that no record timed, but a prior or the rules predict to be fast
     """
 
     plan: DispatchPlan
@@ -39,13 +40,7 @@ class TaskPlan:
     times: Mapping[str, Sequence[float | None]]
     lost: Mapping[str, str] = field(default_factory=dict)
     added: tuple[Point, ...] = ()
-
-    @property
-    def predicted(self) -> frozenset[str]:
-        """The dispatched variants that no record timed, but a prior or the rules predict to be fast."""
-        if any(k in self.times for k in self.plan.variants):
-            return frozenset()
-        return frozenset(k for k in self.plan.variants if self.variants[k].kind == "tuned")
+    predicted: frozenset[str] = frozenset()
 
 
 def times_of(
@@ -129,7 +124,7 @@ def plan_task(
             if policy in ("measured", "stored", "predicted") and not refused:
                 predicted = predictor.plan(choices, {r.variant.key for r in records if r.status == "failed"})
                 if predicted is not None:
-                    return TaskPlan(*predicted, times, lost)
+                    return TaskPlan(*predicted, times, lost, predicted=frozenset(predicted[0].variants))
             default = _default(choices, policy, refused)
             return TaskPlan(DispatchPlan((PlanEntry((), default.key),), 0.0), {default.key: default}, times, lost)
         kept = {k: samples[k] for k in sorted(allowed)}
@@ -174,7 +169,8 @@ def kept_plan(
     if lost or set(refused) & set(variants):
         chosen = plan_task(choices, records, refused=refused, predictor=predictor)
         return replace(chosen, lost={**chosen.lost, **lost})
-    return TaskPlan(plan, {**measured, **variants}, times)
+    unseen = frozenset(k for k in plan.variants if k not in measured and variants[k].kind == "tuned")
+    return TaskPlan(plan, {**measured, **variants}, times, predicted=unseen)
 
 
 def _made(choices: Choices, variant: VariantRecord) -> bool:

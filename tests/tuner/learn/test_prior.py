@@ -163,6 +163,22 @@ def test_build_takes_the_prior_of_the_settings(prior: Prior, tmp_path: Path) -> 
         paper_job(row_scale, settings=replace(QUICK, prior=str(tmp_path / "none.prior"))).build()
 
 
+def test_given_prior_of_other_devices_or_features_is_refused(prior: Prior, tmp_path: Path) -> None:
+    path = tmp_path / "x.prior"
+    for wrong, text in (
+        (replace(prior, kind="opencl"), "kind 'c', found one of 'opencl'"),
+        (replace(prior, names=("x",)), "features"),
+    ):
+        wrong.save(path)
+        with pytest.raises(UserError, match=text):
+            paper_job(row_scale, settings=replace(QUICK, prior=str(path))).build()
+
+
+def test_prior_without_a_folder_to_write_to_is_refused(prior: Prior, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the prior could not be written"):
+        prior.save(tmp_path / "none" / "c.prior")
+
+
 def test_no_prior_is_packaged_for_unknown_kinds() -> None:
     assert packaged_prior("abacus") is None
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from relax_tune.errors import UserError
 from relax_tune.runtime.artifact import tool_version
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.cli.app import COMMANDS, examples
@@ -70,6 +71,8 @@ def judge(target: Target = None, db: Database = None, json: Json = False) -> Non
     for what, part in APART.items():
         if len({part(k) for k in rows.keys}) > 1:
             found[what] = evaluate(rows, lambda r: Prior.train(r, kind, names), part)
+    if not found:
+        raise UserError("wanted records of two workloads or devices, to leave one out, found those of one; tune more")
     if json:
         print_json(
             {
