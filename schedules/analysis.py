@@ -7,6 +7,7 @@ from relax_tune.ir.core.expr import postorder
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, writer
+from relax_tune.schedules.primitives.blocks.inline import compares_inlined
 from relax_tune.schedules.symbols import are_variables
 
 EXPENSIVE = frozenset({"exp", "erf", "tanh", "log", "pow", "sqrt", "rsqrt", "div"})
@@ -38,9 +39,13 @@ def depends_on(func: PrimFunc, block: Block, source: Block) -> bool:
 
 
 def inlinable(func: PrimFunc, block: Block) -> bool:
-    """Return whether the block is a spatial producer of an intermediate, addressed by plain iterators."""
+    """Return whether the block is a spatial producer of an intermediate, addressed by plain iterators.
+
+    Copies of it must not be compared with one another where compilers may round them differently."""
     plain = are_variables(block.body.indices)
-    return not block.is_reduction and block.init is None and plain and block.body.buffer in func.allocs
+    if block.is_reduction or block.init is not None or not plain or block.body.buffer not in func.allocs:
+        return False
+    return not compares_inlined(func, block)
 
 
 def final_block(func: PrimFunc) -> Block:

@@ -16,6 +16,7 @@ from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
 from relax_tune.ir.core.graph_walk import all_blocks, all_uses, used_vars
 from relax_tune.ir.core.plain_loops import block_loads, plain_blocks
+from relax_tune.ir.deduce.copies import compares_copies_of, rounds
 from relax_tune.ir.deduce.pattern_kinds import (
     Access,
     PatternKind,
@@ -60,7 +61,7 @@ class FuseOps:
       Nothing is then computed twice. What a convolution reads through windows may only be moved.
     * A function of several contractions (attention) fuses with such producers, and with a cast or permutation of its result.
 
-    Groups end at views, at values with readers outside, and at opaque functions.
+    Groups end at views, at values with readers outside, at opaque functions, and where copies of a rounded value are compared.
 
     max_stages: largest number of calls in a group
     through_columns: a producer of a matmul-like function may also select elements, at indices known without reading
@@ -193,10 +194,10 @@ class FuseOps:
             return not _in_windows(nodes[i], nodes[end], table) or not any(
                 _unpacks(nodes[m], table) for m in groups.members(i)
             )
+        if kind > PatternKind.REDUCTION or _compared_copies(nodes, groups.union((i, *path)), table):
+            return False
         if kind is PatternKind.REDUCTION:
             return True
-        if kind > PatternKind.INJECTIVE:
-            return False
         # the reader may already be an epilogue: then only a value that it reads once per element joins
         return groups.kind(end) <= PatternKind.INJECTIVE or groups.kind(i) <= PatternKind.BROADCAST
 
@@ -323,6 +324,20 @@ def _in_windows(node: FusionNode, reader: FusionNode, table: FunctionTable) -> b
     assert call is not None
     through = {b for block in plain_blocks(func) or () for b in windowed(block)}
     return any(arg is node.var and own in through for arg, own in zip(call.args, func.input_buffers))
+
+
+def _compared_copies(nodes: Sequence[FusionNode], members: Sequence[int], table: FunctionTable) -> bool:
+    """Return True if a member would compare copies of what others compute with rounding; see `ir/deduce/copies`."""
+    computed: set[GVar] = set()
+    for m in members:
+        call, func = nodes[m].call, _prim(nodes[m], table)
+        assert call is not None
+        made = [b for a, b in zip(call.args, func.input_buffers, strict=True) if a in computed]
+        if any(compares_copies_of(func, b) for b in made):
+            return True
+        if made or any(map(rounds, plain_blocks(func) or ())):
+            computed.add(nodes[m].var)
+    return False
 
 
 def _between(start: int, end: int, readers: Sequence[Sequence[int]]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from relax_tune.ir.arith.bounds import Env
@@ -14,6 +14,7 @@ from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.plain_loops import block_loads, plain_blocks, with_blocks
 from relax_tune.ir.core.stmt import Block, redirect, replace_buffers
+from relax_tune.ir.deduce.copies import compares_copies
 from relax_tune.ir.deduce.pattern_kinds import Access, access_of, is_trivial, store_axes
 from relax_tune.ir.passes.fusion.symbol_interface import LiftedFunction, bind_symbols, lift_symbols, outer_symbols
 from relax_tune.ir.rewrite.emitter import tensor_info
@@ -111,13 +112,18 @@ def inline(blocks: Sequence[Block], output: Buffer) -> list[Block]:
             continue
         if len(readers) > 1 and not is_trivial(block):
             continue
+        swap = _substitution(target, axes, block.body.value)
+        if compares_copies(target, [left[i] for i in readers], swap):
+            continue
         for i in readers:
-            left[i] = _inline_into(left[i], target, axes, block.body.value)
+            left[i] = left[i].map_own_exprs(swap)
         left.pop(left.index(block))
     return _write_through(left, output)
 
 
-def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr) -> Block:
+def _substitution(target: Buffer, axes: Sequence[Var], value: Expr) -> Callable[[Expr], Expr]:
+    """Return the substitution of what computes an element for a read of it."""
+
     def swap(e: Expr) -> Expr:
         return transform(
             e,
@@ -128,7 +134,7 @@ def _inline_into(reader: Block, target: Buffer, axes: Sequence[Var], value: Expr
             ),
         )
 
-    return reader.map_own_exprs(swap)
+    return swap
 
 
 def _write_through(blocks: list[Block], output: Buffer) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relax_tune.errors import ScheduleError
@@ -10,6 +11,7 @@ from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.core.expr import Expr, Load, Var, and_, eq, loads, lt, substitute, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import EMPTY, Block, BufferStore, blocks, map_exprs
+from relax_tune.ir.deduce.copies import compares_copies
 from relax_tune.schedules.independence import updates_in_place, writers
 from relax_tune.schedules.loop_tree import (
     block_loads,
@@ -32,7 +34,8 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     Before: `B[i] = f(i)` then `C[j] = g(B[h(j)])`
     After: `C[j] = g(f(h(j)))`
     Checks: the block is spatial in its own trivial nest and alone writes an intermediate at distinct iterators. It has no
-    predicate that could skip elements. Its inputs are not written again later.
+    predicate that could skip elements. Its inputs are not written again later. Copies that compilers may round differently are
+    not compared with one another.
     """
     node = find_block(func, block)
     buffer = node.body.buffer
@@ -43,18 +46,33 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     own = spatial_of(node)
     old = trivial_loops(func, node)
     require_repeatable(func, "compute_inline", node)
-    value = node.body.value
-
-    def inline(e: Expr) -> Expr:
-        def leaf(n: Expr) -> Expr | None:
-            if isinstance(n, Load) and n.buffer is buffer:
-                return substitute(value, dict(zip(own, n.indices)))
-            return None
-
-        return transform(e, leaf)
-
+    if compares_inlined(func, node):
+        raise ScheduleError(
+            f"{func.name}: compute_inline of {block!r} would compare copies of its values, which may be rounded differently"
+        )
+    inline = _substitution(node, own)
     body = replace_node(func.body, old[0] if old else node, EMPTY)
     return replace(func, body=map_exprs(body, inline), allocs=tuple(a for a in func.allocs if a is not buffer))
+
+
+def _substitution(node: Block, own: Sequence[Var]) -> Callable[[Expr], Expr]:
+    """Return the substitution of a block's expression for reads of its output, which it writes at `own`."""
+    buffer, value = node.body.buffer, node.body.value
+
+    def leaf(n: Expr) -> Expr | None:
+        if isinstance(n, Load) and n.buffer is buffer:
+            return substitute(value, dict(zip(own, n.indices)))
+        return None
+
+    return lambda e: transform(e, leaf)
+
+
+def compares_inlined(func: PrimFunc, node: Block) -> bool:
+    """Return whether readers of a spatial block would compare copies of its expression (`ir/deduce/copies`)."""
+    buffer = node.body.buffer
+    readers = [b for b in blocks(func.body) if b is not node]
+    own = [v for v in node.body.indices if isinstance(v, Var)]
+    return compares_copies(buffer, readers, _substitution(node, own))
 
 
 def reverse_compute_inline(func: PrimFunc, block: str) -> PrimFunc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, Permute, Reshape, Slice, Take
 from relax_tune.ir.op.indexing.pad import Pad
-from relax_tune.ir.op.math.elementwise import Add, Cast, Exp, Gelu, MulScalar, Relu
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, Exp, Gelu, Mul, MulScalar, Relu
+from relax_tune.ir.op.math.logic import Less, Where
 from relax_tune.ir.op.neural.resize import Resize
 from relax_tune.ir.op.neural.window import Conv
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm, Softmax, Sum
+from relax_tune.ir.op.reduction.scan import ArgMax, TopK
 from relax_tune.ir.op.registry import OPERATORS
 from relax_tune.ir.passes.fusion.fuse import FuseOps
 from relax_tune.ir.passes.graph.cleanup import CancelViews, DeadCode, Deduce
@@ -338,3 +340,34 @@ def test_fused_modules_under_the_interpreter() -> None:
     x = rand(2, 3, 6)
     found = run_function(lower(module).module, "main", [x])
     np.testing.assert_allclose(found, run_function(module, "main", [x]), rtol=1e-4, atol=1e-5)
+
+
+def compared_with_itself(rest: Sequence[OperatorSpec], of: OperatorSpec) -> list[str]:
+    """The kernels of an operator that compares elements of x * y, after others."""
+    g = GraphBuilder()
+    m = g.symbol("n", 1, 64)
+    x = g.call(Mul(), g.input("x", (m, 8)), g.input("y", (m, 8)))
+    for op in rest:
+        x = g.call(op, x)
+    return kernels(lower(g.finish(g.call(of, x))))
+
+
+@pytest.mark.parametrize("of", [TopK(const(3), 1), ArgMax(1)], ids=lambda o: o.name)
+def test_values_compared_with_one_another_are_computed_once(of: OperatorSpec) -> None:
+    assert compared_with_itself((AddScalar(1.0),), of) == ["fused_mul_add_scalar", of.name]
+    assert compared_with_itself((), of) == ["mul", of.name]
+    assert compared_with_itself((Relu(),), of) == ["fused_mul_relu", of.name]
+
+
+@pytest.mark.parametrize("op", [Permute((1, 0)), Relu()], ids=lambda o: o.name)
+def test_moved_values_fuse_where_they_are_compared(op: OperatorSpec) -> None:
+    g = GraphBuilder()
+    x = g.call(op, g.input("x", (g.symbol("n", 4, 64), 8)))
+    assert kernels(lower(g.finish(g.call(TopK(const(3), 1), x)))) == [f"fused_{op.name}_top_k"]
+
+
+def test_masks_of_single_copies_fuse() -> None:
+    g = GraphBuilder()
+    x = g.call(AddScalar(1.0), g.call(MulScalar(3.0), g.input("x", (g.symbol("n", 1, 64), 8))))
+    y = g.call(Where(), g.call(Less(), x, g.call(MulScalar(2.0), x)), x, g.call(MulScalar(0.5), x))
+    assert len(kernels(lower(g.finish(y)))) == 1

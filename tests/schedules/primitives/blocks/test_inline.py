@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.schedules.primitives.refusals import Refusal, check, refuse, step
 from tests.support import schedule_functions as make
 from tests.support import zoo
 from tests.support.meaning import assert_same_meaning
 
-from relax_tune.ir.core.expr import Var, const
+from relax_tune.ir.core.expr import Expr, Var, call, const, lt, maximum, select
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.core.tensor_builder import TensorBuilder
+from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.schedule import Schedule
 
 
@@ -61,7 +64,25 @@ def between() -> PrimFunc:
     return b.finish()
 
 
+def ranked(value: Callable[[Expr], Expr]) -> PrimFunc:
+    """C counts the smaller elements of B, which a function makes of A."""
+    n = Var("n")
+    b = TensorBuilder("ranked")
+    x, y, z = b.input("A", (n,)), b.alloc("B", (n,)), b.output("C", (n,))
+    b.compute(y, lambda i: value(x[i]), name="make")
+    b.reduce(z, (n,), const(0.0), lambda acc, i, k: acc + select(lt(y[k], y[i]), 1.0, 0.0), name="rank")
+    return b.finish()
+
+
 REFUSALS = [
+    refuse(
+        "copies that are compared", lambda: ranked(lambda v: v * 3.0 + 1.0), step("compute_inline", block="make"),
+        message="which may be rounded differently",
+    ),
+    refuse(
+        "copies of a function", lambda: ranked(lambda v: call("exp", v)), step("compute_inline", block="make"),
+        message="which may be rounded differently",
+    ),
     refuse("a reduction", softmax, step("reverse_compute_inline", block="row_sum"), message="is a reduction"),
     refuse("what reads inputs", make.chain, step("reverse_compute_inline", block="double"), message="to read an intermediate"),
     refuse("a narrower intermediate", spread, step("reverse_compute_inline", block="widen"), message="at all of its iterators"),
@@ -110,3 +131,12 @@ def test_reverse_compute_inline_writes_read_elements_only() -> None:
     assert s.func.allocs == ()
     for n in (0, 1, 5):
         assert_same_meaning(wider(), s.func, {"n": n})
+
+
+@pytest.mark.parametrize("value", [lambda v: v * 3.0, lambda v: maximum(v, 0.0)], ids=["a product", "a maximum"])
+def test_copies_rounded_alike_are_inlined(value: Callable[[Expr], Expr]) -> None:
+    s = Schedule(ranked(value))
+    assert inlinable(s.func, blocks(s.func.body)[0])
+    s.compute_inline("make")
+    assert_same_meaning(ranked(value), s.func, {"n": 5})
+    assert not inlinable(ranked(lambda v: v * 3.0 + 1.0), blocks(ranked(lambda v: v * 3.0 + 1.0).body)[0])
