@@ -353,20 +353,20 @@ def compared_with_itself(rest: Sequence[OperatorSpec], of: OperatorSpec) -> list
 
 
 @pytest.mark.parametrize("of", [TopK(const(3), 1), ArgMax(1)], ids=lambda o: o.name)
-def test_values_compared_with_one_another_are_computed_once(of: OperatorSpec) -> None:
+def test_values_compared_with_copies_are_computed_once(of: OperatorSpec) -> None:
     assert compared_with_itself((AddScalar(1.0),), of) == ["fused_mul_add_scalar", of.name]
     assert compared_with_itself((), of) == ["mul", of.name]
     assert compared_with_itself((Relu(),), of) == ["fused_mul_relu", of.name]
 
 
 @pytest.mark.parametrize("op", [Permute((1, 0)), Relu()], ids=lambda o: o.name)
-def test_moved_values_fuse_where_they_are_compared(op: OperatorSpec) -> None:
+def test_moved_values_fuse_with_comparisons(op: OperatorSpec) -> None:
     g = GraphBuilder()
     x = g.call(op, g.input("x", (g.symbol("n", 4, 64), 8)))
     assert kernels(lower(g.finish(g.call(TopK(const(3), 1), x)))) == [f"fused_{op.name}_top_k"]
 
 
-def test_masks_of_single_copies_fuse() -> None:
+def test_masks_of_one_copy_fuse() -> None:
     g = GraphBuilder()
     x = g.call(AddScalar(1.0), g.call(MulScalar(3.0), g.input("x", (g.symbol("n", 1, 64), 8))))
     y = g.call(Where(), g.call(Less(), x, g.call(MulScalar(2.0), x)), x, g.call(MulScalar(0.5), x))

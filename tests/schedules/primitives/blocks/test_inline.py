@@ -134,7 +134,7 @@ def test_reverse_compute_inline_writes_read_elements_only() -> None:
 
 
 @pytest.mark.parametrize("value", [lambda v: v * 3.0, lambda v: maximum(v, 0.0)], ids=["a product", "a maximum"])
-def test_copies_rounded_alike_are_inlined(value: Callable[[Expr], Expr]) -> None:
+def test_inline_keeps_copies_rounded_alike(value: Callable[[Expr], Expr]) -> None:
     s = Schedule(ranked(value))
     assert inlinable(s.func, blocks(s.func.body)[0])
     s.compute_inline("make")
