@@ -39,6 +39,13 @@ from relax_tune.tuner.task.alternatives import all_alternatives
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 SECONDS = 300
+LEVELS = {
+    0: ("-O0",),
+    # gcc 12 hoists remainders out of the wrong loop at this level, which builds do not use
+    1: ("-O1", "-fno-move-loop-invariants"),
+    2: ("-O2",),
+    3: ("-O3",),
+}
 UNIT = 60
 """Kernels in a translation unit."""
 INTERPRETED = 1000
@@ -121,7 +128,7 @@ class Bench:
         device, info = self.device(way.target)
         before = c_device.BASE_FLAGS, c_device._UNIT_KERNELS, alternatives.all_alternatives
         try:
-            c_device.BASE_FLAGS = (f"-O{way.level}", *before[0][1:])
+            c_device.BASE_FLAGS = (*LEVELS[way.level], *before[0][1:])
             c_device._UNIT_KERNELS = UNIT
             alternatives.all_alternatives = _all_alternatives
             built = [_built(way, t, info) for t in trials]
