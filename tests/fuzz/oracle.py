@@ -399,8 +399,10 @@ class _Run:
         return np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
 
     def signed(self, args: Sequence[Any], found: Array) -> Array:
-        """Move the sign of zeros that are the extreme of zeros."""
-        below = [(a == 0) & np.signbit(_wide(a)) for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
+        """Move the sign of zeros that are the extreme of zeros, or of what a run moved below zero."""
+        floats = [_wide(a) for a in args if isinstance(a, np.ndarray) and is_floating(a.dtype)]
+        least = float(ml_dtypes.finfo(found.dtype).smallest_normal)
+        below = [(np.abs(a) < least) & np.signbit(a) for a in floats]
         pointwise = np.broadcast_shapes(*(b.shape for b in below)) == found.shape
         either = reduce(np.logical_or, (b if pointwise else b.any() for b in below), np.False_)
         return np.where(either & (found == 0) & (self.rng.random(found.shape) < 0.5), -found, found)
