@@ -145,17 +145,14 @@ def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rul
     """Yield the sketches of `generate_sketches`, each made on demand."""
     for rule in (rules_for(machine) if rules is None else rules).values():
         for name, s in rule(func, machine):
-            if machine.is_gpu:
-                _limit(s, machine)
-            yield Sketch(name, s.func, s.trace, tuple(s.constraints), s.guesses)
+            for fact in launch_limits(s.func, machine) if machine.is_gpu else ():
+                s.require(fact)
+            yield Sketch(name, s.func, s.trace, tuple(s.constraints), _legal_guesses(s))
 
 
-def _limit(s: Schedule, machine: HardwareInfo) -> None:
-    """Require that a GPU can launch the kernels; drop guesses that violate a constraint."""
-    for fact in launch_limits(s.func, machine):
-        s.require(fact)
+def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:
     declared = s.tunables.values()
-    s.guesses = tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))
+    return tuple(g for g in s.guesses if all(holds(c, {t: g[t.name] for t in declared}) for c in s.constraints))
 
 
 def first_to_try(sketches: Sequence[Sketch]) -> Sketch:

@@ -20,18 +20,19 @@ Weights are packed in the order in which the inner loop reads them, once if they
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, inf, prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
+from relax_tune.ir.core.expr import Tunable, Var, as_int, ceildiv, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
 from relax_tune.schedules.rules.shared.blocks import writer_of
+from relax_tune.schedules.rules.shared.contraction import register_tiles
 from relax_tune.schedules.rules.shared.conv_analysis import (
     ConvolutionRoles,
     copy_by_remainder,
@@ -53,6 +54,9 @@ Order = Literal["panels", "blocks"]
 TALLEST = 14  # channels of a tile at most
 UNROLLED = 4  # taps that are unrolled at most
 WHOLE_ROWS = 4  # vectors of a row that is vectorised whole
+TYPICAL_ROW = 64  # elements of a row of unknown length
+LIKELY = 2  # tiles that are guessed
+NEIGHBOURS = 2.0  # cost of a vector of neighbours, which mostly lies across two lines of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
     """Compute blocks of whole rows for a few channels in scratch memory, from which the epilogue takes the output's rows."""
     if len(roles.windows) < 2 or any(w.stride != 1 for w in roles.windows[-2:]):
         raise ScheduleError(f"{s.func.name}: windows step by more than one, or there are no rows")
-    after = output_loops(s, main)
+    after, extents = output_loops(s, main), _extents(s, main)
     *_, line, column = [w.place for w in roles.windows]
     tile = _ConvolutionTile.of(s, machine, main, roles)
     scratch = find_block(s.func, main).body.buffer.name
@@ -135,6 +139,32 @@ def _rows(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
     s.set_kind(t_j, "unrolled")
     s.set_kind(q_1, "vectorized")
     _vectorise_row(s, after[column], machine)
+    s.guess(*_guesses_of_rows(s, machine, choice, roles, extents, tile, pitch))
+
+
+def _guesses_of_rows(
+    s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, roles: ConvolutionRoles,
+    extents: Mapping[Var, int | None], tile: _ConvolutionTile, pitch: int | None,
+) -> list[Mapping[str, int]]:  # fmt: skip
+    """Return the likely fast tiles, each in the best block of lines whose input lies in half of L2.
+
+    The sums lie in half of L1. Idle workers and lines computed for nothing count as loads.
+    """
+    rows, row = extents[roles.windows[-2].place], pitch or TYPICAL_ROW
+    deep, taps = prod(extents[v] or 1 for v in roles.depth), extents[roles.windows[-2].tap] or 1
+    found: dict[tuple[int, int], tuple[float, int]] = {}
+    for lines in reversed(s.tunables["LB"].domain):
+        if (lines + taps - 1) * deep * 4 * row > machine.l2_bytes // 2 and found:
+            continue
+        blocks = ceil(rows / lines) if rows else machine.workers
+        idle = 1.0 if choice.order == "blocks" else ceil(blocks / machine.workers) * machine.workers / blocks
+        waste = blocks * lines / rows if rows else 1.0
+        for loads, height, width in tile.likely(machine, lines * row):
+            cost = loads * idle * waste
+            if height * lines * 4 * row <= machine.l1_bytes // 2 and cost < found.get((height, width), (inf, 0))[0]:
+                found[height, width] = cost, lines
+    best = sorted(found, key=lambda tile: found[tile])[:LIKELY]
+    return [{"MR": height, "NR": width, "LB": found[height, width][1]} for height, width in best]
 
 
 def _blocks_of(rows: int | None) -> Sequence[int]:
@@ -166,7 +196,9 @@ def _flat(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
     position = next(v for v in after if v not in nest)
     q_0, q_1 = s.split(loops_by_iter(s, main)[position], [None, tile.width])
     s.set_tail(q_0, "peel")
+    length = _extents(s, main)[position]
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
+    _guess(s, tile.likely(machine, length))
 
 
 def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
@@ -180,7 +212,9 @@ def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main:
     column = roles.windows[-1].place
     p_0, p_1 = s.split(loops_by_iter(s, main)[column], [None, tile.width])
     s.set_tail(p_0, "peel")
+    length = _extents(s, main)[column]
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
+    _guess(s, tile.likely(machine, length))
 
 
 def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
@@ -188,7 +222,8 @@ def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: 
     if roles.each != 1 or len(roles.windows) < 2 or choice.order != "panels":
         raise ScheduleError(f"{s.func.name}: channels share what they read, or there are no lines")
     *_, line, column = roles.windows
-    lines, columns = (as_int(_extent(s, main, w.place)) for w in (line, column))
+    extents = _extents(s, main)
+    lines, columns = extents[line.place], extents[column.place]
     height = s.tunable("MR", range(1, min(TALLEST, lines or TALLEST) + 1))
     width = s.tunable("NR", _widths(columns, machine.lanes))
     _require_registers(s, machine, height, width)
@@ -213,6 +248,7 @@ def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: 
         s.set_kind(s.fuse(batch), "group", axis=2)
     else:
         s.set_kind(s.fuse(batch), "parallel")
+    _guess(s, register_tiles(height.domain, width.domain, machine, lines, columns))
 
 
 def _widths(columns: int | None, lanes: int) -> list[int]:
@@ -227,7 +263,8 @@ def _channels(
     s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles
 ) -> None:
     """Compute tiles of output positions of one row by channels."""
-    count = roles.each or as_int(_extent(s, main, roles.channel))
+    extents = _extents(s, main)
+    count = roles.each or extents[roles.channel]
     if roles.each == 1 or (count is not None and count < machine.lanes):
         raise ScheduleError(f"{s.func.name}: no vector of channels reads the same of the input")
     options = [machine.lanes * v for v in (1, 2, 3, 4)]
@@ -273,6 +310,12 @@ def _channels(
         raise ScheduleError(
             f"{s.func.name}: the last block of channels is separate, so channels cannot be fused with other loops"
         )
+    _guess(s, register_tiles(height.domain, width.domain, machine, extents[places[-1]], count))
+
+
+def _guess(s: Schedule, tiles: Sequence[tuple[float, int, int]]) -> None:
+    """Set the first tiles (loads, height, width) as guesses."""
+    s.guess(*({"MR": height, "NR": width} for _, height, width in tiles[:LIKELY]))
 
 
 def _require_registers(s: Schedule, machine: HardwareInfo, height: Tunable, width: Tunable) -> None:
@@ -316,21 +359,26 @@ def _outer_order(choice: ConvolutionChoice, batch: Sequence[str], places: str, c
 
 @dataclass(frozen=True, slots=True)
 class _ConvolutionTile:
-    """A tile of channels by output positions. exact: whether the height divides the channels (of a group)."""
+    """A tile of channels by output positions.
+
+    exact: whether the height divides the channels (of a group)
+    channels: their number, if it is constant
+    """
 
     height: Tunable
     width: Tunable
     exact: bool
+    channels: int | None
 
     @staticmethod
     def of(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> _ConvolutionTile:
-        count = roles.each or as_int(_extent(s, main, roles.channel))
+        count = roles.each or _extents(s, main)[roles.channel]
         fair = [d for d in range(1, TALLEST + 1) if count and count % d == 0]
         exact = bool(fair) and (roles.each is not None or fair[-1] >= 4 or fair[-1] == count)
         height = s.tunable("MR", fair if exact else range(1, TALLEST + 1))
         width = s.tunable("NR", [machine.lanes * v for v in (1, 2, 3, 4, 6, 8)])
         _require_registers(s, machine, height, width)
-        return _ConvolutionTile(height, width, exact)
+        return _ConvolutionTile(height, width, exact, count)
 
     def split_channel(self, s: Schedule, loop: str) -> tuple[str, str]:
         """Split the loop over channels. Returns the loop over tiles and the loop inside a tile."""
@@ -339,9 +387,14 @@ class _ConvolutionTile:
             s.set_tail(j_0, "pow2")
         return j_0, j_1
 
+    def likely(self, machine: HardwareInfo, positions: int | None) -> list[tuple[float, int, int]]:
+        """Return (loads per product, height, width) of likely fast tiles, best first."""
+        heights, widths = self.height.domain, self.width.domain
+        return register_tiles(heights, widths, machine, self.channels, positions, NEIGHBOURS)
 
-def _extent(s: Schedule, block: str, var: Var) -> Expr:
-    return next(i.extent for i in find_block(s.func, block).iters if i.var is var)
+
+def _extents(s: Schedule, block: str) -> Mapping[Var, int | None]:
+    return {i.var: as_int(i.extent) for i in find_block(s.func, block).iters}
 
 
 def _vectorise_row(s: Schedule, loop: str, machine: HardwareInfo) -> None:

@@ -24,6 +24,7 @@ from relax_tune.schedules.rules.shared.contraction import (
     inline_around,
     is_product,
     output_column,
+    register_tiles,
 )
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.searches import searches
@@ -254,22 +255,15 @@ def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Map
 
     The number of row groups is the first that gives every worker the same number of tiles.
     """
-    found: list[tuple[float, Mapping[str, int]]] = []
-    columns, row_count = _extent(roles, roles.column), _extent(roles, roles.row)
-    for width in s.tunables["NR"].domain:
-        vectors = -(-width // machine.lanes)
-        heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
-        height = max(h for h in heights if h == 1 or h * vectors + vectors + 1 <= machine.registers)
-        for rows in {height, 1 << height.bit_length() - 1}:
-            waste = 1.0
-            for extent, tile in ((columns, width), (row_count, rows)):
-                waste *= -(-extent // tile) * tile / extent if extent else 1.0
-            values = {"NR": width, "MR": rows}
-            panels = 1 if columns is None else -(-columns // width)
-            if "RG" in s.tunables:
-                groups = s.tunables["RG"].domain
-                shared = (g for g in groups if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
-                values["RG"] = next(shared, groups[-1])
-            chosen = {n: v for n, v in values.items() if n in s.tunables}
-            found.append(((rows + vectors) / (rows * vectors) * waste, chosen))
-    return [values for _, values in sorted(found, key=lambda f: f[0])[:2]]
+    found: list[Mapping[str, int]] = []
+    columns, rows = _extent(roles, roles.column), _extent(roles, roles.row)
+    heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
+    for _, height, width in register_tiles(heights, s.tunables["NR"].domain, machine, rows, columns)[:2]:
+        values = {"NR": width, "MR": height}
+        panels = 1 if columns is None else -(-columns // width)
+        if "RG" in s.tunables:
+            groups = s.tunables["RG"].domain
+            shared = (g for g in groups if panels * g % machine.workers == 0 or panels * g >= 8 * machine.workers)
+            values["RG"] = next(shared, groups[-1])
+        found.append({n: v for n, v in values.items() if n in s.tunables})
+    return found

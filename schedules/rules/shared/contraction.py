@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from relax_tune.schedules.analysis import depends_on, final_block, inlinable, re
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.reductions import combiner
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
 
 FEW_ROWS = 16
 """With more rows than this, arithmetic bounds a product rather than the bytes of its weights."""
@@ -21,6 +23,31 @@ FEW_ROWS = 16
 def multiplies(block: Block) -> bool:
     """Return True if the block reads more than one element per step, as a product does."""
     return len(block_loads(block)) > 1
+
+
+def register_tiles(
+    heights: Sequence[int],
+    widths: Sequence[int],
+    machine: HardwareInfo,
+    rows: int | None,
+    columns: int | None,
+    vector_cost: float = 1.0,
+) -> list[tuple[float, int, int]]:
+    """Return (loads per product, height, width) of tiles that the registers hold, fewest loads first.
+
+    Waste at constant extents counts, and `vector_cost` is that of loading a vector beside a row's element. Of each width
+    there is the highest tile, and the highest below by a power of two.
+    """
+    found = []
+    for width in widths:
+        vectors = -(-width // machine.lanes)
+        most = max((h for h in heights if h * vectors + vectors + 1 <= machine.registers), default=0)
+        for height in {most, 1 << most.bit_length() - 1} & set(heights) if most else ():
+            waste = 1.0
+            for extent, tile in ((columns, width), (rows, height)):
+                waste *= -(-extent // tile) * tile / extent if extent else 1.0
+            found.append(((height + vector_cost * vectors) / (height * vectors) * waste, height, width))
+    return sorted(found)
 
 
 def is_product(func: PrimFunc) -> bool:
