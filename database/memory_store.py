@@ -49,7 +49,9 @@ class MemoryStore:
 
     def add_target(self, target: Target) -> str:
         with self._lock:
-            self._targets.setdefault(target.key, target)
+            known = self._targets.setdefault(target.key, target)
+            if not known.limits:
+                self._targets[target.key] = target
         return target.key
 
     def add_environment(self, environment: Environment) -> str:

@@ -35,6 +35,7 @@ class TargetRow(Base):
     kind: Mapped[str]
     name: Mapped[str]
     fingerprint: Mapped[str]
+    limits: Mapped[str] = mapped_column(server_default="{}")
 
 
 class EnvironmentRow(Base):

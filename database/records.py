@@ -173,17 +173,23 @@ def _clean_message(value: Any, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Device, driver and compiler, well enough known to reuse a timing. `key` is the hash of all fields."""
+    """Device, driver and compiler, well enough known to reuse a timing.
+
+    limits: sizes and counts of the device, such as `workers` and `l2_bytes` (`DeviceInfo.limits`); empty if unknown
+    key: hash of the identity, which has no limits
+    """
 
     kind: str
     name: str
     fingerprint: tuple[tuple[str, str], ...] = ()
+    limits: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         _key(self.kind, "target kind")
         _text(self.name, "target name", limit=1000)
         object.__setattr__(self, "fingerprint", _pairs(self.fingerprint, "target fingerprint"))
+        object.__setattr__(self, "limits", tuple(_integers(dict(self.limits), "target limits").items()))
         object.__setattr__(self, "key", content_key([self.kind, self.name, self.fingerprint]))
 
 

@@ -37,12 +37,17 @@ def target_values(target: Target) -> dict[str, Any]:
         "kind": target.kind,
         "name": target.name,
         "fingerprint": canonical_json(target.fingerprint),
+        "limits": canonical_json(dict(target.limits)),
     }
 
 
 def target_of(row: Row) -> Target:
+    where = f"targets row {row['key']!r:.80}"
+    limits = parse_json(row["limits"], f"{where} limits") if "limits" in row else {}
+    if not isinstance(limits, dict):
+        raise DatabaseError(f"{where} limits: wanted names mapped to integers, found {limits!r:.80}")
     target = Target(
-        row["kind"], row["name"], parse_json(row["fingerprint"], f"targets row {row['key']!r:.80} fingerprint")
+        row["kind"], row["name"], parse_json(row["fingerprint"], f"{where} fingerprint"), tuple(limits.items())
     )
     _same_key(row, target.key, "targets")
     return target

@@ -56,6 +56,7 @@ from relax_tune.database.records import (
     VariantKind,
     VariantRecord,
     Workload,
+    canonical_json,
     symbols_text,
 )
 from relax_tune.database.rules import RefusedRecord, prune_cutoff, rank, verify_batch, verify_same_subjects
@@ -165,6 +166,9 @@ class SqlStore:
     def add_target(self, target: Target) -> str:
         with self._write("add a target") as connection:
             self._add(connection, TargetRow, [rows.target_values(target)])
+            if target.limits:
+                unknown = (TargetRow.key == target.key) & (TargetRow.limits == "{}")
+                connection.execute(update(TargetRow).where(unknown).values(limits=canonical_json(dict(target.limits))))
         return target.key
 
     @patient

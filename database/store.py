@@ -55,7 +55,7 @@ class Store(Protocol):
         ...
 
     def add_target(self, target: Target) -> str:
-        """Add a target; return its key. Idempotent."""
+        """Add a target; return its key. Idempotent: the first limits stay."""
         ...
 
     def add_environment(self, environment: Environment) -> str:

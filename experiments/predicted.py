@@ -29,7 +29,7 @@ from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.torch.importer import import_program
 from relax_tune.ir.frontend.torch.program import from_json
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, feature_names, recorded_rows
+from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, recorded_rows
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.settings import Settings
 
@@ -128,12 +128,11 @@ def main() -> None:
             jobs[model] = tuned(prepared(model, args.work, args.peer_python), args.work / model, store, settings)
             say(f"{model}: tuned")
         job = jobs[models[0]]
-        names, kind = feature_names(job.hardware), job.device.kind
-        rows = recorded_rows(store, kind, job.hardware)
+        rows = recorded_rows(store, job.device)
     own = {m: {t.key for t in j.tasks} for m, j in jobs.items()}
 
     def train(found: PriorRows) -> Prior:
-        return Prior.train(found, kind, names)
+        return Prior.train(found, job.hardware)
 
     if args.prior:
         about = {"rows": len(rows.log_time), "groups": len(rows.keys), "workloads": len({k[1] for k in rows.keys})}

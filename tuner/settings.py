@@ -225,7 +225,7 @@ class Settings:
         None,
         "A cost model, as `model train` writes it, that chooses kernels for functions without records.",
         commands=("build", "plan", "show"),
-        default="the package's for this kind of device, if it has one; else the rules guess",
+        default="the package's for this family of devices, if it has one; else the rules guess",
         metavar="FILE",
     )
 

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,21 @@ def test_adding_again_changes_nothing(store: Store) -> None:
     assert store.add_measurements([]) == 0
     assert store.query(ZEN.key, MATMUL.key) == [first, second]
     assert len(store.targets()) == 2 and len(store.workloads(None)) == 2
+
+
+def test_limits_of_a_target_stay_once_known(store: Store) -> None:
+    def limits() -> dict[str, int]:
+        found = store.target(ZEN.key)
+        assert found is not None
+        return dict(found.limits)
+
+    filled(store)
+    assert limits() == {}
+    for workers in (2, 4):
+        store.add_target(replace(ZEN, limits=(("workers", workers), ("l2_bytes", 1 << 20))))
+        assert limits() == {"l2_bytes": 1 << 20, "workers": 2}
+    store.add_target(ZEN)
+    assert limits() == {"l2_bytes": 1 << 20, "workers": 2} and store.check() == []
 
 
 @pytest.mark.parametrize(

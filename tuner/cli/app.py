@@ -105,7 +105,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "app",
         "Train a cost model for kernels that nobody measured.",
         (
-            "relax-tune model train --target c --out c.prior",
+            "relax-tune model train --target c --out team.prior",
             "relax-tune model evaluate --target c",
         ),
     ),

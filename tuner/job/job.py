@@ -36,7 +36,7 @@ from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.self_test import Refused, tested
-from relax_tune.tuner.learn.prior import Prior, packaged_prior
+from relax_tune.tuner.learn.prior import Prior, family_of, packaged_prior
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import tls_files
@@ -112,7 +112,7 @@ class Job:
     @cached_property
     def target(self) -> Target:
         """The identity under which this device's records are kept."""
-        return Target(self.device.kind, self.device.name, self.device.fingerprint)
+        return Target(self.device.kind, self.device.name, self.device.fingerprint, self.device.limits)
 
     @cached_property
     def hardware(self) -> HardwareInfo:
@@ -163,11 +163,11 @@ class Job:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The predictor for functions without records, by the prior of the settings, else by the packaged one of this kind."""
+        """The predictor for functions without records, by the prior of the settings, else by the packaged one."""
         given = self.settings.prior
-        prior = packaged_prior(self.device.kind) if given is None else Prior.read(Path(given))
+        prior = packaged_prior(family_of(self.hardware)) if given is None else Prior.read(Path(given))
         if given is not None and prior is not None:
-            prior.check_fit(self.device.kind, self.hardware, given)
+            prior.check_fit(self.hardware, given)
         return Predictor(prior, RecordedHistory(self.store, self.target.key, ()))
 
     def records(self, workload: str, regime: Regime) -> list[Measurement]:

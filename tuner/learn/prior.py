@@ -1,7 +1,8 @@
 """The prior: a cost model trained on the records of many workloads, for candidates of functions that nobody measured.
 
-It predicts log(seconds / roofline) from the features that all sketches share (`schedules/cost/features`), so that it applies
-to any function. `Prior.train` makes one from a database; one for each kind of device comes with the package.
+It predicts log(seconds / roofline) from the features that all sketches share (`schedules/cost/features`) and from the machine's
+limits, so that it applies to any function on any machine of its family: processors or GPUs. `Prior.train` makes one from a
+database.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from relax_tune.database.store import Store
 from relax_tune.errors import UserError
 from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.runtime.atomic_write import reason, write_whole
+from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.schedules.cost.features import sketch_features
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.learn.recorded_rows import RecordedRows
 from relax_tune.tuner.search.space import FeatureArray, FloatArray, IntArray
 
-FORM = 1
+FORM = 2
 """Version of the file's form. Another form is another tool's."""
 PACKAGED = Path(__file__).parent / "priors"
 ROWS = 4096
@@ -34,6 +36,7 @@ ROWS = 4096
 SKETCHES = 16
 TREES, DEPTH, ETA = 400, 7, 0.08
 REGIMES: tuple[Regime, ...] = ("warm", "flushed")
+LANGUAGES = ("c", "opencl", "cuda")
 GroupKey = tuple[str, str, str, int]
 """Target, workload, regime, number of the shape."""
 
@@ -57,35 +60,60 @@ class PriorRows:
         return PriorRows(self.features[kept], self.log_time[kept], self.groups[kept], self.keys)
 
 
-def recorded_rows(store: Store, kind: str, hardware: HardwareInfo) -> PriorRows:
-    """Return the rows of all records of devices of a kind.
+def family_of(hardware: HardwareInfo) -> str:
+    """Return the family of machines whose sketches have the same features."""
+    return "gpu" if hardware.is_gpu else "processor"
 
-    hardware: the device that features are of. Raises UserError when there are no records that apply."""
-    reader = RecordedRows(store, hardware)
+
+def recorded_rows(store: Store, device: DeviceInfo) -> PriorRows:
+    """Return the rows of all records of machines of the device's family.
+
+    A target without limits on record counts only if it is of the device's kind, whose limits it gets. Raises UserError when
+    there are no records that apply.
+    """
+    here = HardwareInfo.from_limits(device.kind, dict(device.limits))
     features, times, groups, keys = [], [], [], list[GroupKey]()
-    for target in (t.key for t in store.targets() if t.kind == kind):
-        for workload in store.workloads(target):
+    for target in store.targets():
+        limits = target.limits or (device.limits if target.kind == device.kind else ())
+        hardware = HardwareInfo.from_limits(target.kind, dict(limits))
+        if not limits or family_of(hardware) != family_of(here):
+            continue
+        reader = RecordedRows(store, hardware)
+        for workload in store.workloads(target.key):
             reader.know(workload.key, workload.text)
             for regime in REGIMES:
                 found = reader.part(
-                    regime, target, workload=workload.key, count=ROWS, sketches=SKETCHES, libraries=True
+                    regime, target.key, workload=workload.key, count=ROWS, sketches=SKETCHES, libraries=True
                 )
                 if found is None:
                     continue
                 ok = np.isfinite(found.log_time)
-                features.append(found.features[ok])
+                features.append(with_machine(found.features[ok], hardware))
                 times.append(found.log_time[ok])
                 groups.append(found.groups[ok] + len(keys))
-                keys += [(target, workload.key, regime, n) for n in range(int(found.groups.max(initial=-1)) + 1)]
+                keys += [(target.key, workload.key, regime, n) for n in range(int(found.groups.max(initial=-1)) + 1)]
     if not features:
         raise UserError(
-            f"wanted records of tuned kernels on devices of the kind {kind!r}, found none in {store.where} that apply to this "
-            "version's schedules; run `relax-tune tune` first"
+            f"wanted records of tuned kernels on a {family_of(here)}, found none in {store.where} that apply to this version's "
+            "schedules; run `relax-tune tune` first"
         )
     return PriorRows(np.concatenate(features), np.concatenate(times), np.concatenate(groups), tuple(keys))
 
 
-def feature_names(hardware: HardwareInfo) -> tuple[str, ...]:
+def with_machine(features: FeatureArray, hardware: HardwareInfo) -> FeatureArray:
+    """Append the machine's columns to features (..., F): its limits on a log scale, and its language."""
+    own = np.asarray(list(_machine(hardware).values()), np.float32)
+    return np.concatenate([features, np.broadcast_to(own, (*features.shape[:-1], len(own)))], axis=-1)
+
+
+def _machine(hardware: HardwareInfo) -> Mapping[str, float]:
+    facts = asdict(hardware)
+    language = float(LANGUAGES.index(facts.pop("language")))
+    return {"language": language, **{name: float(np.log2(1 + value)) for name, value in facts.items()}}
+
+
+@cache
+def sketch_names(hardware: HardwareInfo) -> tuple[str, ...]:
     """Return the names of the features of any sketch on a machine, in order."""
     b = TensorBuilder("copy")
     x, y = b.input("x", (8,)), b.output("y", (8,))
@@ -93,21 +121,26 @@ def feature_names(hardware: HardwareInfo) -> tuple[str, ...]:
     return tuple(f.name for f in sketch_features(b.finish(), hardware))
 
 
+def feature_names(hardware: HardwareInfo) -> tuple[str, ...]:
+    """Return the names of a prior's columns, in order: those of sketches, then those of the machine."""
+    return (*sketch_names(hardware), *(f"machine {name}" for name in _machine(hardware)))
+
+
 @dataclass(frozen=True, eq=False)
 class Prior:
     """A trained model.
 
-    kind: of devices; names: of the features, in order; about: what it was trained on, for people
+    family: of machines; names: of the columns, in order; about: what it was trained on, for people
     """
 
-    kind: str
+    family: str
     names: tuple[str, ...]
     booster: Any
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def train(rows: PriorRows, kind: str, names: Sequence[str], about: Mapping[str, Any] | None = None) -> Prior:
-        """Train a prior. Every group counts alike, whatever its number of rows."""
+    def train(rows: PriorRows, hardware: HardwareInfo, about: Mapping[str, Any] | None = None) -> Prior:
+        """Train a prior for the family of a machine. Every group counts alike, whatever its number of rows."""
         import xgboost as xgb
 
         counts = np.bincount(rows.groups, minlength=len(rows.keys))
@@ -117,7 +150,9 @@ class Prior:
             "objective": "reg:squarederror", "tree_method": "hist", "max_depth": DEPTH, "eta": ETA, "subsample": 0.7,
             "colsample_bytree": 0.7, "min_child_weight": 4, "nthread": 1, "seed": 0, "verbosity": 0,
         }  # fmt: skip
-        return Prior(kind, tuple(names), xgb.train(parameters, data, TREES), dict(about or {}))
+        return Prior(
+            family_of(hardware), feature_names(hardware), xgb.train(parameters, data, TREES), dict(about or {})
+        )
 
     def log_time(self, features: FeatureArray) -> FloatArray:
         """Return log(seconds / roofline) (N,) of rows (N, F)."""
@@ -125,18 +160,18 @@ class Prior:
 
     def save(self, path: Path) -> None:
         """Write the prior: a line of JSON, then the trees, compressed. Raises UserError where it cannot be written."""
-        head = {"form": FORM, "kind": self.kind, "names": list(self.names), "about": dict(self.about)}
+        head = {"form": FORM, "family": self.family, "names": list(self.names), "about": dict(self.about)}
         trees = zlib.compress(bytes(self.booster.save_raw("ubj")), 9)
         try:
             write_whole(path, memoryview(json.dumps(head, sort_keys=True).encode() + b"\n" + trees))
         except OSError as error:
             raise UserError(f"{path}: the prior could not be written: {reason(error)}") from None
 
-    def check_fit(self, kind: str, hardware: HardwareInfo, where: str) -> None:
-        """Raise UserError for a prior of other devices, or of other features than this version's."""
-        if self.kind != kind:
+    def check_fit(self, hardware: HardwareInfo, where: str) -> None:
+        """Raise UserError for a prior of other machines, or of other features than this version's."""
+        if self.family != family_of(hardware):
             raise UserError(
-                f"{where}: wanted a prior of the kind {kind!r}, found one of {self.kind!r}; train one for it"
+                f"{where}: wanted a prior for a {family_of(hardware)}, found one for a {self.family:.20}; train one for it"
             )
         if self.names != feature_names(hardware):
             raise UserError(
@@ -155,7 +190,7 @@ class Prior:
             booster = xgb.Booster()
             if form == FORM:
                 booster.load_model(bytearray(zlib.decompress(trees)))
-                return Prior(str(fields["kind"]), tuple(map(str, fields["names"])), booster, dict(fields["about"]))
+                return Prior(str(fields["family"]), tuple(map(str, fields["names"])), booster, dict(fields["about"]))
         except (OSError, ValueError, KeyError, TypeError, zlib.error, xgb.core.XGBoostError) as error:
             raise UserError(
                 f"{path}: wanted a prior that `relax-tune model train` wrote, found none: {str(error).splitlines()[0]:.200}"
@@ -164,9 +199,9 @@ class Prior:
 
 
 @cache
-def packaged_prior(kind: str) -> Prior | None:
-    """Return the prior for a kind of devices that comes with the package; None if there is none."""
-    path = PACKAGED / f"{kind}.prior"
+def packaged_prior(family: str) -> Prior | None:
+    """Return the prior for a family of machines that comes with the package; None if there is none."""
+    path = PACKAGED / f"{family}.prior"
     return Prior.read(path) if path.is_file() else None
 
 

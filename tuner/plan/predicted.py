@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_tune.database.records import VariantRecord
-from relax_tune.tuner.learn.prior import Prior, feature_names
+from relax_tune.tuner.learn.prior import Prior, feature_names, sketch_names, with_machine
 from relax_tune.tuner.learn.recorded_rows import library_row, log_roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.plan.select import DispatchPlan, PlanEntry, select
@@ -46,8 +46,7 @@ class Predictor:
         """
         if choices.sketches[0].name == "fallback":  # the generic form itself
             return None
-        names = feature_names(choices.hardware)
-        if self.prior is None or self.prior.names != names or not choices.task.domain.points:
+        if self.prior is None or self.prior.names != feature_names(choices.hardware) or not choices.task.domain.points:
             guess = choices.guess()
             if guess.key in without:
                 return None
@@ -70,10 +69,11 @@ def _ranked(
     choices: Choices, prior: Prior, codes: CodeArray, without: Collection[str]
 ) -> tuple[DispatchPlan, dict[str, VariantRecord]] | None:
     """Return the plan that a prior predicts to be fastest, of some candidates and the library's call, and its variants."""
-    space, points, names = choices.space, points_array(choices.task.domain.points), prior.names
-    features = space.features(codes, points)[:, :, : len(names)].reshape(-1, len(names))
-    scale = log_roofline(features, choices.hardware).reshape(len(codes), len(points)).min(axis=0)
-    log_time = prior.log_time(features).reshape(len(codes), len(points)) + scale
+    space, points, hardware = choices.space, points_array(choices.task.domain.points), choices.hardware
+    width = len(sketch_names(hardware))
+    features = space.features(codes, points)[:, :, :width].reshape(-1, width)
+    scale = log_roofline(features, hardware).reshape(len(codes), len(points)).min(axis=0)
+    log_time = prior.log_time(with_machine(features, hardware)).reshape(len(codes), len(points)) + scale
     order = np.argsort(log_time, axis=0, kind="stable")
     times: dict[str, list[float | None]] = {}
     variants: dict[str, VariantRecord] = {}
@@ -86,7 +86,7 @@ def _ranked(
     if routine is not None:
         rows = np.stack([library_row(row) for row in features[: len(points)]])
         variants[routine.key] = routine
-        times[routine.key] = [float(t) for t in np.exp(prior.log_time(rows) + scale)]
+        times[routine.key] = [float(t) for t in np.exp(prior.log_time(with_machine(rows, hardware)) + scale)]
     if not times:
         return None
     libraries = () if routine is None else (routine.key,)

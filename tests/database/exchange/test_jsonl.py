@@ -194,9 +194,10 @@ def test_merging_is_a_union_in_any_order(left: set[int], right: set[int]) -> Non
 
 def test_values_named_like_fields_round_trip() -> None:
     source = MemoryStore()
-    target = Target("target", "kind", (("record", "v"), ("v", "2")))
+    target = Target("target", "kind", (("record", "v"), ("v", "2")), (("key", 3),))
     source.add_target(target)
     source.add_workload(Workload("record", "v", 0))
     other = MemoryStore()
     merge(source, other)
-    assert other.targets() == [target] and other.workload("record") == Workload("record", "v", 0)
+    assert other.targets() == [target] and other.targets()[0].limits == target.limits
+    assert other.workload("record") == Workload("record", "v", 0)

@@ -47,7 +47,7 @@ def filled(store: Store, products: Sequence[Choices], targets: Sequence[str] = (
 
 @pytest.fixture(scope="module")
 def rows(products: Sequence[Choices]) -> PriorRows:
-    return recorded_rows(filled(MemoryStore(), products[:-1]), "c", PAPER_MACHINE)
+    return recorded_rows(filled(MemoryStore(), products[:-1]), PAPER_DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def prior(rows: PriorRows) -> Prior:
 
 
 def trained(rows: PriorRows) -> Prior:
-    return Prior.train(rows, "c", feature_names(PAPER_MACHINE))
+    return Prior.train(rows, PAPER_MACHINE)
 
 
 def test_rows_have_a_group_for_each_workload_and_shape(rows: PriorRows, products: Sequence[Choices]) -> None:
@@ -67,9 +67,28 @@ def test_rows_have_a_group_for_each_workload_and_shape(rows: PriorRows, products
     assert set(kept.groups.tolist()) == {2, 3, 4, 5} and len(kept.log_time) == len(kept.features)
 
 
+def test_rows_have_the_limits_of_their_machines(products: Sequence[Choices]) -> None:
+    other = Target("opencl", "other", (), (("l2_bytes", 1 << 21), ("vector_bits", 512), ("workers", 8)))
+    store = filled(MemoryStore(), products[:1])
+    store.add_target(other)
+    unknown = Target("opencl", "without limits")
+    store.add_target(unknown)
+    for target in (other, unknown):
+        store.add_measurements(
+            [replace(m, id=f"{target.name}-{m.id}") for m in records(products[0], target.key, 60, POINTS)]
+        )
+    rows = recorded_rows(store, PAPER_DEVICE)
+    assert {k[0] for k in rows.keys} == {HERE, other.key}, "of a machine of unknown limits nothing can be learnt"
+    at = feature_names(PAPER_MACHINE).index("machine l2_bytes")
+    here = np.asarray([rows.keys[g][0] == HERE for g in rows.groups])
+    assert set(rows.features[~here, at]) == {np.float32(np.log2(1 + (1 << 21)))}
+    assert set(rows.features[here, at]) == {np.float32(np.log2(1 + PAPER_MACHINE.l2_bytes))}
+
+
 def test_store_without_records_of_the_kind_is_refused(products: Sequence[Choices]) -> None:
-    with pytest.raises(UserError, match="records of tuned kernels on devices of the kind 'cuda'"):
-        recorded_rows(filled(MemoryStore(), products[:1]), "cuda", PAPER_MACHINE)
+    gpu = replace(PAPER_DEVICE, kind="cuda", limits=(("warp", 32),))
+    with pytest.raises(UserError, match="records of tuned kernels on a gpu"):
+        recorded_rows(filled(MemoryStore(), products[:1]), gpu)
 
 
 def test_prior_orders_candidates_of_functions_left_out(rows: PriorRows) -> None:
@@ -86,12 +105,12 @@ def test_evaluation_needs_two_to_leave_one_out(rows: PriorRows) -> None:
 def test_file_of_a_prior_predicts_alike(prior: Prior, rows: PriorRows, tmp_path: Path) -> None:
     prior.save(tmp_path / "c.prior")
     found = Prior.read(tmp_path / "c.prior")
-    assert (found.kind, found.names, found.about) == (prior.kind, prior.names, prior.about)
+    assert (found.family, found.names, found.about) == (prior.family, prior.names, prior.about)
     np.testing.assert_array_equal(found.log_time(rows.features), prior.log_time(rows.features))
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}\n", b'{"form": 1, "kind": "c", "names": [], "about": {}}\nabc', b"\x80\n"]
+    "content", [b"", b"{}\n", b'{"form": 2, "family": "c", "names": [], "about": {}}\nabc', b"\x80\n"]
 )
 def test_other_files_are_no_priors(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.prior").write_bytes(content)
@@ -101,8 +120,8 @@ def test_other_files_are_no_priors(content: bytes, tmp_path: Path) -> None:
 
 def test_prior_of_another_form_is_refused(prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prior.save(tmp_path / "c.prior")
-    monkeypatch.setattr(prior_module, "FORM", 2)
-    with pytest.raises(UserError, match="a prior of form 2, found form 1"):
+    monkeypatch.setattr(prior_module, "FORM", 3)
+    with pytest.raises(UserError, match="a prior of form 3, found form 2"):
         Prior.read(tmp_path / "c.prior")
 
 
@@ -166,7 +185,7 @@ def test_build_takes_the_prior_of_the_settings(prior: Prior, tmp_path: Path) -> 
 def test_given_prior_of_other_devices_or_features_is_refused(prior: Prior, tmp_path: Path) -> None:
     path = tmp_path / "x.prior"
     for wrong, text in (
-        (replace(prior, kind="opencl"), "kind 'c', found one of 'opencl'"),
+        (replace(prior, family="gpu"), "for a processor, found one for a gpu"),
         (replace(prior, names=("x",)), "features"),
     ):
         wrong.save(path)
@@ -179,7 +198,7 @@ def test_prior_without_a_folder_to_write_to_is_refused(prior: Prior, tmp_path: P
         prior.save(tmp_path / "none" / "c.prior")
 
 
-def test_no_prior_is_packaged_for_unknown_kinds() -> None:
+def test_no_prior_is_packaged_for_unknown_families() -> None:
     assert packaged_prior("abacus") is None
 
 
@@ -209,7 +228,7 @@ def test_library_is_predicted_at_sizes_of_faster_library_records(products: Seque
                 id, choices.task.key, HERE, routine, {"s0": spot[0]}, samples_secs=(secs,), checked=True
             )
             store.add_measurements([record])
-    found = Predictor(trained(recorded_rows(store, "c", PAPER_MACHINE))).plan(task)
+    found = Predictor(trained(recorded_rows(store, PAPER_DEVICE))).plan(task)
     assert found is not None
     plan, variants = found
     kinds = {p: variants[plan.choose(p)].kind for p in task.task.domain.points}

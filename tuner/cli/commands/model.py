@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from relax_tune.tuner.cli.commands.db import open_for
 from relax_tune.tuner.cli.commands.options import Database, Json, print_json, setting_option
 from relax_tune.tuner.cli.report.console import make_console, make_table, say
 from relax_tune.tuner.job.job import device_info
-from relax_tune.tuner.learn.prior import GroupKey, Prior, PriorRows, evaluate, feature_names, recorded_rows
+from relax_tune.tuner.learn.prior import GroupKey, Prior, PriorRows, evaluate, recorded_rows
 from relax_tune.tuner.settings import load_settings
 
 app = typer.Typer(
@@ -30,25 +30,24 @@ Target = Annotated[str | None, setting_option("target")]
 APART: dict[str, Callable[[GroupKey], str]] = {"workload": lambda key: key[1], "target": lambda key: key[0]}
 
 
-def _read(db: str | None, target: str | None) -> tuple[PriorRows, str, Sequence[str]]:
+def _read(db: str | None, target: str | None) -> tuple[PriorRows, HardwareInfo]:
     info = device_info(load_settings({"target": target}).target)
-    hardware = HardwareInfo.from_limits(info.kind, dict(info.limits))
     with open_for(db) as store:
-        return recorded_rows(store, info.kind, hardware), info.kind, feature_names(hardware)
+        return recorded_rows(store, info), HardwareInfo.from_limits(info.kind, dict(info.limits))
 
 
-@app.command(epilog=examples("relax-tune model train --target c --out c.prior"))
+@app.command(epilog=examples("relax-tune model train --out team.prior"))
 def train(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")],
     target: Target = None,
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Train a prior on all records of devices of a kind. `build --prior FILE` takes it."""
-    rows, kind, names = _read(db, target)
+    """Train a prior on the records of all processors, or of all GPUs if the target is one. `build --prior FILE` takes it."""
+    rows, hardware = _read(db, target)
     about = {"tool": tool_version(), "rows": len(rows.log_time), "groups": len(rows.keys)}
     about |= {what + "s": len({part(k) for k in rows.keys}) for what, part in APART.items()}
-    prior = Prior.train(rows, kind, names, about)
+    prior = Prior.train(rows, hardware, about)
     prior.save(out)
     if json:
         print_json({"file": str(out), "bytes": out.stat().st_size, **about})
@@ -66,11 +65,11 @@ def judge(target: Target = None, db: Database = None, json: Json = False) -> Non
     Each is trained without a fifth of the workloads, or without a device, and orders the candidates of those. Regret is the
     time of the best of the first 1, 4 or 16 by the prior over that of the best on record, less 1.
     """
-    rows, kind, names = _read(db, target)
+    rows, hardware = _read(db, target)
     found = {}
     for what, part in APART.items():
         if len({part(k) for k in rows.keys}) > 1:
-            found[what] = evaluate(rows, lambda r: Prior.train(r, kind, names), part)
+            found[what] = evaluate(rows, lambda r: Prior.train(r, hardware), part)
     if not found:
         raise UserError("wanted records of two workloads or devices, to leave one out, found those of one; tune more")
     if json:
