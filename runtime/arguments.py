@@ -4,7 +4,7 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.program import BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
-from relax_tune.runtime.resident import DeviceArray, on_host
 from relax_tune.runtime.signature import tensor_specs
 
 
@@ -154,3 +154,38 @@ def check_binders(program: Program) -> None:
     missing = [symbol.name for index, symbol in enumerate(program.symbols) if index not in found]
     if missing:
         raise ArtifactError(f"{program.name}: wanted a dim of an input for every symbol, found none for {missing}")
+
+
+def match_symbols(
+    program: Program,
+    binders: Mapping[int, tuple[int, int]],
+    arrays: Sequence[NDArray[Any] | DeviceArray],
+    given: Sequence[int] | None,
+    evaluate: Callable[[tuple[int, ...], Mapping[int, str]], list[int]],
+) -> tuple[tuple[int, ...], list[int]]:
+    """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked.
+
+    binders: as of `find_binders`; evaluate: computes the slots of symbol values, which came from what is named
+    """
+    symbols = [0] * len(program.symbols)
+    origin: dict[int, str] = {}
+    if given is not None:
+        symbols = list(given)
+        origin = {index: "its caller" for index in range(len(symbols))}
+    elif len(binders) < len(symbols):
+        check_binders(program)
+    for index, (position, dim) in binders.items() if given is None else ():
+        symbols[index] = arrays[position].shape[dim]
+        origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
+    key = tuple(symbols)
+    values = evaluate(key, origin)
+    for index, array in zip(program.inputs, arrays):
+        spec = program.buffers[index]
+        for dim, slot in enumerate(spec.shape):
+            if array.shape[dim] != values[slot]:
+                known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
+                raise UserError(
+                    f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
+                    f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
+                )
+    return key, values

@@ -12,101 +12,28 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
-from relax_tune.runtime.arguments import check_arguments, check_binders, check_computed, check_values, find_binders
-from relax_tune.runtime.buffer_pool import BufferPool
+from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
+from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
+from relax_tune.runtime.memory.buffer_pool import BufferPool
+from relax_tune.runtime.memory.resident import DeviceArray, kept_array
+from relax_tune.runtime.memory.weights import DeviceWeights, check_size, load_constants
 from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
 from relax_tune.runtime.program.scalars import compile_scalars, constant_values
-from relax_tune.runtime.program.sharing import unshared
-from relax_tune.runtime.resident import DeviceArray
+from relax_tune.runtime.program.sharing import stored_dims, unshared, viewed_inputs
 from relax_tune.runtime.shapes import Recorder
-from relax_tune.runtime.weights import DeviceWeights
 
 MAX_BINDINGS = 64
-
-
-class BoundProgram:
-    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
-
-    def __init__(self, executor: Executor, symbols: tuple[int, ...], values: list[int]) -> None:
-        self._executor = executor
-        self.symbols, self.values = symbols, values
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        program = executor.program
-        for spec in program.buffers:
-            shape = tuple(values[slot] for slot in spec.shape)
-            if any(dim < 0 for dim in shape):
-                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            self.shapes[spec.name] = shape
-        self.steps: list[LaunchStep] = []
-        labels: list[tuple[str, str]] = []
-        for call in program.calls:
-            choice = values[call.choice]
-            if not 0 <= choice < len(call.variants):
-                raise ArtifactError(
-                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
-                )
-            variant = call.variants[choice]
-            labels.append((call.name, variant.label))
-            self.steps += variant.steps
-        self.choices = tuple(labels)
-        self._launches: list[Launch] = []
-        self._recorded: Launch | None = None
-        self._series: dict[int, Launch | None] = {}
-        self._runs = 0
-        self.generation = -1
-
-    def prepare(self) -> None:
-        """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of
-        a timing.
-        """
-        self._executor.refresh(self)
-
-    def renew(self, launches: list[Launch], generation: int) -> None:
-        """Replace the closures by ones over memory of this generation, and drop the recording."""
-        self._launches, self.generation = launches, generation
-        self._recorded, self._series, self._runs = None, {}, 0
-
-    def launch(self) -> None:
-        """Enqueue every step, in order; the device's `synchronize` waits for them. The second launch is recorded if the
-        device can.
-        """
-        if self.generation != self._executor.generation:
-            self.prepare()
-        if self._recorded is not None:
-            self._recorded()
-            return
-        for launch in self._launches:
-            launch()
-        if self._runs < 2:
-            self._runs += 1
-            if self._runs == 2:
-                self._recorded = self._executor.device.record(self._launches)
-
-    @property
-    def launches(self) -> Sequence[Launch]:
-        """One closure a step, in order, not recorded; valid until the next `prepare`."""
-        return self._launches
-
-    def series(self, times: int) -> Launch | None:
-        """Record `times` repetitions of all steps as one launch. None if the device cannot record.
-
-        Its time is that of the kernels, without the overhead of single launches. The recording has been launched once;
-        it is valid until the next `prepare`.
-        """
-        if times not in self._series:
-            self._series[times] = self._executor.device.record(self._launches * times)
-        return self._series[times]
 
 
 class Executor:
@@ -151,59 +78,27 @@ class Executor:
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
         self._placeable = unshared(program) - self._shared.keys()
+        self._viewed = {i: view for i, view in viewed_inputs(program).items() if i not in self._shared}
+        self._views: dict[int, list[int]] = {}
+        for number, spec in enumerate(program.buffers):
+            if spec.base is not None:
+                self._views.setdefault(spec.base, []).append(number)
+        self._replaced: dict[int, DeviceBuffer] = {}
         self._kernels = device.compile(program.kernels) if program.kernels else {}
         self._weights = constants if isinstance(constants, DeviceWeights) else DeviceWeights(device, constants)
         self._owns_weights = self._weights is not constants
         self._fixed: dict[int, DeviceBuffer] = {}
         try:
             with device.turn:
-                self._load_constants()
+                values = constant_values(program.scalars, len(program.symbols))
+                numbers = [0 if value is None else value for value in values]
+                run = lambda step: self._launch_of(step, numbers)()
+                load_constants(program, values, self._weights, self._shared, run, self._fixed)
+                self.device.synchronize()
         except BaseException:
             if self._owns_weights:
                 self._weights.close()
             raise
-
-    def _load_constants(self) -> None:
-        """Place constants, then run the `prepare` steps. Arrays packed by another program of the same weights are
-        shared.
-        """
-        program = self.program
-        values = constant_values(program.scalars, len(program.symbols))
-        sizes: dict[int, int] = {}
-        for index, spec in enumerate(program.buffers):
-            if spec.role not in ("const", "packed"):
-                continue
-            shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
-            if any(dim < 0 for dim in shape):
-                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            dtype = np.dtype(spec.dtype)
-            sizes[index] = math.prod(shape) * dtype.itemsize
-            if index in self._shared:
-                self._check_size(index, sizes[index])
-            elif spec.role == "const":
-                try:
-                    self._fixed[index] = self._weights.constant(spec.name, dtype, shape)
-                except ArtifactError as error:
-                    raise ArtifactError(f"{program.name}: {error}") from None
-        identity: dict[int, Hashable] = {
-            i: (i, id(self._shared[i])) if i in self._shared else program.buffers[i].name for i in sizes
-        }
-        for position, step in enumerate(program.prepare):
-            where = f"prepare step {position} ({step.target})"
-            numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
-            made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in self._fixed]
-            sources = tuple(None if i in made else identity[i] for i in step.buffers)
-            fresh = not made
-            for i in made:
-                identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
-                self._fixed[i], new = self._weights.packed(identity[i], sizes[i])
-                fresh = fresh or new
-            if fresh:
-                self._launch_of(step, [0 if value is None else value for value in values])()
-        for i in sizes:
-            if i not in self._fixed and i not in self._shared:  # packed, and never written
-                self._fixed[i], _ = self._weights.packed(("unwritten", program.name, i), sizes[i])
-        self.device.synchronize()
 
     def bind(self, symbols: Mapping[str, int]) -> BoundProgram:
         """Return the binding for these symbol values, made on first use.
@@ -252,11 +147,7 @@ class Executor:
             self._bindings.move_to_end(key)
             return bound
         program = self.program
-        for check in program.checks:
-            if not values[check.slot]:
-                message = format_message(check.message, [values[slot] for slot in check.values])
-                raise UserError(f"{program.name}: {message}")
-        bound = BoundProgram(self, key, values)
+        bound = self._checked(key, values)
         try:
             bound.prepare()
         except MeasureError as error:
@@ -268,6 +159,18 @@ class Executor:
         if len(self._bindings) > MAX_BINDINGS:
             self._bindings.popitem(last=False)
         return bound
+
+    def _checked(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
+        """Return a new binding whose run-time checks hold."""
+        if self._closed:
+            raise ModelStateError(
+                f"{self.program.name}: wanted an open model, found one that was closed; open it again"
+            )
+        for check in self.program.checks:
+            if not values[check.slot]:
+                message = format_message(check.message, [values[slot] for slot in check.values])
+                raise UserError(f"{self.program.name}: {message}")
+        return BoundProgram(self, key, values)
 
     def buffer(self, name: str) -> DeviceBuffer:
         """Return the present device buffer of a named buffer. It may change when a larger shape is bound.
@@ -299,7 +202,7 @@ class Executor:
         Raises: UserError naming the function, the parameter, what was wanted and what was found; ModelStateError after `close`.
         """
         arrays = check_arguments(self.program, inputs)
-        key, values = self._match(arrays, symbols)
+        key, values = match_symbols(self.program, self._binders, arrays, symbols, self._values)
         check_values(self.program, arrays, values)
         with self.device.turn:
             if self._running:
@@ -309,6 +212,72 @@ class Executor:
                 return self._run(key, values, arrays, in_place, pool)
             finally:
                 self._running = False
+
+    def run_kept(self, inputs: Mapping[str, Any], kept: Mapping[str, int], pool: BufferPool) -> list[Any]:
+        """Call the program. The results of `kept` take the memory of arguments, or change places with them.
+
+        inputs: arrays by name, some of them on the device as they are stored there (`kept_array`); kept: by the parameter's name the
+        number of the result that replaces such an array, and is given as one of the pool
+
+        Raises: as `run`; the arguments are then as before.
+        """
+        program, arrays = self.program, check_arguments(self.program, inputs)
+        key, values = match_symbols(program, self._binders, arrays, None, self._values)
+        check_values(program, arrays, values)
+        named = {program.buffers[index].name: (index, array) for index, array in zip(program.inputs, arrays)}
+        with self.device.turn:
+            self.refuse_within()
+            self._running = True
+            placed: dict[int, NDArray[Any]] = {}
+            try:
+                bound = self._checked(key, values)
+                found: dict[int, DeviceArray] = {}
+                for name, number in kept.items():
+                    index, array = named[name]
+                    if not isinstance(array, DeviceArray):
+                        raise UserError(
+                            f"{program.name}: parameter {name}: wanted an array of a session, found a host's"
+                        )
+                    found[number] = self._replace(bound, index, program.outputs[number], array, pool)
+                for index, array in named.values():
+                    if isinstance(array, DeviceArray):
+                        self._replaced.setdefault(index, array.buffer)
+                self._grow(bound)
+                launches = [self._launch_of(step, bound.values) for step in bound.steps]
+                for index, array in named.values():
+                    if index not in self._replaced:
+                        self._give(bound, index, array, True, placed)
+                for launch in launches:
+                    launch()
+                if self.record is not None:
+                    self.record(key)
+                self._check_computed(bound)
+                return [
+                    found[n] if n in found else self._result(bound, index, placed, None)
+                    for n, index in enumerate(program.outputs)
+                ]
+            finally:
+                self._unplace(placed)
+                self._replaced.clear()
+                self._running = False
+
+    def _replace(
+        self, bound: BoundProgram, index: int, result: int, array: DeviceArray, pool: BufferPool
+    ) -> DeviceArray:
+        """Let launches read the argument in its own memory, and write the result behind it there, or to an array of the pool."""
+        spec = self.program.buffers[result]
+        dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+        if spec.base == index and array.buffer.nbytes >= self._room(bound, index):
+            buffer, owner = array.buffer, array.owner
+        else:
+            owner = pool.empty(dtype, shape)
+            buffer = owner.buffer
+            if spec.base == index:
+                self.device.copy(buffer, array.buffer, array.nbytes)
+        self._replaced[index] = buffer if spec.base == index else array.buffer
+        if spec.base != index:
+            self._replaced[result] = buffer
+        return kept_array(self.device, spec, buffer, shape, owner)
 
     def refuse_within(self) -> None:
         """Raise ModelStateError inside a call, which only this thread can reach, by a handler of a signal for example."""
@@ -332,39 +301,73 @@ class Executor:
             self.record(key)
         if bound.generation != self.generation:
             bound.prepare()
-        program, device = self.program, self.device
+        program = self.program
         placed: dict[int, NDArray[Any]] = {}
         try:
             for index, given in zip(program.inputs, arrays):
-                if isinstance(given, DeviceArray):
-                    device.copy(self._device_buffer(index), given.buffer, given.nbytes)
-                elif not (in_place and self._place(index, np.ascontiguousarray(given), placed)):
-                    device.upload(self._device_buffer(index), np.ascontiguousarray(given))
+                self._give(bound, index, given, in_place, placed)
             for index in program.outputs if in_place else ():
                 spec = program.buffers[index]
-                self._place(index, aligned_array(np.dtype(spec.dtype), bound.shapes[spec.name]), placed)
+                made = aligned_array(np.dtype(spec.dtype), stored_dims(spec, bound.shapes[spec.name]))
+                self._place(index, made, placed)
             bound.launch()
         finally:
-            for index in placed:
-                device.place(self._own[index], None)
-        for found in program.checked:
-            spec = program.buffers[found.buffer]
+            self._unplace(placed)
+        self._check_computed(bound)
+        return [self._result(bound, index, placed, pool) for index in program.outputs]
+
+    def _give(
+        self,
+        bound: BoundProgram,
+        index: int,
+        given: NDArray[Any] | DeviceArray,
+        in_place: bool,
+        placed: dict[int, NDArray[Any]],
+    ) -> None:
+        """Copy an argument to the device, or let launches read it where it is."""
+        if isinstance(given, DeviceArray):
+            self.device.copy(self._device_buffer(index), given.buffer, given.nbytes)
+            return
+        spec = self.program.buffers[index]
+        stored = np.moveaxis(given, spec.outer, 0) if spec.outer else given
+        view = self._viewed.get(index)
+        if in_place and view is not None and self._room(bound, index):
+            result = self.program.buffers[view]
+            memory = aligned_array(np.dtype(result.dtype), stored_dims(result, bound.shapes[result.name]))
+            if memory.size >= stored.size and self.device.place(self._own[index], memory):
+                memory.reshape(-1)[: stored.size].reshape(stored.shape)[...] = stored
+                placed[index] = placed[view] = memory
+                return
+        contiguous = np.ascontiguousarray(stored)
+        if not (in_place and self._place(index, contiguous, placed)):
+            self.device.upload(self._device_buffer(index), contiguous)
+
+    def _unplace(self, placed: Mapping[int, NDArray[Any]]) -> None:
+        for index in placed:
+            if index in self._own:
+                self.device.place(self._own[index], None)
+
+    def _check_computed(self, bound: BoundProgram) -> None:
+        for found in self.program.checked:
+            spec = self.program.buffers[found.buffer]
             shape = bound.shapes[spec.name]
-            array = device.download(self._device_buffer(found.buffer), np.dtype(spec.dtype), shape)
-            check_computed(program, found, array, bound.values[found.size])
-        results: list[Any] = []
-        for index in program.outputs:
-            spec = program.buffers[index]
-            dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
-            if index in placed:
-                results.append(placed[index])
-            elif pool is None:
-                results.append(device.download(self._device_buffer(index), dtype, shape))
-            else:
-                made = pool.empty(dtype, shape)
-                device.copy(made.buffer, self._device_buffer(index), made.nbytes)
-                results.append(made)
-        return results
+            array = self.device.download(self._device_buffer(found.buffer), np.dtype(spec.dtype), shape)
+            check_computed(self.program, found, array, bound.values[found.size])
+
+    def _result(
+        self, bound: BoundProgram, index: int, placed: Mapping[int, NDArray[Any]], pool: BufferPool | None
+    ) -> Any:
+        """Return a result as an array of the host, or of the pool."""
+        spec = self.program.buffers[index]
+        dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+        if pool is not None and index not in placed:
+            made = pool.empty(dtype, shape)
+            self.device.copy(made.buffer, self._device_buffer(index), made.nbytes)
+            return made
+        stored = placed.get(index)
+        if stored is None:
+            stored = self.device.download(self._device_buffer(index), dtype, stored_dims(spec, shape))
+        return np.moveaxis(stored, 0, spec.outer) if spec.outer else stored
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
         """Let launches use the array as an input or output whose memory nothing shares. Returns whether the device
@@ -394,35 +397,9 @@ class Executor:
             self._bindings.clear()
             self.generation += 1
 
-    def _match(
-        self, arrays: Sequence[NDArray[Any] | DeviceArray], given: Sequence[int] | None
-    ) -> tuple[tuple[int, ...], list[int]]:
-        """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked."""
-        program = self.program
-        symbols = [0] * len(program.symbols)
-        origin: dict[int, str] = {}
-        if given is not None:
-            symbols = list(given)
-            origin = {index: "its caller" for index in range(len(symbols))}
-        elif len(self._binders) < len(symbols):
-            check_binders(program)
-        for index, (position, dim) in self._binders.items() if given is None else ():
-            symbols[index] = arrays[position].shape[dim]
-            origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
-        key = tuple(symbols)
-        values = self._values(key, origin)
-        for index, array in zip(program.inputs, arrays):
-            spec = program.buffers[index]
-            for dim, slot in enumerate(spec.shape):
-                if array.shape[dim] != values[slot]:
-                    known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
-                    raise UserError(
-                        f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
-                        f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
-                    )
-        return key, values
-
     def _device_buffer(self, index: int) -> DeviceBuffer | None:
+        if index in self._replaced:
+            return self._replaced[index]
         if index in self._shared:
             return self._shared[index]
         if index in self._fixed:
@@ -432,12 +409,6 @@ class Executor:
             return self._device_buffer(spec.base)
         storage = spec.storage
         return self._own.get(index) if storage is None else self._storages[storage]
-
-    def _check_size(self, index: int, nbytes: int) -> None:
-        size = getattr(self._shared[index], "nbytes", None)
-        if size is not None and size < nbytes:
-            name = self.program.buffers[index].name
-            raise UserError(f"{self.program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
 
     def refresh(self, bound: BoundProgram) -> None:
         """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
@@ -451,7 +422,7 @@ class Executor:
         for number, slot in enumerate(program.storages):
             self._storages[number] = self._slab(self._storages[number], values[slot])
         for index, spec in enumerate(program.buffers):
-            nbytes = math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
+            nbytes = self._nbytes(bound, index)
             if spec.storage is not None:
                 if nbytes > values[program.storages[spec.storage]]:
                     raise ArtifactError(
@@ -459,16 +430,23 @@ class Executor:
                         f"its storage has {values[program.storages[spec.storage]]}"
                     )
             elif spec.base is not None:
-                base = program.buffers[spec.base]
-                held = math.prod(bound.shapes[base.name]) * np.dtype(base.dtype).itemsize
-                if nbytes > held:
+                base, held = program.buffers[spec.base], self._nbytes(bound, spec.base)
+                if nbytes > held and base.role != "input":
                     raise ArtifactError(
                         f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, {base.name} that it views has {held}"
                     )
             elif index in self._shared:
-                self._check_size(index, nbytes)
-            elif spec.role in ("input", "output"):
-                self._own[index] = self._slab(self._own.get(index), nbytes)
+                check_size(program, index, self._shared[index], self._room(bound, index))
+            elif spec.role in ("input", "output") and index not in self._replaced:
+                self._own[index] = self._slab(self._own.get(index), self._room(bound, index))
+
+    def _nbytes(self, bound: BoundProgram, index: int) -> int:
+        spec = self.program.buffers[index]
+        return math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
+
+    def _room(self, bound: BoundProgram, index: int) -> int:
+        """Return the bytes of the memory of an array: a result may extend an input in place."""
+        return max([self._nbytes(bound, index), *(self._nbytes(bound, view) for view in self._views.get(index, ()))])
 
     def _slab(self, slab: DeviceBuffer | None, nbytes: int) -> DeviceBuffer:
         if slab is not None and slab.nbytes >= nbytes:
@@ -489,11 +467,3 @@ class Executor:
             return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)
         grid = [values[slot] for slot in step.grid]
         return self.device.bind(self._kernels[step.target], buffers, numbers, grid, step.local)
-
-
-def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
-    """Return the values of slots that must not depend on symbols."""
-    found = [values[slot] for slot in slots]
-    if any(value is None for value in found):
-        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
-    return tuple(value for value in found if value is not None)

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
-from relax_tune.runtime.buffer_pool import pool_of
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
+from relax_tune.runtime.memory.buffer_pool import pool_of
+from relax_tune.runtime.memory.weights import DeviceWeights
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.program import Program
+from relax_tune.runtime.session import Session
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
 from relax_tune.runtime.vm import Host, VirtualMachine
-from relax_tune.runtime.weights import DeviceWeights
 
 T = TypeVar("T")
 
@@ -200,6 +201,38 @@ class Model:
         if name in self._host_programs:
             return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
+
+    def session(
+        self,
+        start: Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]],
+        function: str | None = None,
+        kept: Mapping[str, int] | None = None,
+    ) -> Session:
+        """Open a session: calls in which results replace arguments without leaving the device, such as a decoder's caches.
+
+        start: the arguments that stay there. A list gives the last parameters, which the last results replace; a mapping gives
+        them by name, with `kept`, the number of the result for each that changes. function: as of `run`; it must not branch.
+
+        Raises: UserError for names, numbers and arrays that do not fit; ModelStateError after `close`.
+        """
+        if self._refusal:
+            raise self._refused()
+        name = choose_function(self._names, function, self.artifact.path)
+        if name in self._host_programs:
+            raise UserError(
+                f"{name}: wanted a function without branches for a session, found one that a host program runs"
+            )
+        program = self.executors[name].program
+        if not isinstance(start, Mapping):
+            names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
+            first = len(program.outputs) - len(start)
+            if kept is not None or first < 0 or len(names) != len(start):
+                raise UserError(
+                    f"{name}: wanted arrays for the last parameters, which the last results replace, found {len(start)} for "
+                    f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `kept`"
+                )
+            start, kept = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
+        return Session(self.executors[name], start, kept or {})
 
     async def run_async(
         self,

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError, UserError
 from relax_tune.runtime.arguments import in_order
-from relax_tune.runtime.buffer_pool import BufferPool
 from relax_tune.runtime.executor import Executor
+from relax_tune.runtime.memory.buffer_pool import BufferPool
+from relax_tune.runtime.memory.resident import DeviceArray, on_host
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS, is_shape
 from relax_tune.runtime.program.host_program import (
     Apply,
@@ -38,7 +39,6 @@ from relax_tune.runtime.program.host_program import (
 )
 from relax_tune.runtime.program.program import format_message
 from relax_tune.runtime.program.scalars import INT64_MAX, INT64_MIN, Evaluator, compile_scalars
-from relax_tune.runtime.resident import DeviceArray, on_host
 
 MAX_DEPTH = 1000
 """The deepest nesting of calls. A tail call does not count."""

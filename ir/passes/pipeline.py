@@ -32,6 +32,7 @@ from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
+from relax_tune.ir.passes.memory.append import Appended, store_outermost
 from relax_tune.ir.rewrite.rules import LevelName, RewriteByPattern, Rule
 
 Pass = Callable[[IRModule], IRModule]
@@ -104,6 +105,7 @@ class LoweredModule:
     seconds: the time of each pass.
     ranges: of each straight-line function, what parameters used as indices may hold.
     index_checks: of each straight-line function those of the indices that it makes, its last results.
+    appended: of each straight-line function the parameters that results extend, which are stored with another dim outermost.
     """
 
     module: IRModule
@@ -114,6 +116,7 @@ class LoweredModule:
     seconds: tuple[tuple[str, float], ...] = ()
     ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
     index_checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=dict)
+    appended: Mapping[str, tuple[Appended, ...]] = field(default_factory=dict)
 
     @property
     def functions(self) -> Mapping[str, Function]:
@@ -242,12 +245,15 @@ def lower(
     rules: Sequence[Rule] = (),
     manager: PassManager | None = None,
     checks: bool = False,
+    append: bool = False,
 ) -> LoweredModule:
     """Lower a module from operators to fused tensor functions.
 
     Calls are inlined first. A function that still branches, calls or has side effects is outlined into subgraphs. The `passes`
     then run over everything. rules: a user's own, each applied at its level. manager: runs the passes.
     checks: computed indices become further results, which the call looks at.
+    append: parameters that results extend are stored with that dim outermost, and so are the results (`appended`). The passes
+        must keep attention whole.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
     manager = manager or PassManager()
@@ -265,9 +271,11 @@ def lower(
     ranges = {n: index_ranges(inlined.graphs[n], inlined, given) for n, given in outside.items()}
     found = add_indices(inlined, hosts, outside, checks)
     manager.add("CheckIndices()", inlined, found.module)
-    done = manager.run(found.module, with_rules(passes, rules))
+    module, appended = store_outermost(found.module, [n for n in offered if n not in hosts] if append else ())
+    manager.add("StoreOutermost()", found.module, module)
+    done = manager.run(module, with_rules(passes, rules))
     stages, seconds = tuple(manager.stages), tuple(manager.seconds)
-    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, found.checks)
+    return LoweredModule(done, conditions, stages, hosts, offered, seconds, ranges, found.checks, appended)
 
 
 def _graph(module: IRModule, name: str) -> Function:

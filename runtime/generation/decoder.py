@@ -12,6 +12,7 @@ from relax_tune.errors import UserError
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
+from relax_tune.runtime.session import Session
 
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 
@@ -58,6 +59,15 @@ class Decoder:
             context = [*(given[n] for n in self._shared), *self.run(list(sources), ENCODE)]
         return DecodingState(self, self.run([ids, *context], PREFILL), context)
 
+    def keep(self, context: Sequence[NDArray[Any]], caches: Sequence[NDArray[Any]]) -> Session | None:
+        """Open a session of `decode` with these on the device; None for fewer rows than the model takes."""
+        if not caches or len(caches[0]) < self.least_rows:
+            return None
+        program = self.model.executors[DECODE].program
+        names = [program.buffers[i].name for i in program.inputs[1:]]
+        start = dict(zip(names, (*context, *caches), strict=True))
+        return self.model.session(start, DECODE, {n: 1 + at for at, n in enumerate(names[len(context) :])})
+
     def run(self, arrays: list[NDArray[Any]], function: str) -> list[NDArray[Any]]:
         """Call a function; rows that the model wants in addition repeat the last one, and their results are dropped."""
         rows = len(arrays[0])
@@ -70,27 +80,43 @@ class Decoder:
 class DecodingState:
     """The logits (b, vocabulary) f32 after the last token of each row, and the rows' caches.
 
+    The caches stay on the device from the first token on that is added without a selection of rows before it.
+
     context: arrays of the rows' sources, which no token changes
     """
 
     def __init__(self, decoder: Decoder, results: list[NDArray[Any]], context: Sequence[NDArray[Any]] = ()) -> None:
         self._decoder, self.context = decoder, list(context)
         self._sources = np.arange(len(results[0]))  # number of each row's source
+        self._session: Session | None = None
+        self._selected = False
         self._set(results)
 
     def _set(self, results: list[NDArray[Any]]) -> None:
-        logits, *self.caches = results
+        logits, *self._caches = results
         self.logits = logits[:, -1].astype(np.float32, copy=False)
+
+    @property
+    def caches(self) -> list[NDArray[Any]]:
+        """The caches in the host's memory; copies of those on the device."""
+        return self._caches if self._session is None else list(self._session.arrays().values())
 
     def extend(self, tokens: NDArray[np.int64]) -> None:
         """Add a token to every row, (b,), and compute what follows."""
-        self._set(self._decoder.run([tokens[:, None], *self.context, *self.caches], DECODE))
+        if self._session is None and not self._selected:
+            self._session = self._decoder.keep(self.context, self._caches)
+        self._selected = False
+        if self._session is None:
+            self._set(self._decoder.run([tokens[:, None], *self.context, *self._caches], DECODE))
+        else:
+            self._set(self._session.run([tokens[:, None]]))
 
     def select(self, rows: NDArray[np.int64]) -> None:
         """Take these rows, in this order, some perhaps several times; the caches are copied unless nothing changes."""
         if not np.array_equal(rows, np.arange(len(self.logits))):
             self.logits = self.logits[rows]
-            self.caches = [cache[rows] for cache in self.caches]
+            self._caches = [cache[rows] for cache in self.caches]
+            self._session, self._selected = None, True
             sources = self._sources[rows]
             if not np.array_equal(sources, self._sources):  # beams of one source share it
                 self.context = [array[rows] for array in self.context]

@@ -98,12 +98,14 @@ class CheckedIndex:
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """A row-major array. `shape` holds one scalar slot per dimension (none: a 0-d array).
+    """An array. `shape` holds one scalar slot per dimension (none: a 0-d array).
+
+    outer: the dimension stored outermost, before the others in their order; 0, as of a temporary array, is row-major
 
     role: `input` and `output` cross the call boundary; `const` is a named constant (a weight); `packed` is written once
     by `Program.prepare` from constants; `temp` is planned memory and lives in `storage` (an index into
     `Program.storages`, each a slot holding its bytes); `view` is a result that lies in the memory of another array, `base`
-    (an index into `Program.buffers`), under other dims.
+    (an index into `Program.buffers`), under other dims. One that is larger than the input it lies in extends it in place.
     """
 
     name: str
@@ -113,6 +115,7 @@ class BufferSpec:
     storage: int | None = None
     fill: Fill = field(default_factory=Fill)
     base: int | None = None
+    outer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,10 @@ def _verify_buffers(program: Program, slots: int) -> None:
         if len(buffer.shape) > _DIMS_LIMIT:
             raise wrong(f"{where}.shape", f"at most {_DIMS_LIMIT} dims", len(buffer.shape))
         check_indices(buffer.shape, slots, f"{where}.shape", "scalar slot")
+        if buffer.outer:
+            check_index(buffer.outer, len(buffer.shape), f"{where}.outer", "dim")
+            if buffer.role not in ("input", "output", "view"):
+                raise wrong(f"{where}.outer", "0 of an array within the program", buffer.outer)
         if (buffer.storage is not None) != (buffer.role == "temp"):
             raise wrong(f"{where}.storage", "a storage for a temp and for nothing else", (buffer.role, buffer.storage))
         if buffer.storage is not None:

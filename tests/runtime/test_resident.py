@@ -30,8 +30,8 @@ from relax_tune.ir.op.math.elementwise import AddScalar, MulScalar
 from relax_tune.ir.op.math.logic import Less
 from relax_tune.ir.op.reduction.reduce import Sum
 from relax_tune.ir.op.shapes import ReshapeTo, TensorToShape
-from relax_tune.runtime.buffer_pool import BufferPool
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.job import Job
 

@@ -29,7 +29,8 @@ from relax_tune.ir.core.names import fresh
 from relax_tune.ir.core.struct_info import ShapeInfo, StructInfo, TensorInfo, TupleInfo, info_symbols
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import env_of
-from relax_tune.ir.passes.memory.inplace import InplacePair, inplace_pairs, with_inplace
+from relax_tune.ir.passes.memory.append import logical
+from relax_tune.ir.passes.memory.inplace import InplacePair, appended_pairs, inplace_pairs, with_inplace
 from relax_tune.ir.passes.memory.memory_plan import MemoryPlan, PlanMemory, overlay
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.runtime.program.plan import Entry, choice_slot
@@ -57,12 +58,13 @@ def choose_inplace(
     """Decide for every output whether it takes the memory of an argument. Returns notes on the refused candidates.
 
     An output takes it when neither the graph nor a dispatched variant forbids it. find: seek candidates beyond the
-    pairs that the model states
+    pairs that the model states, and parameters that results extend
     """
     functions, notes = dict(lowered.module.functions), []
     for name, f in lowered.module.graphs.items():
         chosen = []
-        for pair in inplace_pairs(f, lowered.module, find):
+        extended = appended_pairs(f, lowered.module, lowered.appended.get(name, ()))
+        for pair in (*inplace_pairs(f, lowered.module, find), *extended):
             why = pair.reason or _variant_obstacle(pair, choices[pair.callee], plans[pair.callee])
             if why is None:
                 chosen.append(pair)
@@ -127,6 +129,9 @@ class GraphEmitter:
         self.symbols: dict[Var, int] = {}
         self.arrays: dict[AllocatedTensor, int] = {}
         self.definitions = {x.var: x.value for x in main.bindings}
+        extended = lowered.appended.get(main.name, ())
+        self.outer: dict[AllocatedTensor | int, int] = {(main.params[a.param], 0): a.axis for a in extended}
+        self.outer |= {a.result: a.axis for a in extended}
         self.constants: dict[str, int] = {}
         self.names = {*lowered.module.constants, *(p.name for p in main.params), *(n for _, n in results(main.ret))}
         found = workspaces(lowered, main, choices, plans, builder)
@@ -149,15 +154,15 @@ class GraphEmitter:
             own = [r for r in self.lowered.ranges.get(main.name, ()) if r.position == position]
             fill = range_fill(own)
             own = [] if fill.kind == "integers" else own
-            self.arrays[p, 0] = b.buffer(
-                p.name, _buffer(p.name, _known(p.name, p.info)), "input", self.symbols, fill=fill
-            )
+            outer = self.outer.get((p, 0), 0)
+            wanted = _buffer(p.name, logical(_known(p.name, p.info), outer))
+            self.arrays[p, 0] = b.buffer(p.name, wanted, "input", self.symbols, fill=fill, outer=outer)
             inputs.append(self.arrays[p, 0])
             for r in own:
                 low, high = (b.slot(e, self.symbols) for e in (r.low, r.high))
                 b.ranges.append(InputRange(self.arrays[p, 0], low, high, r.every, r.column))
         storages = [b.storage(size, self.symbols) for size in self.memory.storages]
-        outputs = [self._output(value, name) for value, name in results(main.ret)]
+        outputs = [self._output(v, name, self.outer.get(i, 0)) for i, (v, name) in enumerate(results(main.ret))]
         for binding in main.bindings:
             value = binding.value
             if isinstance(value, CallTIR) and isinstance(binding, Binding):
@@ -182,17 +187,17 @@ class GraphEmitter:
             self.builder.checked.append(CheckedIndex(outputs[own + c.result], c.operator, size, c.every, c.column))
         return outputs[:own]
 
-    def _output(self, value: Value, name: str) -> int:
-        """Return the array from which a result is read.
+    def _output(self, value: Value, name: str, outer: int) -> int:
+        """Return the array from which a result is read. outer: the dim stored outermost
 
         It may be that of another result, a parameter or a weight.
         """
-        source, wanted = self._source(value), _buffer(name, _known(name, value.info))
+        source, wanted = self._source(value), _buffer(name, logical(_known(name, value.info), outer))
         if isinstance(source, tuple) and source not in self.arrays:
-            self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols)
+            self.arrays[source] = self.builder.buffer(name, wanted, "output", self.symbols, outer=outer)
             return self.arrays[source]
         held = self._array(source)
-        return self.builder.view(name, wanted, held, self.symbols)
+        return self.builder.view(name, wanted, held, self.symbols, outer)
 
     def _source(self, v: Value) -> AllocatedTensor | Constant:
         """Return the allocated tensor, parameter or weight whose memory `v` is.

@@ -128,7 +128,8 @@ class Job:
     @cached_property
     def lowered(self) -> LoweredModule:
         passes = passes_for(self.settings.qkv, dtype(self.settings.precision), self.settings.attention)
-        return lower(self.module, passes, self.rules, PassManager(self.verify), self.settings.checks)
+        whole = self.settings.attention == "fused"
+        return lower(self.module, passes, self.rules, PassManager(self.verify), self.settings.checks, append=whole)
 
     @cached_property
     def key(self) -> str:

@@ -155,18 +155,20 @@ class ProgramBuilder:
         symbols: SlotOf,
         storage: int | None = None,
         fill: Fill | None = None,
+        outer: int = 0,
     ) -> int:
         """Declare an array; return its index."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
-        self.buffers.append(BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill()))
+        spec = BufferSpec(name, buffer.dtype.name, shape, role, storage, fill or Fill(), outer=outer)
+        self.buffers.append(spec)
         return len(self.buffers) - 1
 
-    def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf) -> int:
+    def view(self, name: str, buffer: Buffer, base: int, symbols: SlotOf, outer: int = 0) -> int:
         """Return an array in the memory of another. Equal dims give the same array."""
         shape = tuple(self.slot(d, symbols) for d in buffer.shape)
-        if shape == self.buffers[base].shape:
+        if shape == self.buffers[base].shape and outer == self.buffers[base].outer:
             return base
-        view = BufferSpec(name, buffer.dtype.name, shape, "view", base=base)
+        view = BufferSpec(name, buffer.dtype.name, shape, "view", base=base, outer=outer)
         if view not in self.buffers:
             self.buffers.append(view)
         return self.buffers.index(view)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove_equal
 from relax_tune.ir.check.aliasing import AliasSets, AllocatedTensor
 from relax_tune.ir.check.inplace import inplace_conflicts, sources_of, why_not_inplace
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.core.graph import AnyBinding, Binding, CallTIR, Function, GVar
+from relax_tune.ir.core.graph import AnyBinding, Binding, CallDPSLibrary, CallTIR, Function, GVar, TupleValue
 from relax_tune.ir.core.graph_walk import all_bindings
 from relax_tune.ir.core.struct_info import StructInfo, TensorInfo
 from relax_tune.ir.op.base import env_of
+from relax_tune.ir.passes.memory.append import Appended
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function
 
 
@@ -44,6 +46,39 @@ def inplace_pairs(f: Function, module: IRModule, find: bool = True) -> tuple[Inp
     pairs = (*_stated(f), *(_Finder(f, module).pairs() if find else ()))
     wrong = {(m.var, m.output): m.why for m in inplace_conflicts(with_inplace(f, pairs), module)}
     return tuple(replace(p, reason=wrong.get((p.var, p.output))) for p in pairs)
+
+
+def appended_pairs(f: Function, module: IRModule, appended: Sequence[Appended]) -> Iterator[InplacePair]:
+    """Yield the calls that extend parameters. The function may write behind the end of these, whose elements stay."""
+    if not appended:
+        return
+    aliases, env = AliasSets(inplace=False), env_of(module.bounds)
+    fields = f.ret.fields if isinstance(f.ret, TupleValue) else (f.ret,)
+    readers: list[AllocatedTensor] = []
+    found: list[tuple[InplacePair, AllocatedTensor]] = []
+    for b in f.bindings:
+        readers += aliases.read_tensors(b.value) if isinstance(b.value, (CallTIR, CallDPSLibrary)) else ()
+        for at, arg in enumerate(b.value.args if isinstance(b.value, CallTIR) else ()):
+            held = aliases.tensors_of(arg) if isinstance(arg, GVar) else ()
+            for i, info in enumerate(b.value.out if isinstance(b.value, CallTIR) else ()):
+                if len(held) == 1 and isinstance(b.value, CallTIR) and _extends(info, arg.info, env):
+                    found.append((_pair(b.var, b.value, i, at, aliases), held[0]))
+        aliases.bind(b.var, b.value)
+    kept = {(f.params[a.param], 0): aliases.tensors_of(fields[a.result]) for a in appended}
+    for pair, param in found:
+        if kept.get(param) == ((pair.var, pair.output),) and readers.count(param) == 1:
+            func = module.prim(pair.callee)
+            sources = [func.input_buffers[k] for k in pair.inputs]
+            why = next((w for s in sources if (w := why_not_inplace(func, func.output_buffers[pair.output], s))), None)
+            yield replace(pair, reason=why)
+
+
+def _extends(new: TensorInfo, old: StructInfo, env: Env) -> bool:
+    """Return whether two tensors have one type and provably equal dims but for the outermost."""
+    if not isinstance(old, TensorInfo) or old.shape is None or new.shape is None or old.dtype is not new.dtype:
+        return False
+    pairs = zip(old.shape[1:], new.shape[1:])
+    return len(old.shape) == len(new.shape) > 0 and all(prove_equal(a, b, env) is Proof.YES for a, b in pairs)
 
 
 def with_inplace(f: Function, pairs: Collection[InplacePair]) -> Function:

@@ -200,7 +200,13 @@ def show(
     """
     with open_for(db) as store:
         found: list[dict[str, Any]] = [
-            {"target": t.key, "kind": t.kind, "name": t.name, "fingerprint": dict(t.fingerprint), "limits": dict(t.limits)}
+            {
+                "target": t.key,
+                "kind": t.kind,
+                "name": t.name,
+                "fingerprint": dict(t.fingerprint),
+                "limits": dict(t.limits),
+            }
             for t in store.targets()
             if t.key.startswith(key)
         ]

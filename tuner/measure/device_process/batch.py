@@ -11,8 +11,9 @@ from typing import Literal, cast
 import numpy as np
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
+from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import BoundProgram, Executor
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.tuner.measure.device_process.compare import difference

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import BoundProgram, Executor
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.program import FLOATING, BufferSpec, Fill, Program
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes, constant_shapes, random_array
 

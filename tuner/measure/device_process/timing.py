@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.executor import BoundProgram
 from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 
 _VISIT_SECS = 0.01  # samples of one visit

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import Device, DeviceBuffer
-from relax_tune.runtime.resident import DeviceArray
+from relax_tune.runtime.memory.resident import DeviceArray
 
 LEAST = 256
 """Bytes of the smallest buffer of a pool."""

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.program.program import BufferSpec
+from relax_tune.runtime.program.sharing import stored_dims
 
 
 class DeviceArray:
@@ -34,6 +37,11 @@ class DeviceArray:
         self.host, self._owner = host, owner
 
     @property
+    def owner(self) -> DeviceArray:
+        """The array whose life is that of the memory."""
+        return self if self._owner is None else self._owner
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 
@@ -53,9 +61,22 @@ class DeviceArray:
         if math.prod(shape) != math.prod(self.shape):
             raise UserError(f"reshape_to: wanted {math.prod(self.shape)} elements, found dims {tuple(shape)}")
         host = None if self.host is None else self.host.reshape(shape)
-        return DeviceArray(self.download, self.buffer, self.dtype, tuple(shape), host, self)
+        return DeviceArray(self.download, self.buffer, self.dtype, tuple(shape), host, self.owner)
 
 
 def on_host(value: Any) -> Any:
     """Return an array of a device in the host's memory; other values as they are."""
     return value.numpy() if isinstance(value, DeviceArray) else value
+
+
+def kept_array(
+    device: Device, spec: BufferSpec, buffer: DeviceBuffer, shape: tuple[int, ...], owner: DeviceArray
+) -> DeviceArray:
+    """Return an array of a program as it is stored, `spec.outer` first, under the dims that its caller sees."""
+
+    def download(array: DeviceArray) -> NDArray[Any]:
+        with device.turn:
+            stored = device.download(array.buffer, array.dtype, stored_dims(spec, array.shape))
+        return np.moveaxis(stored, 0, spec.outer) if spec.outer else stored
+
+    return DeviceArray(download, buffer, np.dtype(spec.dtype), shape, owner=owner.owner)

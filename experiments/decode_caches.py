@@ -1,0 +1,171 @@
+"""What a decoder's caches cost a step: kept on the device and extended in place, given and taken each step, or copied by a kernel.
+
+    python experiments/decode_caches.py --work FOLDER [--target c] [--trials 4] [--rounds 7]
+
+A Llama-style decoder with weights from a seed, four layers, grouped heads, one row and eight. `session`: a session (in place). `run`:
+`Model.run`, fed with its own results. `copied`: the same of a build that concatenates into fresh memory. Steps at growing numbers of
+past positions, in turns; the median of rounds. `read`: seconds to read the weights and the caches once at the bandwidth of a copy
+measured in the same process. Writes results/decode_caches_TARGET.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contenders import environment, write_page
+from safetensors.numpy import save_file
+
+from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.passes.pipeline import lower, passes_for
+from relax_tune.runtime.model import Model
+from relax_tune.tuner.job.job import Job, device_info, open_runner
+from relax_tune.tuner.settings import Settings
+
+LAYERS, WIDTH, HEADS, GROUPS, INNER, VOCABULARY, POSITIONS = 4, 512, 8, 4, 1408, 1000, 8200
+PAST = (64, 256, 1024, 4096, 8000)
+ROWS = (1, 8)
+STEPS = 8
+
+
+def folder(work: Path) -> Path:
+    """Write the decoder as a Hugging Face folder."""
+    place = work / "llama"
+    place.mkdir(parents=True, exist_ok=True)
+    rng, size = np.random.default_rng(0), WIDTH // HEADS
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "intermediate_size": INNER, "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (place / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (VOCABULARY, WIDTH)}
+    for layer in range(LAYERS):
+        own = f"model.layers.{layer}."
+        shapes |= {
+            f"{own}self_attn.{n}_proj.weight": (rows, WIDTH)
+            for n, rows in (("q", WIDTH), ("k", GROUPS * size), ("v", GROUPS * size))
+        }
+        shapes |= {f"{own}self_attn.o_proj.weight": (WIDTH, WIDTH), f"{own}mlp.gate_proj.weight": (INNER, WIDTH)}
+        shapes |= {f"{own}mlp.up_proj.weight": (INNER, WIDTH), f"{own}mlp.down_proj.weight": (WIDTH, INNER)}
+    weights = {n: (rng.standard_normal(s) / np.sqrt(s[-1])).astype(np.float32) for n, s in shapes.items()}
+    norms = [
+        "model.norm.weight",
+        *(
+            f"model.layers.{i}.{n}.weight"
+            for i in range(LAYERS)
+            for n in ("input_layernorm", "post_attention_layernorm")
+        ),
+    ]
+    save_file(weights | {n: np.ones(WIDTH, np.float32) for n in norms}, place / "model.safetensors")
+    return place
+
+
+def built(job: Job, name: str, work: Path) -> Model:
+    """Tune what has no records, build, save and open."""
+    runner = open_runner(job.settings)
+    job.tune(runner)
+    runner.close()
+    path = work / f"{name}.rta"
+    artifact = job.artifact(job.build())
+    artifact.save(path)
+    return artifact.open()
+
+
+def caches(rows: int, past: int) -> list[np.ndarray]:
+    rng = np.random.default_rng([rows, past])
+    return [rng.standard_normal((rows, GROUPS, past, WIDTH // HEADS), np.float32) for _ in range(2 * LAYERS)]
+
+
+def stepped(run: Callable[[], Any]) -> float:
+    """Median seconds of a few steps."""
+    found = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def fed(model: Model, ids: np.ndarray, state: list[np.ndarray]) -> Callable[[], Any]:
+    """A step of calls that are fed with their own results."""
+
+    def step() -> None:
+        _, *state[:] = model.run([ids, *state], "decode")
+
+    return step
+
+
+def copy_bandwidth() -> float:
+    """Bytes read a second by a copy of 256 MB."""
+    a, best = np.ones(1 << 26, np.float32), 0.0
+    b = np.empty_like(a)
+    for _ in range(5):
+        start = time.perf_counter()
+        np.copyto(b, a)
+        best = max(best, a.nbytes / (time.perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--target", default="c")
+    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    before = environment()
+    args.work.mkdir(parents=True, exist_ok=True)
+    module = load_model(folder(args.work), bounds={"b": (1, 8), "n": (1, 64), "m": (0, POSITIONS - 100)})
+    settings = Settings(target=args.target, trials=args.trials)
+    times: dict[str, dict[str, list[float]]] = {}
+    with open_store(f"sqlite:///{args.work / f'{args.target}.db'}") as store:
+        info = device_info(args.target)
+        kept, plain = (Job(module, info, store, settings) for _ in range(2))
+        vars(plain)["lowered"] = lower(module, passes_for())
+        with built(kept, "kept", args.work) as own, built(plain, "plain", args.work) as other:
+            for _ in range(args.rounds):
+                for rows in ROWS:
+                    ids = np.ones((rows, 1), np.int64)
+                    for past in PAST:
+                        case = times.setdefault(f"{rows} x {past}", {"session": [], "run": [], "copied": []})
+                        with own.session(caches(rows, past), "decode") as session:
+                            session.run([ids])
+                            case["session"].append(stepped(lambda ids=ids, session=session: session.run([ids])))
+                        for name, model in (("run", own), ("copied", other)):
+                            step = fed(model, ids, caches(rows, past))
+                            step()
+                            case[name].append(stepped(step))
+    bandwidth = copy_bandwidth()
+    found = {case: {n: statistics.median(s) for n, s in by.items()} for case, by in times.items()}
+    weights = sum(a.nbytes for n, a in module.constants.items() if "embed" not in n and "rotary" not in n)
+    for case, by in found.items():
+        rows, past = map(int, case.split(" x "))
+        by["read"] = (weights + rows * past * 2 * LAYERS * GROUPS * WIDTH // HEADS * 4) / bandwidth
+    write(args.target, found, before, bandwidth)
+
+
+def write(target: str, found: Mapping[str, Mapping[str, float]], before: Mapping[str, Any], bandwidth: float) -> None:
+    lines = [
+        f"# A decoder's caches, {target}", "",
+        "Written by `experiments/decode_caches.py`, which says what is compared. Milliseconds a step, medians in turns.",
+        f"`read`: the weights and the caches read once at {bandwidth / 1e9:.1f} GB/s.", "",
+        "| rows x past | session | run | copied | read | copied / session |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for case, by in found.items():
+        cells = [f"{by[n] * 1e3:.3g}" for n in ("session", "run", "copied", "read")]
+        lines.append(f"| {case} | {' | '.join(cells)} | {by['copied'] / by['session']:.2f} |")
+    lines += ["", json.dumps(before)]
+    write_page(f"decode_caches_{target}", lines, {"times": found, "environment": before})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A program with its symbols bound: shapes, the variant of every call, and closures that launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from relax_tune.errors import ArtifactError
+from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.program.program import LaunchStep, Program
+
+
+class Memory(Protocol):
+    """The executor of a bound program, which owns its memory; `generation` counts how often that moved."""
+
+    program: Program
+    device: Device
+    generation: int
+
+    def refresh(self, bound: BoundProgram) -> None:
+        """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
+        ...
+
+
+class BoundProgram:
+    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
+
+    def __init__(self, executor: Memory, symbols: tuple[int, ...], values: list[int]) -> None:
+        self._executor = executor
+        self.symbols, self.values = symbols, values
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        program = executor.program
+        for spec in program.buffers:
+            shape = tuple(values[slot] for slot in spec.shape)
+            if any(dim < 0 for dim in shape):
+                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+            self.shapes[spec.name] = shape
+        self.steps: list[LaunchStep] = []
+        labels: list[tuple[str, str]] = []
+        for call in program.calls:
+            choice = values[call.choice]
+            if not 0 <= choice < len(call.variants):
+                raise ArtifactError(
+                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
+                )
+            variant = call.variants[choice]
+            labels.append((call.name, variant.label))
+            self.steps += variant.steps
+        self.choices = tuple(labels)
+        self._launches: list[Launch] = []
+        self._recorded: Launch | None = None
+        self._series: dict[int, Launch | None] = {}
+        self._runs = 0
+        self.generation = -1
+
+    def prepare(self) -> None:
+        """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of
+        a timing.
+        """
+        self._executor.refresh(self)
+
+    def renew(self, launches: list[Launch], generation: int) -> None:
+        """Replace the closures by ones over memory of this generation, and drop the recording."""
+        self._launches, self.generation = launches, generation
+        self._recorded, self._series, self._runs = None, {}, 0
+
+    def launch(self) -> None:
+        """Enqueue every step, in order; the device's `synchronize` waits for them. The second launch is recorded if the
+        device can.
+        """
+        if self.generation != self._executor.generation:
+            self.prepare()
+        if self._recorded is not None:
+            self._recorded()
+            return
+        for launch in self._launches:
+            launch()
+        if self._runs < 2:
+            self._runs += 1
+            if self._runs == 2:
+                self._recorded = self._executor.device.record(self._launches)
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """One closure a step, in order, not recorded; valid until the next `prepare`."""
+        return self._launches
+
+    def series(self, times: int) -> Launch | None:
+        """Record `times` repetitions of all steps as one launch. None if the device cannot record.
+
+        Its time is that of the kernels, without the overhead of single launches. The recording has been launched once;
+        it is valid until the next `prepare`.
+        """
+        if times not in self._series:
+            self._series[times] = self._executor.device.record(self._launches * times)
+        return self._series[times]

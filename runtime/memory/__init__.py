@@ -1,0 +1,1 @@
+"""Device memory of arrays that stay between launches: weights, values of host programs, states of sessions."""

@@ -1,0 +1,120 @@
+"""Constants on a device: each uploaded once, and packed once, however many programs read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import ArtifactError, UserError
+from relax_tune.runtime.device.base import Device, DeviceBuffer
+from relax_tune.runtime.program.program import LaunchStep, Program
+
+
+class DeviceWeights:
+    """Device memory of constants and of their packed forms, for programs that run on one device.
+
+    The caller owns the device, and holds its turn to ask for a buffer. `close` frees the memory, after every executor that
+    uses it is done.
+    """
+
+    def __init__(self, device: Device, constants: Mapping[str, NDArray[Any]]) -> None:
+        self.device, self._arrays = device, constants
+        self._constants: dict[str, DeviceBuffer] = {}
+        self._packed: dict[Hashable, DeviceBuffer] = {}
+
+    def constant(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceBuffer:
+        """Return the device buffer of a constant, uploaded on first use. Raises ArtifactError unless one of this dtype
+        and shape exists.
+        """
+        array = self._arrays.get(name)
+        if array is None:
+            raise ArtifactError(f"wanted the constant {name}, found none of that name")
+        if array.dtype != dtype or array.shape != shape:
+            raise ArtifactError(f"constant {name}: wanted {dtype} {shape}, found {array.dtype} {array.shape}")
+        if name not in self._constants:
+            self._constants[name] = self.device.alloc(array.nbytes, lasting=True)
+            self.device.upload(self._constants[name], np.ascontiguousarray(array))
+        return self._constants[name]
+
+    def packed(self, key: Hashable, nbytes: int) -> tuple[DeviceBuffer, bool]:
+        """Return the device buffer of a packed weight, and whether it still has to be written. key: weight and packing"""
+        fresh = key not in self._packed
+        if fresh:
+            self._packed[key] = self.device.alloc(nbytes, lasting=True)
+        return self._packed[key], fresh
+
+    def close(self) -> None:
+        """Free all memory. May be called twice."""
+        with self.device.turn:
+            for buffer in (*self._constants.values(), *self._packed.values()):
+                self.device.free(buffer)
+            self._constants.clear()
+            self._packed.clear()
+
+
+def load_constants(
+    program: Program,
+    values: Sequence[int | None],
+    weights: DeviceWeights,
+    shared: Mapping[int, DeviceBuffer],
+    launch: Callable[[LaunchStep], None],
+    found: dict[int, DeviceBuffer],
+) -> None:
+    """Place constants, then run the `prepare` steps; `found` gets the buffers. Arrays packed by another program of the same
+    weights are shared.
+
+    values: of the slots that depend on no symbol; shared: buffers of the caller; launch: runs a step, which finds its buffers in
+    `found`
+    """
+    sizes: dict[int, int] = {}
+    for index, spec in enumerate(program.buffers):
+        if spec.role not in ("const", "packed"):
+            continue
+        shape = _fixed(program, values, spec.shape, f"buffer {spec.name}")
+        if any(dim < 0 for dim in shape):
+            raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
+        dtype = np.dtype(spec.dtype)
+        sizes[index] = math.prod(shape) * dtype.itemsize
+        if index in shared:
+            check_size(program, index, shared[index], sizes[index])
+        elif spec.role == "const":
+            try:
+                found[index] = weights.constant(spec.name, dtype, shape)
+            except ArtifactError as error:
+                raise ArtifactError(f"{program.name}: {error}") from None
+    identity: dict[int, Hashable] = {i: (i, id(shared[i])) if i in shared else program.buffers[i].name for i in sizes}
+    for position, step in enumerate(program.prepare):
+        where = f"prepare step {position} ({step.target})"
+        numbers = _fixed(program, values, (*step.scalars, *step.grid), where)
+        made = [i for i in step.buffers if program.buffers[i].role == "packed" and i not in found]
+        sources = tuple(None if i in made else identity[i] for i in step.buffers)
+        fresh = not made
+        for i in made:
+            identity[i] = ("packed", step.target, sources, numbers, step.local, step.buffers.index(i))
+            found[i], new = weights.packed(identity[i], sizes[i])
+            fresh = fresh or new
+        if fresh:
+            launch(step)
+    for i in sizes:
+        if i not in found and i not in shared:  # packed, and never written
+            found[i], _ = weights.packed(("unwritten", program.name, i), sizes[i])
+
+
+def check_size(program: Program, index: int, buffer: DeviceBuffer, nbytes: int) -> None:
+    """Raise UserError for a buffer of the caller that is too small."""
+    size = getattr(buffer, "nbytes", None)
+    if size is not None and size < nbytes:
+        name = program.buffers[index].name
+        raise UserError(f"{program.name}: shared buffer {name}: wanted {nbytes} bytes, found {size}")
+
+
+def _fixed(program: Program, values: Sequence[int | None], slots: Sequence[int], where: str) -> tuple[int, ...]:
+    """Return the values of slots that must not depend on symbols."""
+    found = [values[slot] for slot in slots]
+    if any(value is None for value in found):
+        raise ArtifactError(f"{program.name}: {where}: wanted sizes that depend on no symbol, found one that does")
+    return tuple(value for value in found if value is not None)

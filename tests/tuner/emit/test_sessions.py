@@ -1,0 +1,205 @@
+"""Sessions: results that replace arguments on the device, in place where they extend them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.decoder_families import write_family
+from tests.support.tuner_models import QUICK
+
+from relax_tune.database.store import MemoryStore
+from relax_tune.errors import ModelStateError, UserError
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.op.indexing.movement import Concat
+from relax_tune.ir.op.math.elementwise import Add, MulScalar
+from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.generate import generate
+from relax_tune.runtime.model import Model
+from relax_tune.tuner.job.job import Job
+
+DEVICES = ["c", pytest.param("opencl", marks=pytest.mark.process)]
+PROMPT = np.array([[3, 1, 4], [1, 5, 9]], np.int64)
+
+
+def opened(module: IRModule, target: str) -> Model:
+    device = open_device(target)
+    job = Job(module, device.info, MemoryStore(), QUICK)
+    return job.artifact(job.build("generic")).open(device)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    if request.param == "opencl":
+        pytest.importorskip("pyopencl")
+    folder, _ = write_family(tmp_path_factory.mktemp("llama"), "llama_yarn")
+    with opened(load_model(folder), request.param) as model:
+        yield model
+
+
+def test_session_gives_the_results_of_calls(decoder: Model) -> None:
+    logits, *caches = decoder.run([PROMPT], "prefill")
+    with decoder.session(caches, "decode") as session:
+        for step in range(9):
+            tokens = (PROMPT[:, :1] + step) % 37
+            logits, *caches = decoder.run([tokens, *caches], "decode")
+            (found,) = session.run([tokens])
+            np.testing.assert_array_equal(found, logits)
+        kept = session.arrays()
+        program = decoder.executors["decode"].program
+        assert list(kept) == [program.buffers[i].name for i in program.inputs[1:]]
+        for array, cache in zip(kept.values(), caches, strict=True):
+            np.testing.assert_array_equal(array, cache)
+            assert array.shape == (2, 2, 12, 8)
+
+
+def test_step_copies_no_cache(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, *caches = decoder.run([PROMPT], "prefill")
+    device = decoder.executors["decode"].device
+    moved: list[int] = []
+    with decoder.session(caches, "decode") as session:
+        for name in ("copy", "upload", "download"):
+            own = getattr(device, name)
+            monkeypatch.setattr(device, name, lambda *a, own=own: (moved.append(size_of(a)), own(*a))[1])
+        for _ in range(30):
+            session.run([PROMPT[:, :1]])
+    # 33 positions of two rows, two heads, 8 floats outgrow their memory four times; the logits are 2 x 37 floats
+    caches_moved = [n for n in moved if n not in (2 * 37 * 4, 2 * 8)]
+    assert len(caches_moved) <= 4 * len(caches) and sum(caches_moved) < 2 * len(caches) * 33 * 2 * 2 * 8 * 4
+
+
+def size_of(arguments: tuple[Any, ...]) -> int:
+    last = arguments[-1]
+    if isinstance(last, np.ndarray):
+        return last.nbytes
+    return int(np.prod(last)) * np.dtype(arguments[1]).itemsize if isinstance(last, tuple) else int(last)
+
+
+def test_attention_reads_caches_where_calls_extend_them(decoder: Model) -> None:
+    program = decoder.executors["decode"].program
+    views = [program.buffers[i] for i in program.outputs[1:]]
+    assert [v.base for v in views] == list(program.inputs[1:]) and {v.outer for v in views} == {2}
+    assert {program.buffers[i].outer for i in program.inputs[1:]} == {2}
+    (logits_only,) = {len(c.variants[0].steps[0].buffers) for c in program.calls if "key_0" in c.name}
+    assert logits_only == 2, "the new row, and the cache that it is written to"
+
+
+def test_generation_keeps_caches_and_branches_copy(decoder: Model) -> None:
+    rows = generate(decoder, PROMPT, max_new_tokens=6)
+    logits, *caches = decoder.run([PROMPT], "prefill")
+    found = [PROMPT]
+    for _ in range(6):
+        tokens = logits[:, -1:].argmax(-1)
+        found.append(tokens)
+        logits, *caches = decoder.run([tokens, *caches], "decode")
+    np.testing.assert_array_equal(rows, np.concatenate(found, axis=1))
+    with decoder.session(caches, "decode") as one, decoder.session(caches, "decode") as other:
+        one.run([PROMPT[:, :1]])
+        (first,) = other.run([PROMPT[:, 1:2]])
+        np.testing.assert_array_equal(first, decoder.run([PROMPT[:, 1:2], *caches], "decode")[0])
+
+
+def running_sum() -> IRModule:
+    """A state that each call replaces by another of its dims: x + state / 2; and the new state doubled."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 64)
+    x, state = g.input("x", (n, 4)), g.input("state", (n, 4))
+    new = g.call(Add(), x, g.call(MulScalar(0.5), state))
+    return g.finish((g.call(MulScalar(2.0), new), new))
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_arguments_without_a_result_serve_every_call(target: str) -> None:
+    if target == "opencl":
+        pytest.importorskip("pyopencl")
+    with opened(running_sum(), target) as model:
+        x, state = np.full((3, 4), 2.0, np.float32), np.ones((3, 4), np.float32)
+        with model.session({"x": x, "state": state}, kept={"state": 1}) as session:
+            for _ in range(3):
+                doubled, state = model.run([x, state])
+                (found,) = session.run([])
+                np.testing.assert_array_equal(found, doubled)
+            assert list(session.arrays()) == ["state"]
+
+
+@pytest.mark.parametrize("target", DEVICES)
+def test_states_of_one_size_change_places(target: str) -> None:
+    if target == "opencl":
+        pytest.importorskip("pyopencl")
+    with opened(running_sum(), target) as model:
+        state = np.ones((3, 4), np.float32)
+        with model.session({"state": state}, kept={"state": 1}) as session:
+            for step in range(5):
+                x = np.full((3, 4), step, np.float32)
+                doubled, state = model.run([x, state])
+                (found,) = session.run({"x": x})
+                np.testing.assert_array_equal(found, doubled)
+            np.testing.assert_array_equal(session.arrays()["state"], state)
+
+
+def test_arrays_of_a_session_that_do_not_fit_are_refused() -> None:
+    with opened(running_sum(), "c") as model:
+        state = np.ones((3, 4), np.float32)
+        for start, kept, text in (
+            ({"y": state}, {"y": 1}, "the parameters are x, state"),
+            ({"x": state}, {"state": 1}, "an array to start with for each parameter"),
+            ({"state": state}, {"state": 2}, "one of 2 results, found number 2"),
+            ({"state": state.astype(np.float64)}, {"state": 1}, "2 dims of float32, found 2 of float64"),
+            ([state, state, state], None, "found 3 for 2 parameters"),
+        ):
+            with pytest.raises(UserError, match=text):
+                model.session(start, kept=kept)
+        session = model.session([state])
+        with pytest.raises(UserError, match="wanted 2 in dim 0, found 3"):
+            session.run([state[:2]])
+        (found,) = session.run([state])
+        np.testing.assert_array_equal(found, np.full((3, 4), 3.0, np.float32))
+        session.close()
+        session.close()
+        with pytest.raises(ModelStateError, match="an open session"):
+            session.run([state])
+        left = model.session([state])
+    with pytest.raises(ModelStateError, match="an open model"):
+        left.run([state])
+
+
+def cached(window: int | None = None, returned: bool = True, read: bool = False) -> IRModule:
+    """Attention over a cache and one more position."""
+    g = GraphBuilder()
+    m = g.symbol("m", 0, 40)
+    q, past, new = g.input("q", (2, 1, 8)), g.input("past", (2, m, 8)), g.input("new", (2, 1, 8))
+    key = g.call(Concat(1), past, new)
+    y = g.call(Attention(0.5, causal=True, offset=m, window=window), q, key, key)
+    more = (g.call(MulScalar(2.0), past),) if read else ()
+    return g.finish((y, key, *more) if returned else y)
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [(cached(), 1), (cached(3), 1), (cached(returned=False), 0), (cached(read=True), 0)],
+    ids=["cache", "window", "not returned", "read elsewhere"],
+)
+def test_extended_parameters_are_found(module: IRModule, found: int) -> None:
+    job = Job(module, open_device("c").info, MemoryStore(), QUICK)
+    assert sum(map(len, job.lowered.appended.values())) == found
+
+
+def test_calls_with_extended_parameters_give_fresh_arrays() -> None:
+    rng = np.random.default_rng(0)
+    with opened(cached(), "c") as model:
+        past = rng.standard_normal((2, 5, 8)).astype(np.float32)
+        q, new = (rng.standard_normal((2, 1, 8)).astype(np.float32) for _ in range(2))
+        before = past.copy()
+        y, key = model.run({"q": q, "past": past, "new": new})
+        np.testing.assert_array_equal(past, before)
+        np.testing.assert_array_equal(key, np.concatenate([past, new], axis=1))
+        again, _ = model.run([q, np.asfortranarray(past), new])
+        np.testing.assert_array_equal(again, y)
+        empty, first = model.run([q, past[:, :0], new])
+        np.testing.assert_allclose(empty, new, rtol=1e-6)
+        np.testing.assert_array_equal(first, new)
