@@ -302,7 +302,9 @@ class Measurement:
             if not samples:
                 raise DatabaseError(f"{where}: wanted at least one sample of an ok measurement, found none")
             if self.stage is not None or self.message != "":
-                raise DatabaseError(f"{where}: an ok measurement has no stage and no message, found {self.stage!r}")
+                raise DatabaseError(
+                    f"{where}: an ok measurement has no stage and no message, found {_shown(self.stage)}"
+                )
         else:
             _choice(self.stage, STAGES, f"{where} stage")
             object.__setattr__(self, "message", _clean_message(self.message, f"{where} message"))
@@ -398,7 +400,7 @@ class ShapeHistogram:
             digits = value.removeprefix("-")
             if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or count < 0:
                 raise DatabaseError(
-                    f"histogram counts: wanted integers as text mapped to counts >= 0, found {value!r}: {count}"
+                    f"histogram counts: wanted integers as text mapped to counts >= 0, found {value!r:.80}: {count!r:.80}"
                 )
         object.__setattr__(self, "counts", canonical_json(values))
 

@@ -264,7 +264,7 @@ class Executor:
     def _replace(
         self, bound: BoundProgram, index: int, result: int, array: DeviceArray, pool: BufferPool
     ) -> DeviceArray:
-        """Let launches read the argument in its own memory, and write the result behind it there, or to an array of the pool."""
+        """Let launches read an argument where it is, and write the result behind it or to the pool."""
         spec = self.program.buffers[result]
         dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
         if spec.base == index and array.buffer.nbytes >= self._room(bound, index):

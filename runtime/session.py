@@ -19,12 +19,11 @@ from relax_tune.runtime.program.program import Program
 class Session:
     """A series of calls of a function, in which results replace arguments without leaving the device.
 
-    A decoder's caches are such arguments. Where the build found that a result only extends an argument, the new elements are
-    written behind the old ones, so that a call costs what it reads and adds, and copies nothing. Any other result and its
-    argument change places. Memory doubles when it is full.
+    A decoder's caches are such arguments. Where a result only extends an argument, the new elements are written behind the old
+    ones: a call then copies nothing. Any other result and its argument change places. Memory doubles when it is full.
 
     start: the arguments that stay on the device, by name
-    kept: for those that change, the number of the result that replaces each; the others serve every call
+    kept: the number of the result that replaces each argument that changes; the others serve every call
 
     Calls of one session must not overlap; several sessions, and other calls of the model, may. `close` frees the memory.
 

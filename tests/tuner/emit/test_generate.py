@@ -20,6 +20,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.op.math.elementwise import Relu
 from relax_tune.runtime.generate import beam_search, generate, generate_steps
 from relax_tune.runtime.generation.decoder import Decoder
+from relax_tune.runtime.model import Model
+from relax_tune.runtime.session import Session
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.task.task import Choices
 
@@ -100,10 +102,11 @@ def test_ended_rows_leave_the_batch(llama: tuple[rt.Artifact, dict[str, Any]], m
     artifact, wanted = llama
     rows = wanted["tokens_2_7"]
     with artifact.open() as model:
-        run, sizes = model.run, list[int]()
-        monkeypatch.setattr(
-            model, "run", lambda inputs, function: (sizes.append(len(inputs[0])), run(inputs, function))[1]
-        )
+        sizes = list[int]()
+        for owner in (Model, Session):
+            run = owner.run
+            counted = lambda self, inputs, *a, run=run: (sizes.append(len(inputs[0])), run(self, inputs, *a))[1]
+            monkeypatch.setattr(owner, "run", counted)
         for end in (int(rows[0, 3]), int(rows[1, 9])):
             lengths = [next((n + 1 for n, t in enumerate(row) if t == end), ADDED) for row in rows]
             sizes.clear()

@@ -80,7 +80,7 @@ def size_of(arguments: tuple[Any, ...]) -> int:
     return int(np.prod(last)) * np.dtype(arguments[1]).itemsize if isinstance(last, tuple) else int(last)
 
 
-def test_attention_reads_caches_where_calls_extend_them(decoder: Model) -> None:
+def test_attention_reads_extended_caches_in_place(decoder: Model) -> None:
     program = decoder.executors["decode"].program
     views = [program.buffers[i] for i in program.outputs[1:]]
     assert [v.base for v in views] == list(program.inputs[1:]) and {v.outer for v in views} == {2}
@@ -142,7 +142,7 @@ def test_states_of_one_size_change_places(target: str) -> None:
             np.testing.assert_array_equal(session.arrays()["state"], state)
 
 
-def test_arrays_of_a_session_that_do_not_fit_are_refused() -> None:
+def test_arrays_not_fit_for_a_session_are_refused() -> None:
     with opened(running_sum(), "c") as model:
         state = np.ones((3, 4), np.float32)
         for start, kept, text in (

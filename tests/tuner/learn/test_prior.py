@@ -67,7 +67,7 @@ def test_rows_have_a_group_for_each_workload_and_shape(rows: PriorRows, products
     assert set(kept.groups.tolist()) == {2, 3, 4, 5} and len(kept.log_time) == len(kept.features)
 
 
-def test_rows_have_the_limits_of_their_machines(products: Sequence[Choices]) -> None:
+def test_rows_have_the_limits_of_machines(products: Sequence[Choices]) -> None:
     other = Target("opencl", "other", (), (("l2_bytes", 1 << 21), ("vector_bits", 512), ("workers", 8)))
     store = filled(MemoryStore(), products[:1])
     store.add_target(other)

@@ -43,7 +43,7 @@ def train(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Train a prior on the records of all processors, or of all GPUs if the target is one. `build --prior FILE` takes it."""
+    """Train a prior on the records of all processors, or of all GPUs, for `build --prior`."""
     rows, hardware = _read(db, target)
     about = {"tool": tool_version(), "rows": len(rows.log_time), "groups": len(rows.keys)}
     about |= {what + "s": len({part(k) for k in rows.keys}) for what, part in APART.items()}
