@@ -391,12 +391,16 @@ class _Run:
         return np.asarray(_wide(found) + np.where(np.isfinite(by), by, 0.0)).astype(found.dtype)
 
     def signless(self, op: OperatorSpec, args: Sequence[Any], found: Array) -> Array:
-        """Move the sign of sums whose terms are zeros, or so small that they become zeros: a sum that begins at a term may be -0."""
+        """Move sums whose terms are zeros, or so small that they become zeros: their sign, since a sum that begins at a term may be -0,
+        and by a unit, since each term may be rounded by itself."""
         total = _magnitudes(op, args) if np.any(found == 0) else None
         if total is None:
             return found
-        zero = (found == 0) & (total < float(ml_dtypes.finfo(found.dtype).smallest_normal))
-        return np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
+        info = ml_dtypes.finfo(found.dtype)
+        zero = (found == 0) & (total < float(info.smallest_normal))
+        signed = np.where(zero & (self.rng.random(found.shape) < 0.5), -found, found)
+        steps = float(info.smallest_subnormal) * self.rng.integers(-1, 2, found.shape)
+        return np.where(zero & (total > 0) & (steps != 0), steps.astype(found.dtype), signed)
 
     def signed(self, args: Sequence[Any], found: Array) -> Array:
         """Move the sign of zeros that are the extreme of zeros, or of what a run moved below zero."""
