@@ -251,6 +251,7 @@ class Executor:
                     launch()
                 if self.record is not None:
                     self.record(key)
+                self.device.synchronize()  # arrays of the pool may be freed as soon as this returns
                 self._check_computed(bound)
                 return [
                     found[n] if n in found else self._result(bound, index, placed, None)

@@ -153,9 +153,9 @@ def _guesses_of_rows(
     rows, row = extents[roles.windows[-2].place], pitch or TYPICAL_ROW
     deep, taps = prod(extents[v] or 1 for v in roles.depth), extents[roles.windows[-2].tap] or 1
     found: dict[tuple[int, int], tuple[float, int]] = {}
-    for lines in reversed(s.tunables["LB"].domain):
-        if (lines + taps - 1) * deep * 4 * row > machine.l2_bytes // 2 and found:
-            continue
+    domain = s.tunables["LB"].domain
+    held = [n for n in domain if (n + taps - 1) * deep * 4 * row <= machine.l2_bytes // 2] or domain[:1]
+    for lines in reversed(held):
         blocks = ceil(rows / lines) if rows else machine.workers
         idle = 1.0 if choice.order == "blocks" else ceil(blocks / machine.workers) * machine.workers / blocks
         waste = blocks * lines / rows if rows else 1.0
