@@ -4,8 +4,7 @@
 
 A Llama-style decoder with weights from a seed, four layers, grouped heads, one row and eight. `session`: a session (in place). `run`:
 `Model.run`, fed with its own results. `copied`: the same of a build that concatenates into fresh memory. Steps at growing numbers of
-past positions, in turns; the median of rounds. `read`: seconds to read the weights and the caches once at the bandwidth of a copy
-measured in the same process. Writes results/decode_caches_TARGET.json and .md.
+past positions, in turns; the median of rounds. Writes results/decode_caches_TARGET.json and .md.
 """
 
 from __future__ import annotations
@@ -104,17 +103,6 @@ def fed(model: Model, ids: np.ndarray, state: list[np.ndarray]) -> Callable[[], 
     return step
 
 
-def copy_bandwidth() -> float:
-    """Bytes read a second by a copy of 256 MB."""
-    a, best = np.ones(1 << 26, np.float32), 0.0
-    b = np.empty_like(a)
-    for _ in range(5):
-        start = time.perf_counter()
-        np.copyto(b, a)
-        best = max(best, a.nbytes / (time.perf_counter() - start))
-    return best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
@@ -144,25 +132,20 @@ def main() -> None:
                             step = fed(model, ids, caches(rows, past))
                             step()
                             case[name].append(stepped(step))
-    bandwidth = copy_bandwidth()
     found = {case: {n: statistics.median(s) for n, s in by.items()} for case, by in times.items()}
-    weights = sum(a.nbytes for n, a in module.constants.items() if "embed" not in n and "rotary" not in n)
-    for case, by in found.items():
-        rows, past = map(int, case.split(" x "))
-        by["read"] = (weights + rows * past * 2 * LAYERS * GROUPS * WIDTH // HEADS * 4) / bandwidth
-    write(args.target, found, before, bandwidth)
+    write(args.target, found, before)
 
 
-def write(target: str, found: Mapping[str, Mapping[str, float]], before: Mapping[str, Any], bandwidth: float) -> None:
+def write(target: str, found: Mapping[str, Mapping[str, float]], before: Mapping[str, Any]) -> None:
     lines = [
         f"# A decoder's caches, {target}", "",
-        "Written by `experiments/decode_caches.py`, which says what is compared. Milliseconds a step, medians in turns.",
-        f"`read`: the weights and the caches read once at {bandwidth / 1e9:.1f} GB/s.", "",
-        "| rows x past | session | run | copied | read | copied / session |", "|---|---|---|---|---|---|",
+        "Written by `experiments/decode_caches.py`, which says what is compared. Milliseconds a step, medians in turns.", "",
+        "| rows x past | session | run | copied | copied / session | copied / run |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for case, by in found.items():
-        cells = [f"{by[n] * 1e3:.3g}" for n in ("session", "run", "copied", "read")]
-        lines.append(f"| {case} | {' | '.join(cells)} | {by['copied'] / by['session']:.2f} |")
+        cells = [f"{by[n] * 1e3:.3g}" for n in ("session", "run", "copied")]
+        gains = [f"{by['copied'] / by[n]:.2f}" for n in ("session", "run")]
+        lines.append(f"| {case} | {' | '.join([*cells, *gains])} |")
     lines += ["", json.dumps(before)]
     write_page(f"decode_caches_{target}", lines, {"times": found, "environment": before})
 
