@@ -229,10 +229,9 @@ def first_line(error: BaseException) -> str:
 
 
 def compiled(plain: Any, device: Any) -> Any:
-    """An executor of a program, given as plain data, with the generic schedule."""
+    """An open model of a program, given as plain data, with the generic schedule."""
     from relax_tune.database.memory_store import MemoryStore
     from relax_tune.ir.frontend.torch.importer import import_program
-    from relax_tune.runtime.executor import Executor
     from relax_tune.tuner.job.job import Job
     from relax_tune.tuner.settings import Settings
     from relax_tune.tuner.task.domain import Range
@@ -240,10 +239,7 @@ def compiled(plain: Any, device: Any) -> Any:
     module = import_program(plain)
     spots = {b.var.name: Range(max(2, b.lower or 0), max(2, b.lower or 0)) for b in module.bounds}
     job = Job(module, device.info, MemoryStore(), Settings(target="c"), overrides=spots)
-    built = job.build("generic")
-    names = {s.name for s in built.program.buffers if s.role == "const"}
-    constants = {n: np.asarray(a, order="C") for n, a in job.lowered.module.constants.items() if n in names}
-    return Executor(built.program, device, constants)
+    return job.artifact(job.build("generic")).open(device)
 
 
 def differs(found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[Any], exact: Callable[[], Sequence[Any]]) -> str:
@@ -253,13 +249,14 @@ def differs(found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[Any], exact:
     if len(found) != len(wanted):
         return f"wanted {len(wanted)} results, found {len(found)}"
     for position, (f, w) in enumerate(zip(found, wanted)):
-        w = w if isinstance(w, torch.Tensor) else torch.tensor(w, dtype=None if isinstance(w, float) else torch.int64)
         ours = np.array(f, order="C", copy=True)
         ours = (
-            torch.from_numpy(ours.view(np.int16)).view(w.dtype)
+            torch.from_numpy(ours.view(np.int16)).view(torch.bfloat16)
             if ours.dtype.name == "bfloat16"
             else torch.from_numpy(ours)
         )
+        if not isinstance(w, torch.Tensor):  # a number of Python has no type of elements
+            w = torch.tensor(w, dtype=ours.dtype)
         if ours.dtype is not w.dtype or ours.shape != w.shape:
             return f"output {position}: wanted {w.dtype} {tuple(w.shape)}, found {ours.dtype} {tuple(ours.shape)}"
         try:
@@ -319,19 +316,19 @@ def attempt(samples: Sequence[Prepared], device: Any) -> dict[str, Any]:
     plain = None
     try:
         plain = plain_program(program)
-        executor = compiled(plain, device)
+        model = compiled(plain, device)
     except RelaxTuneError as error:
         text = f"{type(error).__name__}: {error}"
         named = "wanted" in text and "found" in text
         missing = unsupported(samples, plain) if plain is not None and UNKNOWN in text and len(samples) > 1 else {}
         return report | {"status": "refused" if named else "failed", "why": text[:600], "missing": missing}
     try:
-        return report | judged(samples, executor)
+        return report | judged(samples, model)
     finally:
-        executor.close()
+        model.close()
 
 
-def judged(samples: Sequence[Prepared], executor: Any) -> dict[str, Any]:
+def judged(samples: Sequence[Prepared], model: Any) -> dict[str, Any]:
     """The report of the calls of a program."""
     calls = [("", [s.tensors for s in samples], [s.wanted for s in samples])]
     if takes_special(samples[0].case.op) and any(
@@ -348,7 +345,7 @@ def judged(samples: Sequence[Prepared], executor: Any) -> dict[str, Any]:
             wanted.append(results)
         calls.append(("beside NaN: ", given, wanted))
     for where, given, wanted in calls:
-        found = list(executor.run([t.contiguous().numpy() for tensors in given for t in tensors]))
+        found = list(model.run([t.contiguous().numpy() for tensors in given for t in tensors]))
         for s, tensors, results in zip(samples, given, wanted):
             own, found = found[: len(results)], found[len(results) :]
             ties = bool(where) or s.case.dtype != "float32"  # equal elements are in any order

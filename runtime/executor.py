@@ -22,10 +22,10 @@ from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, User
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
 from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
-from relax_tune.runtime.device.memory import aligned_array
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
 from relax_tune.runtime.memory.buffer_pool import BufferPool
+from relax_tune.runtime.memory.host_pool import HostPool
 from relax_tune.runtime.memory.resident import DeviceArray, kept_array
 from relax_tune.runtime.memory.weights import DeviceWeights, check_size, load_constants
 from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
@@ -68,6 +68,7 @@ class Executor:
         self.generation = 0
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
+        self._results = HostPool()
         names = {spec.name: index for index, spec in enumerate(program.buffers)}
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
@@ -304,12 +305,13 @@ class Executor:
             bound.prepare()
         program = self.program
         placed: dict[int, NDArray[Any]] = {}
+        self._results.begin()
         try:
             for index, given in zip(program.inputs, arrays):
                 self._give(bound, index, given, in_place, placed)
             for index in program.outputs if in_place else ():
                 spec = program.buffers[index]
-                made = aligned_array(np.dtype(spec.dtype), stored_dims(spec, bound.shapes[spec.name]))
+                made = self._results.empty(np.dtype(spec.dtype), stored_dims(spec, bound.shapes[spec.name]))
                 self._place(index, made, placed)
             bound.launch()
         finally:
@@ -334,10 +336,10 @@ class Executor:
         view = self._viewed.get(index)
         if in_place and view is not None and self._room(bound, index):
             result = self.program.buffers[view]
-            memory = aligned_array(np.dtype(result.dtype), stored_dims(result, bound.shapes[result.name]))
+            memory = self._results.empty(np.dtype(result.dtype), stored_dims(result, bound.shapes[result.name]))
             if memory.size >= stored.size and self.device.place(self._own[index], memory):
-                memory.reshape(-1)[: stored.size].reshape(stored.shape)[...] = stored
                 placed[index] = placed[view] = memory
+                self.device.upload(self._own[index], stored)
                 return
         contiguous = np.ascontiguousarray(stored)
         if not (in_place and self._place(index, contiguous, placed)):
@@ -391,6 +393,7 @@ class Executor:
             for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
                 self.device.free(buffer)
             self._own.clear()
+            self._results.close()
             self._fixed.clear()
             if self._owns_weights:
                 self._weights.close()

@@ -56,7 +56,7 @@ class Session:
             )
         made = self._pool.empty(given.dtype, given.shape)
         stored = np.moveaxis(given, spec.outer, 0) if spec.outer else given
-        self._executor.device.upload(made.buffer, np.ascontiguousarray(stored))
+        self._executor.device.upload(made.buffer, stored)
         return kept_array(self._executor.device, spec, made.buffer, given.shape, made)
 
     @property

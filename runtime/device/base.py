@@ -72,7 +72,7 @@ class Device(Protocol):
         ...
 
     def upload(self, buffer: OwnBuffer, array: NDArray[Any]) -> None:
-        """Copy a C-contiguous host array to the start of `buffer`; done when this returns."""
+        """Copy a host array in C order to the start of the memory that launches use as `buffer`; done when this returns."""
         ...
 
     def download(self, buffer: OwnBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -106,10 +106,10 @@ class Device(Protocol):
         ...
 
     def place(self, buffer: OwnBuffer, array: NDArray[Any] | None) -> bool:
-        """Let launches bound to `buffer` use the memory of `array` until the next call. The buffer keeps its own
-        contents.
+        """Let launches bound to `buffer`, host code included, use the memory of `array` until the next call. The buffer
+        keeps its own contents.
 
-        Returns False without effect if the device cannot do this, or if host code reaches the buffer too.
+        Returns False without effect if the device cannot do this.
         array: C-contiguous and aligned for its type, of as many bytes as launches use; it lives until the next call.
             None: the buffer's own memory
         """

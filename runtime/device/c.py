@@ -26,7 +26,7 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.binaries import cache_folder, hashed
-from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer
+from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program.program import KernelSource
@@ -47,6 +47,21 @@ _COMPILE_SECONDS = 300
 # What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
 _NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
 _ANOTHER = "set CC to a working gcc, or unset it"
+_SHARED_BYTES = 1 << 20
+"""Bytes of a copy that all threads take part in."""
+_COPY = """#include <stdint.h>
+#include <string.h>
+void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t run) {
+  const int64_t parts = n0 * n1 < 64 ? 16 : 1;
+  #pragma omp parallel for collapse(3)
+  for (int64_t i = 0; i < n0; ++i)
+    for (int64_t j = 0; j < n1; ++j)
+      for (int64_t p = 0; p < parts; ++p) {
+        const int64_t low = run * p / parts, high = run * (p + 1) / parts;
+        memcpy(to + (i * n1 + j) * run + low, from + i * s0 + j * s1 + low, high - low);
+      }
+}
+"""
 _PROBE = """#include <math.h>
 #include <stdint.h>
 void relax_tune_probe(float* x, int64_t n) {
@@ -62,15 +77,16 @@ class CBuffer:
     array: byte view, 64-byte aligned
     address: its first byte
     pointer: argument of launches, which `CDevice.place` may redirect
-    seen: host code was bound to the memory itself
+    placed: byte view of the array they use instead of this memory, if any
     """
 
-    __slots__ = ("address", "array", "nbytes", "pointer", "seen")
+    __slots__ = ("address", "array", "nbytes", "placed", "pointer")
 
     def __init__(self, nbytes: int, array: NDArray[np.uint8]) -> None:
         self.array: NDArray[np.uint8] | None = array
         self.address = int(self.array.__array_interface__["data"][0])
-        self.nbytes, self.seen = nbytes, False
+        self.nbytes = nbytes
+        self.placed: NDArray[np.uint8] | None = None
         self.pointer = Pointer(self.address, array)
 
     def live(self) -> NDArray[np.uint8]:
@@ -126,7 +142,8 @@ class CDevice:
     def _try_compiler(self) -> None:
         """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
         try:
-            self.compile([KernelSource("relax_tune_probe", "c", _PROBE)])
+            sources = [KernelSource("relax_tune_probe", "c", _PROBE), KernelSource("relax_tune_copy", "c", _COPY)]
+            self._copy = self.compile(sources)["relax_tune_copy"]
         except BuildError as error:
             reason, _, log = str(error).partition("\n")
             if not log:
@@ -233,19 +250,28 @@ class CDevice:
         return CBuffer(nbytes, self._slabs.take(nbytes) if lasting else aligned_bytes(nbytes))
 
     def upload(self, buffer: CBuffer, array: NDArray[Any]) -> None:
-        check_transfer("C device upload", array.nbytes, buffer.nbytes)
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        buffer.live()[: data.nbytes] = data
+        memory = buffer.live() if buffer.placed is None else buffer.placed
+        check_transfer("C device upload", array.nbytes, min(memory.nbytes, buffer.nbytes))
+        self._move(memory[: array.nbytes].view(array.dtype).reshape(array.shape), array)
+
+    def _move(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        """Copy an array to one of its shape that is contiguous, on all threads where that is faster."""
+        runs = even_runs(source) if source.nbytes >= _SHARED_BYTES else None
+        if runs is None:
+            target[...] = source
+            return
+        numbers = [ctypes.c_int64(x) for x in (*runs[0], *runs[1], runs[2])]
+        self._copy(ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source.ctypes.data), *numbers)
 
     def download(self, buffer: CBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         result = np.empty(shape, dtype)
         check_transfer("C device download", result.nbytes, buffer.nbytes)
-        result.reshape(-1).view(np.uint8)[:] = buffer.live()[: result.nbytes]
+        self._move(result.reshape(-1).view(np.uint8), buffer.live()[: result.nbytes])
         return result
 
     def copy(self, target: CBuffer, source: CBuffer, nbytes: int) -> None:
         check_transfer("C device copy", nbytes, min(target.nbytes, source.nbytes))
-        target.live()[:nbytes] = source.live()[:nbytes]
+        self._move(target.live()[:nbytes], source.live()[:nbytes])
 
     def free(self, buffer: CBuffer) -> None:
         buffer.array = None
@@ -262,14 +288,11 @@ class CDevice:
         return partial(kernel, *pointers, *numbers)
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
-        views: list[NDArray[Any]] = [buffer.live()[: buffer.nbytes] for buffer in buffers]
-        for buffer in buffers:
-            buffer.seen = True
-        return partial(function, views)
+        own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
+        return lambda: function([view if buffer.placed is None else buffer.placed for buffer, view in own])
 
     def place(self, buffer: CBuffer, array: NDArray[Any] | None) -> bool:
-        if buffer.seen:
-            return False
+        buffer.placed = None if array is None else array.reshape(-1).view(np.uint8)
         buffer.pointer.value = buffer.address if array is None else int(array.__array_interface__["data"][0])
         return True
 

@@ -74,6 +74,28 @@ def aligned_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return aligned_bytes(nbytes)[:nbytes].view(dtype).reshape(shape)
 
 
+def even_runs(array: NDArray[Any]) -> tuple[tuple[int, int], tuple[int, int], int] | None:
+    """Return an array's memory as two loops over runs of adjacent bytes: the extent and the stride of each loop, the bytes of a run.
+
+    None for an array that takes more loops.
+    """
+    run = array.itemsize
+    loops: list[tuple[int, int]] = []
+    for extent, stride in zip(reversed(array.shape), reversed(array.strides)):
+        if extent == 1:
+            continue
+        if not loops and stride == run:
+            run *= extent
+        elif loops and stride == loops[-1][0] * loops[-1][1]:
+            loops[-1] = (loops[-1][0] * extent, loops[-1][1])
+        else:
+            loops.append((extent, stride))
+    if len(loops) > 2:
+        return None
+    inner, outer = (*loops, (1, 0), (1, 0))[:2]
+    return outer, inner, run
+
+
 def check_transfer(what: str, wanted: int, size: int) -> None:
     """Raise MeasureError when `wanted` bytes do not fit in a buffer of `size` bytes."""
     if wanted > size:

@@ -152,14 +152,15 @@ class OpenBlas:
     ) -> Callable[[Views], None]:
         make = partial(self._calls, sizes)
         kind = device.info.kind
-        known: Views | None = None
+        known: list[int] = []
         calls: list[Callable[[], object]] = []
 
         def multiply(views: Views) -> None:
             nonlocal known, calls
-            if views is not known:  # a C device passes the same list every time
-                _check_views(routine, needs, views)
-                calls, known = make([int(view.__array_interface__["data"][0]) for view in views]), views
+            _check_views(routine, needs, views)
+            found = [int(view.__array_interface__["data"][0]) for view in views]
+            if found != known:
+                calls, known = make(found), found
             with _PROCESS:
                 if OpenBlas._shared_with != kind:
                     self._share_threads(device)

@@ -335,7 +335,7 @@ class _Reader:
             viewed = n.args[0].meta["val"]
             kwargs["strides"] = [self._dim(s) for s in viewed.stride()]
             kwargs["first"] = self._dim(viewed.storage_offset())
-        if op == READ and isinstance(value, self.torch.SymInt):
+        if op == READ and isinstance(value, self.torch.SymInt) and any(user.op != "output" for user in n.users):
             kwargs["symbol"] = self._dim(value)
         if op in STATED and isinstance(value, (int, self.torch.SymInt)) and not self._of_layout(value):
             op, args = "sym.known", (self._dim(value),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -231,21 +232,27 @@ def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> No
 
 
 def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: dict[str, Any]) -> None:
-    """Where the device can; the buffer keeps its own contents, and host code that is bound to it ends this."""
+    """Where the device can, of kernels and of host code; the buffer keeps its own contents."""
     buffer, array = filled(device, np.ones(64)), np.full(65, 5, np.float32)[1:]  # where vectors do not lie
     add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
+    seen: list[Any] = []
+    host = device.bind_host(lambda views: seen.append(views[0].view(np.float32).tolist()), [buffer])
     placed = device.place(buffer, array)
     assert placed == (device.info.kind == "c")
     add()
+    if host is not None:
+        host()
     device.synchronize()
     assert array.tolist() == [6 if placed else 5] * 64
+    assert host is None or seen == [[6 if placed else 2] * 64]
     if placed:
         assert device.download(buffer, F32, (64,)).tolist() == [1] * 64
         assert device.place(buffer, None)
     add()
     assert device.download(buffer, F32, (64,)).tolist() == [2 if placed else 3] * 64
-    device.bind_host(lambda views: None, [buffer])
-    assert not device.place(buffer, array)
+    if host is not None:
+        host()
+        assert seen[1:] == [[2 if placed else 3] * 64]
 
 
 @pytest.mark.opencl
@@ -286,6 +293,22 @@ def _takes_its_turn(
         cl.enqueue_copy(queue, memory[1], memory[0])
     add()
     assert [device.download(x, F32, (64,)).tolist() for x in buffers] == [[4] * 64, [3] * 64]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 4, 600, 64), (1, 400_000, 1, 1), (3, 0, 2, 2)])
+def test_upload_takes_any_order_of_memory(device: Device, shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    """Large ones on all threads of the C device, also where launches use another array's memory."""
+    array = np.arange(math.prod(shape), dtype=np.int32).reshape(shape).transpose(order)
+    for given in (array, array[..., ::-1], np.broadcast_to(array[..., :1], array.shape)):
+        buffer, other = device.alloc(array.nbytes), np.zeros(array.shape, np.int32)
+        device.upload(buffer, given)
+        np.testing.assert_array_equal(device.download(buffer, np.dtype(np.int32), array.shape), given)
+        if array.size and device.place(buffer, other):
+            device.upload(buffer, -given)
+            np.testing.assert_array_equal(other, -given)
+            device.place(buffer, None)
+        device.free(buffer)
 
 
 def test_memory_is_aligned(device: Device) -> None:

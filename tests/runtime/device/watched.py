@@ -70,7 +70,8 @@ class Block:
             (ctypes.c_uint8 * nbytes).from_address(self.address), np.uint8
         )
         self.array[:] = poison
-        self.pointer, self.seen = Pointer(self.address, self.array), False
+        self.pointer = Pointer(self.address, self.array)
+        self.placed: NDArray[np.uint8] | None = None
 
     def live(self) -> NDArray[np.uint8]:
         assert self.array is not None, "a buffer that was freed is used"

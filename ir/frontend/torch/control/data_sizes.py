@@ -135,7 +135,7 @@ def _bincount(w: Writer, n: TorchNode) -> ImportedValue:
 
 
 def _number(w: Writer, n: TorchNode) -> Result:
-    """Import a number that is read from a tensor: a symbol for an integer, a tensor without dims for a float."""
+    """Import a number that is read from a tensor: a symbol for an integer, a tensor without dims for a float or a mere result."""
     x = n.item(0)
     known = w.scalars(x)
     if known is not None and x.dtype is not bool_:
@@ -145,6 +145,8 @@ def _number(w: Writer, n: TorchNode) -> Result:
         return w.of(w.reshape(w.tensor(x), ()))
     if x.dtype is bool_:
         raise n.refuse("wanted branches that do not depend on data; use torch.cond or torch.where")
+    if "symbol" not in n.kwargs:  # no dim depends on it, so it may be below 0
+        return w.of(w.reshape(cast_to(w, w.tensor(x), x.dtype, i64), ()))
     return size_from_data(w, cast_to(w, w.tensor(x), x.dtype, i64), "number")
 
 

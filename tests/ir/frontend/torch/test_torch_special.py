@@ -127,6 +127,15 @@ def test_multinomial_with_and_without_replacement() -> None:
     assert sorted(order) == list(range(11))
 
 
+def test_number_that_is_only_a_result_may_be_below_0() -> None:
+    """A number that dims depend on has a symbol; torch states none that nothing reads."""
+    x = TorchTensor((), i64, "torch.int64")
+    read = TorchCall("y", "aten._local_scalar_dense.default", (Ref("x"),), {}, [None], "")
+    made = TorchProgram((), (("x", x),), {}, {}, (read,), (("y", Ref("y")),))
+    found = evaluate_function(import_program(made), [np.array(-3)])
+    assert np.asarray(found).shape == () and found == -3
+
+
 def test_dropout_in_training_scales_kept_elements() -> None:
     x = TorchTensor(("n", 5), f32, "torch.float32")
     both = TorchCall(

@@ -1,0 +1,72 @@
+"""Host memory for results that launches write in place."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.runtime.device.memory import aligned_array, aligned_bytes
+
+LEAST = 64 << 10
+"""Bytes of the smallest array whose memory is kept for others; smaller ones come from pages that are there."""
+
+
+class HostPool:
+    """Memory of arrays that are gone, for new ones: the system takes longer to map fresh pages than a kernel to fill them.
+
+    It keeps at most as many bytes as the largest call took. The caller holds the device's turn in all but `close`; arrays may end
+    in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._taken = self._most = 0
+
+    def begin(self) -> None:
+        """Begin a call."""
+        self._most, self._taken = max(self._most, self._taken), 0
+
+    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return an array that starts at a cache line, with undefined elements. Raises MeasureError without memory."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < LEAST:
+            return aligned_array(dtype, shape)
+        step = 1 << (nbytes.bit_length() - 3)  # a quarter of the power of two below
+        memory = self._found(nbytes)
+        if memory is None:
+            memory = aligned_bytes(-(-nbytes // step) * step)
+            self._idle[memory.nbytes]  # a key, which `_keep` must not make while others read them
+        self._taken += memory.nbytes
+        block = _Block(memory)
+        weakref.finalize(block, self._keep, memory).atexit = False
+        return np.asarray(block)[:nbytes].view(dtype).reshape(shape)
+
+    def _found(self, nbytes: int) -> NDArray[np.uint8] | None:
+        for size in sorted(self._idle):
+            if nbytes <= size <= 4 * nbytes and (blocks := self._idle[size]):
+                return blocks.pop()
+        return None
+
+    def _keep(self, memory: NDArray[np.uint8]) -> None:
+        idle = sum(size * len(blocks) for size, blocks in list(self._idle.items()))
+        if idle + memory.nbytes <= max(self._most, self._taken):
+            self._idle[memory.nbytes].append(memory)
+
+    def close(self) -> None:
+        """Free the memory, that of arrays in use when they end."""
+        self._most = self._taken = 0
+        self._idle.clear()
+
+
+class _Block:
+    """What arrays keep alive while they use some memory."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.__array_interface__ = memory.__array_interface__
