@@ -64,7 +64,7 @@ class HostPool:
 
 
 class _Block:
-    """What arrays keep alive while they use some memory."""
+    """Owner of some memory, which its arrays keep alive."""
 
     __slots__ = ("__array_interface__", "__weakref__")
 

@@ -20,7 +20,7 @@ def start(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def test_memory_of_an_array_that_is_gone_is_taken_again() -> None:
+def test_memory_of_a_lost_array_serves_another() -> None:
     pool = HostPool()
     first = pool.empty(F32, (3, MANY // 3))
     at, view = start(first), first[1:].T
@@ -34,7 +34,7 @@ def test_memory_of_an_array_that_is_gone_is_taken_again() -> None:
     assert start(pool.empty(F32, (MANY - 5,))) == at, "of a shorter array too"
 
 
-def test_idle_memory_is_at_most_that_of_the_largest_call() -> None:
+def test_idle_memory_is_bounded_by_the_largest_call() -> None:
     pool = HostPool()
     held = []
     for _ in range(5):

@@ -127,7 +127,7 @@ def test_multinomial_with_and_without_replacement() -> None:
     assert sorted(order) == list(range(11))
 
 
-def test_number_that_is_only_a_result_may_be_below_0() -> None:
+def test_number_read_for_a_result_may_be_below_0() -> None:
     """A number that dims depend on has a symbol; torch states none that nothing reads."""
     x = TorchTensor((), i64, "torch.int64")
     read = TorchCall("y", "aten._local_scalar_dense.default", (Ref("x"),), {}, [None], "")
