@@ -40,12 +40,14 @@ class Family:
 
 
 def draw(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw all weights at random: matrices by fan in, scales near 1, biases near 0, running statistics of norms too."""
+    """Draw all weights at random: matrices by fan in, scales near 1, biases near 0, running statistics of norms too.
+
+    Not those that are never trained: transformers computes some of them when it loads a folder."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=g)
-            if name.endswith("A_log"):
+            if name.endswith("A_log") or not p.requires_grad:
                 continue
             if p.ndim > 1:
                 p.copy_(noise / math.sqrt(math.prod(p.shape[1:])))

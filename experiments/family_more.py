@@ -156,7 +156,9 @@ def clip_whole() -> Family:
     words = dict(BERT, **SPECIAL)
     config = dict(text_config=words, vision_config=VIT, projection_dim=24)
     inner = lazily("CLIPModel", config)
-    make = lambda: Call3(inner(), "input_ids attention_mask pixel_values", "logits_per_image text_embeds")
+    make = lambda: Call3(
+        inner(), "input_ids attention_mask pixel_values", "logits_per_image logits_per_text text_embeds"
+    )
 
     def inputs(g: torch.Generator, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
         return (*text(g, shape), torch.randn(3, 3, 64, 64, generator=g))
@@ -466,7 +468,7 @@ MORE: dict[str, Family] = {
         STATIC_IMAGE,
         embed_dim=[16, 24, 32],
         num_heads=[1, 2, 4],
-        depth=[1, 1, 3],
+        depth=[1, 2, 3],
         num_labels=7,
     ),
     "convnextv2": vision("ConvNextV2ForImageClassification", "logits", IMAGE, **STAGES),

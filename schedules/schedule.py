@@ -47,6 +47,7 @@ from relax_tune.schedules.primitives.reduction import (
     scatters,
     selection,
     stream_k,
+    windows,
 )
 from relax_tune.schedules.symbols import only_tunables, require_name, with_slots, with_symbols
 from relax_tune.schedules.trace import Step, Trace, each, scalar_value
@@ -76,6 +77,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         reductions.decompose_reduction,
         reductions.rfactor,
         reductions.tree_reduce,
+        windows.separable_reduce,
         scans.serial_scan,
         scatters.serial_scatter,
         selection.quadratic_select,

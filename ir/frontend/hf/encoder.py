@@ -377,15 +377,18 @@ class Encoder:
             inner = g.call(Mul(), inner, self.part(x, path, "gate", width, s.inner))
         return self.part(inner, path, "outer", s.inner, width)
 
-    # positions in attention
-
     def rotated(self, x: GVar, theta: float) -> GVar:
         """Rotate queries or keys (b, heads, n, size) by their positions."""
-        size, longest = self.spec.size, self.longest
-        rope = Rope(theta, size)
-        cos = self.constant(f"rotary_cos_{theta:g}", lambda: rope.table(np.cos, longest, size))
-        sin = self.constant(f"rotary_sin_{theta:g}", lambda: rope.table(np.sin, longest, size))
+        cos = self.constant(f"rotary_cos_{theta:g}", lambda: self.waves("cos", theta))
+        sin = self.constant(f"rotary_sin_{theta:g}", lambda: self.waves("sin", theta))
         return self.g.call(Rotary(const(0), 2), x, cos, sin)
+
+    def waves(self, name: str, theta: float) -> NDArray[Any]:
+        """Return the cosines or sines of all positions: read, sines first, or computed where the file has none."""
+        size, table = self.spec.size, self.spec.rotary_table
+        if isinstance(w := self.spec.inputs, Words) and table and self.weights.has(table):
+            return np.split(self.weights.get(table, (w.positions, size)), 2, 1)[name == "cos"][: self.longest]
+        return Rope(theta, size).table(getattr(np, name), self.longest, size)
 
     def disentangled(self, d: Disentangled, q: GVar, k: GVar, bias: Value | None, path: str) -> Value:
         """Add the scores between contents and relative positions (He et al. 2021, equation 4) to a bias."""

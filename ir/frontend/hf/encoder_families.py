@@ -196,7 +196,7 @@ def _roformer(c: ConfigFields) -> EncoderSpec:
     act = c.chosen("hidden_act", "gelu", ACTIVATIONS)
     head = replace(BERT_HEADS, dense="classifier.dense", activation=act, out="classifier.out_proj", inner=False)
     spec = read_spec(c, "roformer.", words=words, head=head, interleaved=True)
-    return replace(spec, thetas=(10000.0,) * len(spec.layers))
+    return replace(spec, thetas=(10000.0,) * len(spec.layers), rotary_table="encoder.embed_positions.weight")
 
 
 def _modernbert(c: ConfigFields) -> EncoderSpec:

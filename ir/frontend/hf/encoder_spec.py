@@ -304,6 +304,7 @@ class EncoderSpec:
     scale: factor of attention scores; None: the root of 1 / size
     groups: heads of keys and values (Ainslie et al. 2023); None: as many as of queries
     thetas: base of the rotary embeddings (Su et al. 2021) of each layer
+    rotary_table: name of the table (positions, head size) of their sines and cosines, for a file with one
     interleaved: rotary embeddings pair neighbouring elements, not the halves of a head
     disentangled: attention bias by content and position
     bare_first: the first layer has no norm before attention
@@ -340,6 +341,7 @@ class EncoderSpec:
     groups: int | None = None
     thetas: tuple[float, ...] = ()
     interleaved: bool = False
+    rotary_table: str = ""
     bare_first: bool = False
     windows: tuple[int | None, ...] = ()
     bottleneck: Bottleneck | None = None

@@ -164,7 +164,8 @@ def _over_subdomain(
 def _simplified(block: Block) -> Block:
     """Drop the conditions and clamps of a block that its domain decides.
 
-    Not those of its iterators' extents, which become dims of buffers, also where the loops do not run (`reindex`)."""
+    Not those of its iterators' extents, which become dims of buffers, also where the loops do not run (`reindex`). All its
+    expressions are simplified if one is, so that an update goes on reading the element that it stores."""
     env = Env()
     for i in block.iters:
         env = env.with_loop(i.var, i.extent, i.kind == "spatial" or block.init is None)
@@ -172,11 +173,8 @@ def _simplified(block: Block) -> Block:
     def decided(e: Expr) -> Expr | None:
         return simplify(e, env) if e.op in ("le", "lt", "min", "max") and e.args[0].dtype is i64 else None
 
-    def shorter(e: Expr) -> Expr:
-        found = transform(e, decided)
-        return e if found is e else simplify(found)
-
-    return replace(block.map_own_exprs(shorter), iters=block.iters)
+    found = block.map_own_exprs(lambda e: transform(e, decided))
+    return block if found is block else replace(found.map_own_exprs(simplify), iters=block.iters)
 
 
 def _require_unmixed_loops(

@@ -149,9 +149,10 @@ def rfactor(
 
     Before: `for i: for k0: for k1: B[i] += A[i, k0 * F + k1]`
     After: `for i: (for k0: for k1: R[i, k1] += A[i, k0 * F + k1]); (for r: B[i] += R[i, r])`
-    Checks: `loop` feeds exactly one reduction iterator, linearly. The block combines with an associative operation, from an
-    initial value that may be combined more than once. If that is stored separately already, accumulators start from the neutral
-    element. Nothing else in its outermost reduction loop touches the block's output. No loop is over elements and steps at once.
+    Checks: `loop` feeds exactly one reduction iterator, linearly, with an extent that no loop around it changes. The block combines
+    with an associative operation, from an initial value that may be combined more than once. If that is stored separately already,
+    accumulators start from the neutral element. Nothing else in its outermost reduction loop touches the block's output. No loop is
+    over elements and steps at once.
 
     The final combination follows the outermost reduction loop of the block; loops over elements inside that one get copies
     around it. Initial values are stored separately, as by `decompose_reduction`: a condition may keep an accumulator from its
@@ -175,6 +176,10 @@ def rfactor(
     if target not in path or len(fed) != 1 or fed[0][0].kind != "reduce":
         raise ScheduleError(f"{func.name}: rfactor wants {loop!r} to feed one reduction iterator of {block!r}")
     it, bound = fed[0]
+    if {p.var for p in path} & set(free_vars(target.extent)):  # as many accumulators as the longest has
+        raise ScheduleError(
+            f"{func.name}: rfactor wants as many accumulators for every element, found {target.extent!r} iterations of {loop!r}"
+        )
     reduce_loops = [
         p for p in path if any(p.var in free_vars(b) for i, b in zip(node.iters, node.bindings) if i.kind == "reduce")
     ]

@@ -37,9 +37,13 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     found = reductions(func)
     if len(found) > 1 or searches(func) or (found and not is_window(found[0])):
         return
-    name, make = ("windows", build) if found else ("padding", build_padding)
+    made = {"windows.shared": build_shared, "windows": build} if found else {"padding": build_padding}
     orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from try_forms((f"{name}.{order}", partial(make, func, machine, order == "parallel")) for order in orders)
+    yield from try_forms(
+        (f"{name}.{order}", partial(make, func, machine, order == "parallel"))
+        for name, make in made.items()
+        for order in orders
+    )
 
 
 def is_window(block: Block) -> bool:
@@ -56,21 +60,66 @@ def is_window(block: Block) -> bool:
     return moves and column in free_vars(reads[0].indices[-1])
 
 
-def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
-    """Accumulate row by row. Raises ScheduleError where other stages remain."""
-    s = Schedule(func)
-    for block in blocks(func.body):
+def _windows_and_epilogue(s: Schedule) -> tuple[str, str]:
+    """Leave the block of the windows and that of their epilogue. Raises ScheduleError where other stages or one row remain."""
+    for block in blocks(s.func.body):
         if inlinable(s.func, find_block(s.func, block.name)):
             s.compute_inline(block.name)
     main = reductions(s.func)[0].name
     if find_block(s.func, main).body.buffer in s.func.output_buffers:
         s.apply("cache_write", block=main, scope="global")
-    last = final_block(s.func).name
     if len(blocks(s.func.body)) != 2:
         raise ScheduleError(f"{s.func.name}: more than windows and their epilogue")
-    *outer, column = s.loops_of(last)
-    if not outer:
+    last = final_block(s.func).name
+    if len(s.loops_of(last)) < 2:
         raise ScheduleError(f"{s.func.name}: one row is no work for rows")
+    return main, last
+
+
+def build_shared(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Reduce the rows of windows first, then along their columns (`separable_reduce`), some rows at a time.
+
+    Rows are stored before they are read at other offsets: a read that spans two stores under way waits for both. Raises
+    ScheduleError where other stages remain, or windows that cannot be parted.
+    """
+    s = Schedule(func)
+    main, last = _windows_and_epilogue(s)
+    node = find_block(s.func, main)
+    loops = {i.kind: b for i, b in zip(node.iters, node.bindings)}  # the last of each kind
+    assert isinstance(loops["spatial"], Var)
+    assert isinstance(loops["reduce"], Var)
+    (rows,) = s.apply("separable_reduce", block=main, loop=loops["spatial"].name, step=loops["reduce"].name)
+    *outer, row, column = s.loops_of(last)
+    shared = find_block(s.func, rows).body.buffer
+    length = as_int(shared.shape[-1])
+    most = machine.l2_bytes // 2 // ((length or 1) * shared.dtype.bytes)
+    several = s.tunable("R", _row_counts(as_int(s.extent(row)), most))
+    block_of_rows, row = s.split(row, [None, several])
+    s.compute_at(main, row)
+    s.compute_at(rows, block_of_rows)
+    columns = as_int(s.extent(column))
+    if length is not None:
+        s.apply("set_scope", buffer=shared.name, scope="local")
+    if columns is not None:
+        s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    inner = s.inner_loops(rows, block_of_rows)[0]
+    edges, inside = _parts(s, rows, inner)
+    wide = as_int(s.extent(_column_loop(s, inside, inner)))
+    for name in edges:
+        _accumulate(s, name, inner, None)
+    _accumulate(s, inside, inner, s.tunable("V", _widths(wide, machine)))
+    width = s.tunable("W", _widths(columns, machine))
+    _accumulate(s, main, row, width)
+    in_vectors(s, last, column, width)
+    _spread(s, [*outer, block_of_rows], machine, parallel)
+    return s
+
+
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Accumulate row by row. Raises ScheduleError where other stages remain."""
+    s = Schedule(func)
+    main, last = _windows_and_epilogue(s)
+    *outer, column = s.loops_of(last)
     s.compute_at(main, outer[-1])
     length = as_int(s.extent(column))
     if length is not None:
@@ -109,6 +158,12 @@ def _spread(s: Schedule, rows: Sequence[str], machine: HardwareInfo, parallel: b
     top = s.fuse(rows)
     if parallel:
         s.set_kind(top, "group" if machine.has_grid else "parallel")
+
+
+def _row_counts(rows: int | None, most: int) -> list[int]:
+    """Return the numbers of rows of a block, at most `most`: powers of two, or all rows where they are few. None may be left."""
+    counts = [r for r in (2, 4, 8, 16, 32) if (rows is None or r < rows) and r <= most]
+    return counts if rows is None or rows > min(64, most) else [*counts, rows]
 
 
 def _widths(columns: int | None, machine: HardwareInfo) -> list[int]:

@@ -138,6 +138,10 @@ CASES: dict[str, Case] = {
             ("stream_k", {"block": "mm", "tiles": ["mm_i_0"], "steps": "mm_k", "workers": 3}),
         ],
     ),
+    "separable_reduce": Case(
+        lambda: make.pooled((5, "w"), 3, 2, 1, True),
+        [("separable_reduce", {"block": "pool", "loop": "pool_p", "step": "pool_k1"})],
+    ),
     "serial_scan": Case(
         make.prefix_sums,
         [

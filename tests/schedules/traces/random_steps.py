@@ -189,6 +189,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "rfactor": lambda v: {**_reduction(v), "scope": v.rng.choice(["local", "global"])},
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
+    "separable_reduce": lambda v: {"block": (block := v.block()), "loop": v.around(block), "step": v.around(block)},
     "serial_scan": lambda v: {"block": (block := v.block()), "loop": v.around(block)},
     "serial_scatter": lambda v: {"block": v.block()},
     "quadratic_select": lambda v: {"block": v.block(), "factor": v.rng.choice([1, 2, 5, 8])},

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.support.effort import thinned
 from tests.support.encoder_folders import write_encoder
 
@@ -80,3 +81,17 @@ def test_model_of_images_has_no_other_symbols_and_pooling(tmp_path: Path) -> Non
     given = MADE["inputs"](2, 1, {"image_size": 8})["pixel_values"]
     hidden, pooled = (evaluate_function(load_hf(tmp_path, how, False), [given]) for how in ("none", "cls"))
     np.testing.assert_allclose(pooled, hidden[:, 0], rtol=1e-6)
+
+
+def test_table_of_rotations_in_the_file_is_read(tmp_path: Path) -> None:
+    """Rows of sines, then of cosines; computed where the file has none."""
+    write(tmp_path, "roformer")
+    computed = load_hf(tmp_path).constants
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "roformer.encoder.embed_positions.weight"
+    sines, cosines = computed["rotary_sin_10000"], computed["rotary_cos_10000"]
+    for factor in (1, 2):
+        save_file({**weights, name: np.concatenate([factor * sines, cosines], 1)}, tmp_path / "model.safetensors")
+        read = load_hf(tmp_path).constants
+        np.testing.assert_array_equal(read["rotary_sin_10000"], factor * sines)
+        np.testing.assert_array_equal(read["rotary_cos_10000"], cosines)
