@@ -17,15 +17,17 @@ from relax_tune.database.records import (
     Measurement,
     PlanRecord,
     Regime,
+    Selection,
     ShapeHistogram,
     Status,
     Target,
     TargetStats,
+    UnitStats,
     VariantKind,
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, best_of, prune_cutoff, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, best_of, verify_batch, verify_same_subjects
 
 
 class MemoryStore:
@@ -49,9 +51,10 @@ class MemoryStore:
 
     def add_target(self, target: Target) -> str:
         with self._lock:
-            known = self._targets.setdefault(target.key, target)
-            if not known.limits:
-                self._targets[target.key] = target
+            known = self._targets.get(target.key, target)
+            self._targets[target.key] = replace(
+                known, limits=known.limits or target.limits, reference=known.reference or target.reference
+            )
         return target.key
 
     def add_environment(self, environment: Environment) -> str:
@@ -195,6 +198,17 @@ class MemoryStore:
             tuple(sorted(Counter(str(m.stage) for m in found if m.stage is not None).items())),
         )
 
+    def units(self, target: str) -> list[UnitStats]:
+        with self._lock:
+            found = self._of_target(target)
+        places: dict[tuple[str, str, str], list[Measurement]] = {}
+        for m in found:
+            places.setdefault((m.worker, m.host, m.unit), []).append(m)
+        return [
+            UnitStats(*place, len(ms), sum(m.status == "failed" for m in ms), max(m.measured_at for m in ms))
+            for place, ms in sorted(places.items())
+        ]
+
     # Plans
 
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
@@ -290,16 +304,9 @@ class MemoryStore:
 
     # Care
 
-    def prune(
-        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
-    ) -> int:
-        cutoff = prune_cutoff(older_than, failed)
+    def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
         with self._lock:
-            going = [
-                m
-                for m in self._of_target(target)
-                if (not failed or m.status == "failed") and (cutoff is None or 0 < m.measured_at < cutoff)
-            ]
+            going = [m for m in self._of_target(target) if selection.takes(m)]
             if not dry_run:
                 for m in going:
                     del self._measurements[m.id]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import Double, Text
 
-from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, VARIANT_KINDS
+from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, VARIANT_KINDS, Selection
 
 
 def one_of(column: str, values: Sequence[str]) -> str:
@@ -36,6 +36,7 @@ class TargetRow(Base):
     name: Mapped[str]
     fingerprint: Mapped[str]
     limits: Mapped[str] = mapped_column(server_default="{}")
+    reference: Mapped[str] = mapped_column(server_default="{}")
 
 
 class EnvironmentRow(Base):
@@ -95,6 +96,11 @@ class MeasurementRow(Base):
     job: Mapped[str]
     environment: Mapped[str | None] = mapped_column(ForeignKey("environments.key"))
     measured_at: Mapped[float] = mapped_column(server_default="0")
+    worker: Mapped[str] = mapped_column(server_default="")
+    host: Mapped[str] = mapped_column(server_default="")
+    unit: Mapped[str] = mapped_column(server_default="")
+    clock_mhz: Mapped[float | None]
+    celsius: Mapped[float | None]
 
     @classmethod
     def matching(
@@ -122,6 +128,20 @@ class MeasurementRow(Base):
             conditions += [cls.status == "ok", cls.checked.is_(True)]
         if kinds is not None:
             conditions.append(cls.variant.in_(select(VariantRow.key).where(VariantRow.kind.in_(kinds))))
+        return conditions
+
+    @classmethod
+    def selected_by(cls, target: str, selection: Selection) -> list[ColumnElement[bool]]:
+        """Return the conditions that select the measurements of one target to prune."""
+        conditions = cls.matching(target, status="failed" if selection.failed else None)
+        if selection.older_than is not None:
+            conditions += [cls.measured_at > 0, cls.measured_at < selection.older_than]
+        if selection.since is not None:
+            conditions.append(cls.measured_at >= selection.since)
+        if selection.job is not None:
+            conditions.append(cls.job == selection.job)
+        if (name := selection.worker) is not None:
+            conditions.append((cls.worker == name) | (cls.host == name) | (cls.unit == name))
         return conditions
 
     @classmethod
@@ -164,6 +184,14 @@ class MeasurementRow(Base):
             .where(*cls.matching(target, status="ok"))
             .group_by(VariantRow.kind)
         )
+
+    @classmethod
+    def select_units(cls, target: str) -> Select[*tuple[Any, ...]]:
+        """Return (worker, host, unit, measurements, failed ones, newest time)."""
+        failed = func.sum(case((cls.status == "failed", 1), else_=0))
+        place = (cls.worker, cls.host, cls.unit)
+        counts = (func.count(), failed, func.max(cls.measured_at))
+        return select(*place, *counts).where(cls.target == target).group_by(*place)
 
 
 class PlanRow(Base):

@@ -121,6 +121,15 @@ def _number(value: Any, where: str) -> float:
     return value
 
 
+def _known_number(value: Any, where: str) -> float | None:
+    """Return a finite number as a float, or None for an unknown one."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise DatabaseError(f"{where}: wanted a finite number or none, found {_shown(value)}")
+    return float(value)
+
+
 def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:
     if type(value) is not int or not lower <= value <= INT64_MAX:
         raise DatabaseError(f"{where}: wanted an integer of at most 64 bits, at least {lower}, found {_shown(value)}")
@@ -176,13 +185,15 @@ class Target:
     """Device, driver and compiler, well enough known to reuse a timing.
 
     limits: sizes and counts of the device, such as `workers` and `l2_bytes` (`DeviceInfo.limits`); empty if unknown
-    key: hash of the identity, which has no limits
+    reference: seconds of the reference kernels on the units that measure for this target, by name; empty if unknown
+    key: hash of the identity, which has no limits and no reference
     """
 
     kind: str
     name: str
     fingerprint: tuple[tuple[str, str], ...] = ()
     limits: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    reference: tuple[tuple[str, float], ...] = field(default=(), compare=False)
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -190,6 +201,8 @@ class Target:
         _text(self.name, "target name", limit=1000)
         object.__setattr__(self, "fingerprint", _pairs(self.fingerprint, "target fingerprint"))
         object.__setattr__(self, "limits", tuple(_integers(dict(self.limits), "target limits").items()))
+        times = {_key(k, "target reference"): _number(v, "target reference") for k, v in dict(self.reference).items()}
+        object.__setattr__(self, "reference", tuple(sorted(times.items())))
         object.__setattr__(self, "key", content_key([self.kind, self.name, self.fingerprint]))
 
 
@@ -258,7 +271,9 @@ class Measurement:
     id: given by the caller, unique for ever; workload, target: keys; symbols: the point, name -> integer (may be empty for
     a failure that happened before any shape was chosen); samples_secs: raw seconds, at least one when `ok`, none when
     `failed`; checked: the output was compared with the reference; build_secs: source to binary; job, environment: keys or
-    empty; measured_at: Unix seconds by the caller's clock, 0 when unknown (it only serves pruning).
+    empty; measured_at: Unix seconds by the caller's clock, 0 when unknown (it only serves pruning); worker, host, unit: names
+    of the measuring process, its machine and its physical device, empty if unknown; clock_mhz, celsius: clock and
+    temperature of the unit after the batch, None if its driver does not say.
     """
 
     id: str
@@ -276,6 +291,11 @@ class Measurement:
     job: str = ""
     environment: str = ""
     measured_at: float = 0.0
+    worker: str = ""
+    host: str = ""
+    unit: str = ""
+    clock_mhz: float | None = None
+    celsius: float | None = None
 
     def __post_init__(self) -> None:
         where = f"measurement {_shown(self.id)}"
@@ -298,6 +318,10 @@ class Measurement:
         object.__setattr__(self, "measured_at", _number(self.measured_at, f"{where} measured_at"))
         _text(self.job, f"{where} job", limit=KEY_LIMIT)
         _text(self.environment, f"{where} environment", limit=KEY_LIMIT)
+        for name in ("worker", "host", "unit"):
+            _text(getattr(self, name), f"{where} {name}", limit=KEY_LIMIT)
+        for name in ("clock_mhz", "celsius"):
+            object.__setattr__(self, name, _known_number(getattr(self, name), f"{where} {name}"))
         if self.status == "ok":
             if not samples:
                 raise DatabaseError(f"{where}: wanted at least one sample of an ok measurement, found none")
@@ -324,6 +348,41 @@ class Measurement:
     def subject(self) -> tuple[str, str, str, str, str]:
         """The measured thing: workload, target, variant, point, regime. One id never stands for two subjects."""
         return (self.workload, self.target, self.variant.key, symbols_text(self.symbols), self.regime)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Conditions of the measurements to prune; at least one is given, and all given ones hold.
+
+    older_than, since: Unix seconds; a measurement of unknown time is neither older nor later
+    worker: name of a worker, its host or its unit; job: full name of a job
+
+    Raises:
+        DatabaseError: no condition was given, which would remove everything, or a time is none.
+    """
+
+    older_than: float | None = None
+    since: float | None = None
+    failed: bool = False
+    worker: str | None = None
+    job: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.failed and all(c is None for c in (self.older_than, self.since, self.worker, self.job)):
+            raise DatabaseError("prune: wanted older_than, since, failed, worker or job, found none; say what may go")
+        for name, given in (("older_than", self.older_than), ("since", self.since)):
+            if given is not None and not (math.isfinite(given) and given >= 0):
+                raise DatabaseError(f"prune {name}: wanted Unix seconds >= 0, found {given!r}")
+
+    def takes(self, m: Measurement) -> bool:
+        """Return True if a measurement meets every condition."""
+        return (
+            (not self.failed or m.status == "failed")
+            and (self.older_than is None or 0 < m.measured_at < self.older_than)
+            and (self.since is None or m.measured_at >= self.since)
+            and (self.worker is None or self.worker in (m.worker, m.host, m.unit))
+            and (self.job is None or self.job == m.job)
+        )
 
 
 def symbols_text(symbols: Mapping[str, int]) -> str:
@@ -409,6 +468,18 @@ class ShapeHistogram:
         """Value -> count, sorted by value."""
         counts: dict[str, int] = json.loads(self.counts)
         return dict(sorted((int(value), count) for value, count in counts.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStats:
+    """Counts of the records that one worker made on one unit. last: Unix seconds of the newest, 0 if unknown"""
+
+    worker: str
+    host: str
+    unit: str
+    measurements: int
+    failed: int
+    last: float
 
 
 @dataclass(frozen=True, slots=True)

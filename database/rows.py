@@ -38,17 +38,19 @@ def target_values(target: Target) -> dict[str, Any]:
         "name": target.name,
         "fingerprint": canonical_json(target.fingerprint),
         "limits": canonical_json(dict(target.limits)),
+        "reference": canonical_json(dict(target.reference)),
     }
 
 
 def target_of(row: Row) -> Target:
     where = f"targets row {row['key']!r:.80}"
-    limits = parse_json(row["limits"], f"{where} limits") if "limits" in row else {}
-    if not isinstance(limits, dict):
-        raise DatabaseError(f"{where} limits: wanted names mapped to integers, found {limits!r:.80}")
-    target = Target(
-        row["kind"], row["name"], parse_json(row["fingerprint"], f"{where} fingerprint"), tuple(limits.items())
-    )
+    numbers = []
+    for column in ("limits", "reference"):  # files written before revisions 4 and 5 lack them
+        found = parse_json(row[column], f"{where} {column}") if column in row else {}
+        if not isinstance(found, dict):
+            raise DatabaseError(f"{where} {column}: wanted names mapped to numbers, found {found!r:.80}")
+        numbers.append(tuple(found.items()))
+    target = Target(row["kind"], row["name"], parse_json(row["fingerprint"], f"{where} fingerprint"), *numbers)
     _same_key(row, target.key, "targets")
     return target
 
@@ -109,6 +111,11 @@ def measurement_values(measurement: Measurement) -> dict[str, Any]:
         "job": measurement.job,
         "environment": measurement.environment or None,
         "measured_at": measurement.measured_at,
+        "worker": measurement.worker,
+        "host": measurement.host,
+        "unit": measurement.unit,
+        "clock_mhz": measurement.clock_mhz,
+        "celsius": measurement.celsius,
     }
 
 
@@ -130,6 +137,11 @@ def measurement_of(row: Row, variant: VariantRecord) -> Measurement:
         job=row["job"],
         environment=row["environment"] or "",
         measured_at=row["measured_at"],
+        worker=row.get("worker", ""),  # files written before revision 5 lack the unit
+        host=row.get("host", ""),
+        unit=row.get("unit", ""),
+        clock_mhz=row.get("clock_mhz"),
+        celsius=row.get("celsius"),
     )
 
 

@@ -1,8 +1,7 @@
-"""The rules that every store follows: which measurements may win, the subject of an id, and the conditions of pruning."""
+"""The rules that every store follows: which measurements may win, and the subject of an id."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -80,16 +79,3 @@ def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
     for _, variant, id in sorted(scored):
         best.setdefault(variant, id)
     return list(best.values())[:n]
-
-
-def prune_cutoff(older_than: float | None, failed: bool) -> float | None:
-    """Check the conditions of a prune: at least one, and a sensible time.
-
-    Raises:
-        DatabaseError: neither was given: that would remove everything.
-    """
-    if older_than is None and not failed:
-        raise DatabaseError("prune: wanted older_than or failed, found neither; say what may go")
-    if older_than is not None and not (math.isfinite(older_than) and older_than >= 0):
-        raise DatabaseError(f"prune older_than: wanted Unix seconds >= 0, found {older_than!r}")
-    return older_than

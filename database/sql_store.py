@@ -49,17 +49,18 @@ from relax_tune.database.records import (
     Measurement,
     PlanRecord,
     Regime,
+    Selection,
     ShapeHistogram,
     Status,
     Target,
     TargetStats,
+    UnitStats,
     VariantKind,
     VariantRecord,
     Workload,
-    canonical_json,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, prune_cutoff, rank, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, rank, verify_batch, verify_same_subjects
 from relax_tune.errors import DatabaseError
 
 T = TypeVar("T")
@@ -166,9 +167,10 @@ class SqlStore:
     def add_target(self, target: Target) -> str:
         with self._write("add a target") as connection:
             self._add(connection, TargetRow, [rows.target_values(target)])
-            if target.limits:
-                unknown = (TargetRow.key == target.key) & (TargetRow.limits == "{}")
-                connection.execute(update(TargetRow).where(unknown).values(limits=canonical_json(dict(target.limits))))
+            values = rows.target_values(target)
+            for column in (TargetRow.limits, TargetRow.reference):
+                unknown = (TargetRow.key == target.key) & (column == "{}")
+                connection.execute(update(TargetRow).where(unknown).values({column: values[column.key]}))
         return target.key
 
     @patient
@@ -334,6 +336,12 @@ class SqlStore:
             tuple(sorted(failures)),
         )
 
+    @patient
+    def units(self, target: str) -> list[UnitStats]:
+        with self._read("read units") as connection:
+            found = connection.execute(MeasurementRow.select_units(target)).all()
+        return sorted((UnitStats(*row) for row in found), key=lambda u: (u.worker, u.host, u.unit))
+
     # Plans
 
     @patient
@@ -440,13 +448,8 @@ class SqlStore:
 
     # Care
 
-    def prune(
-        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
-    ) -> int:
-        cutoff = prune_cutoff(older_than, failed)
-        conditions = MeasurementRow.matching(target, status="failed" if failed else None)
-        if cutoff is not None:
-            conditions += [MeasurementRow.measured_at > 0, MeasurementRow.measured_at < cutoff]
+    def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
+        conditions = MeasurementRow.selected_by(target, selection)
         if dry_run:
             with self._read("count what to prune") as connection:
                 return connection.execute(select(func.count()).where(*conditions)).scalar_one()

@@ -17,10 +17,12 @@ from relax_tune.database.records import (
     Measurement,
     PlanRecord,
     Regime,
+    Selection,
     ShapeHistogram,
     Status,
     Target,
     TargetStats,
+    UnitStats,
     VariantKind,
     Workload,
 )
@@ -55,7 +57,7 @@ class Store(Protocol):
         ...
 
     def add_target(self, target: Target) -> str:
-        """Add a target; return its key. Idempotent: the first limits stay."""
+        """Add a target; return its key. Idempotent: the first limits and the first reference stay."""
         ...
 
     def add_environment(self, environment: Environment) -> str:
@@ -144,6 +146,10 @@ class Store(Protocol):
         """Count the records of a target."""
         ...
 
+    def units(self, target: str) -> list[UnitStats]:
+        """Count the measurements of a target by worker, host and unit, in this order."""
+        ...
+
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         """Store the plans of several workloads (workload -> JSON text) at once; return the newest plans, by workload.
 
@@ -209,12 +215,9 @@ class Store(Protocol):
         """List the histograms of a task, or all for None, by task and symbol."""
         ...
 
-    def prune(
-        self, target: str, *, older_than: float | None = None, failed: bool = False, dry_run: bool = False
-    ) -> int:
-        """Remove measurements of `target` that meet every given condition (at least one); return their number.
+    def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
+        """Remove the selected measurements of `target`; return their number.
 
-        older_than: Unix seconds; a measurement of unknown time is never older
         dry_run: only count
 
         Variants that are no longer referred to are removed too.

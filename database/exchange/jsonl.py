@@ -29,7 +29,7 @@ LINE_LIMIT = 256 * 2**20
 """Bytes of the longest line that is read."""
 
 _BATCH = 1000
-_JSON_FIELDS = {"fingerprint", "limits", "facts", "symbols", "samples"}
+_JSON_FIELDS = {"fingerprint", "limits", "reference", "facts", "symbols", "samples"}
 """Columns of JSON text that are written into a line as JSON values. Texts that keys hash stay text."""
 
 

@@ -37,6 +37,7 @@ class DeviceInfo:
     `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; `doubles` is 0 where kernels cannot compute in float64.
     `runtime/device/quirks` adds what a device does not report.
     libraries: name and fingerprint of each installed library (`library.registry.library_facts`); None: not looked for.
+    unit: the physical device on its host: `pci:` and its bus id, `cpu:` and the host's name for a processor; empty if unknown.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class DeviceInfo:
     fingerprint: tuple[tuple[str, str], ...]
     limits: tuple[tuple[str, int], ...]
     libraries: tuple[tuple[str, str], ...] | None = None
+    unit: str = ""
 
 
 class Device(Protocol):

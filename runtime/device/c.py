@@ -133,6 +133,7 @@ class CDevice:
             name=host.cpu_model(),
             fingerprint=tuple(sorted(fingerprint.items())),
             limits=tuple(sorted(with_quirks("c", fingerprint, limits).items())),
+            unit=host.processor_unit(),
         )
         self.turn = threading.RLock()
         self._libraries: list[ctypes.CDLL] = []

@@ -448,7 +448,11 @@ class CUDADevice:
         }
         limits = with_quirks("cuda", fingerprint, limits)
         return DeviceInfo(
-            "cuda", fingerprint["device"], tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))
+            "cuda",
+            fingerprint["device"],
+            tuple(sorted(fingerprint.items())),
+            tuple(sorted(limits.items())),
+            unit=f"pci:{self._device.pci_bus_id().lower()}",
         )
 
 

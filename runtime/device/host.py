@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import socket
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -32,6 +33,11 @@ def cpu_model() -> str:
     name = facts.get("model name") or facts.get("CPU part") or platform.processor() or "unknown"
     numbers = [facts[key] for key in ("cpu family", "model", "stepping") if key in facts]
     return f"{platform.machine()} {name}" + (f" ({'.'.join(numbers)})" if numbers else "")
+
+
+def processor_unit() -> str:
+    """Return the unit of this machine's processors, which all devices on them share."""
+    return f"cpu:{socket.gethostname()}"
 
 
 def cpu_flags() -> frozenset[str]:

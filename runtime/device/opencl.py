@@ -17,7 +17,7 @@ from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
-from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits
+from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits, pci_unit
 from relax_tune.runtime.device.pocl import repair_target
 from relax_tune.runtime.device.quirks import with_quirks
 from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
@@ -365,4 +365,6 @@ def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) 
         "units": str(device.max_compute_units),
     }
     limits = with_quirks("opencl", fingerprint, limits)
-    return DeviceInfo("opencl", device.name, tuple(sorted(fingerprint.items())), tuple(sorted(limits.items())))
+    facts, numbers = tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))
+    unit = host.processor_unit() if is_cpu else pci_unit(device, refusal)
+    return DeviceInfo("opencl", device.name, facts, numbers, unit=unit)

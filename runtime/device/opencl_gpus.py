@@ -33,6 +33,20 @@ def float64_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
     return {} if _told(device, "double_fp_config", refusal) else {"doubles": 0}
 
 
+def pci_unit(device: Any, refusal: type[Exception]) -> str:
+    """Return `pci:` and the bus id of a GPU as CUDA writes it; empty if its driver does not tell (cl_khr_pci_bus_info)."""
+    try:
+        if hasattr(device, "pci_bus_id_nv"):
+            slot = int(device.pci_slot_id_nv)  # device number and function, as PCI packs them
+            place = _told(device, "pci_domain_id_nv", refusal), int(device.pci_bus_id_nv), slot >> 3, slot & 7
+        else:
+            found = device.pci_bus_info_khr
+            place = found.pci_domain, found.pci_bus, found.pci_device, found.pci_function
+    except (AttributeError, refusal):
+        return ""
+    return "pci:{:04x}:{:02x}:{:02x}.{:x}".format(*place)
+
+
 def _told(device: Any, name: str, refusal: type[Exception]) -> int:
     """Return a numeric property, 0 if the device or the package has none of that name."""
     try:

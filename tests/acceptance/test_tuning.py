@@ -28,7 +28,7 @@ from tests.support.tuner_models import (
     row_scale,
 )
 
-from relax_tune.database.records import Measurement, Target
+from relax_tune.database.records import Measurement, Selection, Target
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import MeasureError
 from relax_tune.ir.core.function import IRModule
@@ -283,7 +283,7 @@ def test_26_no_question_about_one_device_is_answered_with_another_s_records(stor
     assert store.best(MATMUL.key, third.key, {"n": 8}) is None and store.top(MATMUL.key, third.key, {"n": 8}, 9) == []
     assert store.plan(MATMUL.key, third.key) is None and store.plans(third.key) == []
     assert store.lease(MATMUL.key, third.key) is None
-    assert store.prune(ZEN.key, failed=True) == 1 and store.count(ZEN_OLD.key) == 5
+    assert store.prune(ZEN.key, Selection(failed=True)) == 1 and store.count(ZEN_OLD.key) == 5
 
 
 @pytest.mark.slow

@@ -166,6 +166,9 @@ class EmulatedDriver:
             def name(self) -> str:
                 return "emulated"
 
+            def pci_bus_id(self) -> str:
+                return "0000:0A:00.0"
+
             def compute_capability(self) -> tuple[int, int]:
                 return 8, 0
 

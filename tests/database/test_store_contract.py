@@ -22,6 +22,7 @@ from relax_tune.database.records import (
     Lease,
     Measurement,
     PlanRecord,
+    Selection,
     ShapeHistogram,
     Target,
     VariantRecord,
@@ -131,7 +132,7 @@ def test_a_target_never_sees_anothers_records(store: Store) -> None:
     assert store.plan(MATMUL.key, ZEN.key) is None and store.plans(ZEN.key) == []
     stats = store.stats(ZEN.key)
     assert stats is not None and stats.failures == () and stats.measurements == 1
-    assert store.prune(ZEN.key, failed=True) == 0 and store.count(ZEN_OLD.key) == 2
+    assert store.prune(ZEN.key, Selection(failed=True)) == 0 and store.count(ZEN_OLD.key) == 2
     assert store.workloads(ZEN.key) == [MATMUL] and store.workloads("none") == []
 
 
@@ -375,6 +376,61 @@ def test_jobs_and_histograms_are_replaced(store: Store) -> None:
     assert len(store.histograms(None)) == 3
 
 
+def test_prune_by_worker_job_and_moment_removes_no_others(store: Store) -> None:
+    filled(store)
+    first = {"worker": "gpu1/cuda:0", "host": "gpu1", "unit": "GPU-aa", "job": "job-a"}
+    second = {"worker": "gpu1/cuda:1", "host": "gpu1", "unit": "GPU-bb", "job": "job-b"}
+    store.add_measurements(
+        [
+            timing("a-early", 1.0, tile=1, measured_at=100.0, **first),
+            timing("a-late", 1.0, tile=2, measured_at=300.0, **first),
+            timing("b", 1.0, tile=3, measured_at=300.0, **second),
+            timing("unnamed", 1.0, tile=4),
+        ]
+    )
+    selected = {
+        Selection(worker="gpu1/cuda:0"): 2,
+        Selection(worker="GPU-aa"): 2,
+        Selection(worker="gpu1"): 3,
+        Selection(worker="gpu1", since=200.0): 2,
+        Selection(worker="gpu"): 0,
+        Selection(since=100.0): 3,
+        Selection(job="job-b"): 1,
+    }
+    assert {s: store.prune(ZEN.key, s, dry_run=True) for s in selected} == selected
+    assert [(u.unit, u.measurements, u.last) for u in store.units(ZEN.key)] == [
+        ("", 1, 0.0),
+        ("GPU-aa", 2, 300.0),
+        ("GPU-bb", 1, 300.0),
+    ]
+    assert store.prune(ZEN.key, Selection(worker="GPU-aa", since=200.0)) == 1
+    assert [m.id for m in store.query(ZEN.key)] == ["a-early", "b", "unnamed"]
+
+
+def test_prune_without_condition_is_refused() -> None:
+    with pytest.raises(DatabaseError, match="older_than, since, failed, worker or job, found none"):
+        Selection()
+    with pytest.raises(DatabaseError, match="Unix seconds"):
+        Selection(since=-1.0)
+
+
+def test_unit_of_measurement_is_kept(store: Store) -> None:
+    filled(store)
+    told = {"worker": "w", "host": "gpu1", "unit": "GPU-aa", "clock_mhz": 1980.0, "celsius": 41.0}
+    store.add_measurements([timing("here", 1.0, **told), timing("unknown", 1.0, tile=2)])
+    here, unknown = store.query(ZEN.key)
+    assert {name: getattr(here, name) for name in told} == told
+    assert (unknown.worker, unknown.host, unknown.unit, unknown.clock_mhz, unknown.celsius) == ("", "", "", None, None)
+
+
+def test_reference_of_target_stays_once_known(store: Store) -> None:
+    store.add_target(ZEN)
+    for secs in (1e-3, 2e-3):
+        store.add_target(replace(ZEN, reference=(("compute", secs),)))
+    found = store.target(ZEN.key)
+    assert found is not None and found.reference == (("compute", 1e-3),) and store.check() == []
+
+
 def test_prune_removes_selected_only(store: Store) -> None:
     filled(store)
     records = [
@@ -384,12 +440,11 @@ def test_prune_removes_selected_only(store: Store) -> None:
         timing("undated", 1.0, tile=4),
     ]
     store.add_measurements(records)
-    with pytest.raises(DatabaseError, match="older_than or failed"):
-        store.prune(ZEN.key)
-    assert store.prune(ZEN.key, older_than=200.0, failed=True, dry_run=True) == 1 and store.count(ZEN.key) == 4
-    assert store.prune(ZEN.key, older_than=200.0, failed=True) == 1
+    both = Selection(older_than=200.0, failed=True)
+    assert store.prune(ZEN.key, both, dry_run=True) == 1 and store.count(ZEN.key) == 4
+    assert store.prune(ZEN.key, both) == 1
     assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["new-failed", "old", "undated"]
-    assert store.prune(ZEN.key, older_than=200.0) == 1 and store.prune(ZEN.key, failed=True) == 1
+    assert store.prune(ZEN.key, Selection(older_than=200.0)) == 1 and store.prune(ZEN.key, Selection(failed=True)) == 1
     assert [m.id for m in store.query(ZEN.key, MATMUL.key)] == ["undated"]
     assert store.check() == []
     assert store.add_measurements(records) == 3, "what was pruned may come back"

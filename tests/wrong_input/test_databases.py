@@ -19,6 +19,7 @@ from tests.wrong_input.storage_cases import commands, files, inside, made_databa
 
 from relax_tune.database import engine
 from relax_tune.database.exchange.jsonl import export_lines
+from relax_tune.database.records import Selection
 from relax_tune.database.store import SqlStore, Store, open_store
 from relax_tune.errors import DatabaseError
 
@@ -135,7 +136,7 @@ def _uses(store: Store) -> Iterator[Callable[[], object]]:
     if not store.read_only:  # type: ignore[attr-defined]
         yield lambda: store.put_plans(ZEN.key, {MATMUL.key: "[2]"})
         yield lambda: store.add_measurements([timing("new", 1.0)])
-        yield lambda: store.prune(ZEN.key, failed=True)
+        yield lambda: store.prune(ZEN.key, Selection(failed=True))
 
 
 def _one_family(path: Path, read_only: bool) -> int:

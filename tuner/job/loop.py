@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -398,7 +399,12 @@ class Tuner:
     def _records(self, task: Task, variant: VariantRecord, result: MeasureResult) -> list[Measurement]:
         if not result.ok:
             return [
-                self._failed(task, variant, result.id, result.stage or "runtime", result.message, result.build_secs)
+                replace(
+                    self._failed(
+                        task, variant, result.id, result.stage or "runtime", result.message, result.build_secs
+                    ),
+                    **asdict(result.unit),
+                )
             ]
         return [
             Measurement(
@@ -414,6 +420,7 @@ class Tuner:
                 job=self.job,
                 environment=self._environment,
                 measured_at=time.time(),
+                **asdict(result.unit),
             )
             for number, timing in enumerate(result.timings)
             if timing.samples_secs

@@ -32,6 +32,7 @@ from relax_tune.tuner.measure.messages import (
     MeasureResult,
     ShapeTiming,
     TimingPolicy,
+    UnitState,
 )
 
 T = TypeVar("T")
@@ -122,6 +123,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value))
 
 
 def _are_objects(value: Any) -> bool:
@@ -277,6 +282,14 @@ def _decode_timing(record: Any) -> ShapeTiming:
     )
 
 
+def _decode_unit(record: Any) -> UnitState:
+    if not _is_object(record):
+        raise _refuse("unit", "an object", record)
+    names = (_field(record, name, _is_text, "text") for name in ("worker", "host", "unit"))
+    numbers = (_field(record, name, _is_number, "a number or null") for name in ("clock_mhz", "celsius"))
+    return UnitState(*names, *numbers)
+
+
 def decode_results(text: str) -> list[MeasureResult]:
     """Decode the text of `encode_results`. Raises MeasureError naming the field that does not fit."""
     results = []
@@ -295,6 +308,7 @@ def decode_results(text: str) -> list[MeasureResult]:
                 checked=_field(record, "checked", _is_bool, "true or false"),
                 build_secs=_field(record, "build_secs", _is_seconds, "seconds"),
                 run_secs=_field(record, "run_secs", _is_seconds, "seconds"),
+                unit=_decode_unit(record.get("unit")),
             )
         )
     _unique([result.id for result in results], "results")
@@ -322,4 +336,5 @@ def decode_device(record: Any) -> DeviceInfo:
         fingerprint=pairs("fingerprint", _is_text, "text"),
         limits=pairs("limits", _is_int, "a whole number"),
         libraries=pairs("libraries", _is_text, "text"),
+        unit=_field(record, "unit", _is_text, "text"),
     )

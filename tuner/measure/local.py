@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal
 
@@ -20,6 +21,7 @@ from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, Sta
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import StepStatus
 from relax_tune.tuner.measure.scratch import ScratchFolder
+from relax_tune.tuner.measure.sensors import unit_state
 
 _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
@@ -53,15 +55,22 @@ class LocalRunner:
     process; only a second death is its failure.
 
     device_spec: argument of `relax_tune.runtime.device.registry.open_device`. open_secs: time limit of opening.
-    environment: variables for the child, such as thread settings, on top of the inherited ones.
+    environment: variables for the child, such as thread settings, on top of the inherited ones. worker: name under which
+    results say who measured (default: the host and the spec).
 
     Raises MeasureError when the device cannot be opened within `open_secs`.
     """
 
     def __init__(
-        self, device_spec: str, *, open_secs: float = 60.0, environment: Mapping[str, str] | None = None
+        self,
+        device_spec: str,
+        *,
+        open_secs: float = 60.0,
+        environment: Mapping[str, str] | None = None,
+        worker: str | None = None,
     ) -> None:
         self._spec = device_spec
+        self._worker = f"{socket.gethostname()}/{device_spec}" if worker is None else worker
         self._open_secs = open_secs
         self._environment = dict(environment or {})
         try:
@@ -131,7 +140,9 @@ class LocalRunner:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._measure(batch))
+                found = self._measure(batch)
+                unit = unit_state(self._worker, self._info.unit)
+                future.set_result([replace(result, unit=unit) for result in found])
             except BaseException as error:  # goes to the caller; this thread lives for the next batch
                 future.set_exception(_no_room(error) if isinstance(error, OSError) else error)
         self._discard_process()

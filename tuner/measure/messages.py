@@ -120,12 +120,28 @@ class ShapeTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitState:
+    """The physical device of a measurement, and its state after the batch.
+
+    worker: name of the measuring process. host: name of its machine. unit: UUID or bus id of a GPU, host of a processor.
+    clock_mhz, celsius: None if the driver does not say.
+    """
+
+    worker: str = ""
+    host: str = ""
+    unit: str = ""
+    clock_mhz: float | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureResult:
     """The answer to the request of the same id.
 
     status `ok`: outputs were right at all `checks`, `timings` has every requested shape in order. status `failed`:
     `stage` and `message` say where and why; timings are empty. checked: every check was run and
     passed, and there was at least one. build_secs, run_secs: wall seconds spent building, and checking plus timing.
+    unit: the measuring unit, empty in a device process, whose supervisor knows it.
     """
 
     id: str
@@ -136,6 +152,7 @@ class MeasureResult:
     checked: bool = False
     build_secs: float = 0.0
     run_secs: float = 0.0
+    unit: UnitState = UnitState()
 
     @property
     def ok(self) -> bool:

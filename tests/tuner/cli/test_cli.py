@@ -288,6 +288,25 @@ def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:
     assert "0 measurements removed" in ok("db", "prune", "--failed", "--on", ZEN.key, "--db", records)
 
 
+def test_prune_by_worker_job_and_moment_removes_no_others(elsewhere: Path) -> None:
+    url = f"sqlite:///{elsewhere / 'units.db'}"
+    told = {"worker": "gpu1/cuda:0", "host": "gpu1", "unit": "GPU-aa"}
+    with open_store(url) as store:
+        filled(store).put_job(JobRecord("f00d@gpu1", state="done"))
+        late = timing("late", 1.0, tile=2, measured_at=2e9, job="f00d@gpu1", **told)
+        store.add_measurements([timing("early", 1.0, measured_at=1e9, **told), late, timing("unknown", 1.0, tile=3)])
+    here = ("--on", ZEN.key, "--db", url)
+    assert "GPU-aa" in ok("db", "units", *here)
+    for arguments, count in (
+        (("--worker", "gpu1"), 2),
+        (("--worker", "gpu1", "--since", "2030-01-01"), 1),
+        (("--job", "f00"), 1),
+        (("--job", "0bad"), 0),
+    ):
+        assert f"{count} measurements would" in ok("db", "prune", *arguments, "--dry-run", *here)
+    assert "1 measurements removed" in ok("db", "prune", "--worker", "GPU-aa", "--since", "2030-01-01 00:00", *here)
+
+
 @pytest.mark.parametrize("days", ["-5", "nan", "-inf"])
 def test_prune_with_wrong_age_removes_nothing(records: str, days: str) -> None:
     said = refused("db", "prune", "--older-than", days, "--on", ZEN.key, "--db", records)

@@ -100,6 +100,7 @@ def test_db_commands_answer_scripts_with_one_document(tmp_path: Path, monkeypatc
         ("prune", "--older-than", "1", "--on", ZEN.key, "--dry-run"): lambda d: d["removed"] is False,
         ("upgrade",): lambda d: d["before"] == d["after"],
         ("check",): lambda d: d["problems"] == [],
+        ("units", "--on", ZEN.key): lambda d: sum(u["measurements"] for u in d) == 4,
         ("stats",): lambda d: sum(s["measurements"] for s in d) == 4,
         ("top", "--on", ZEN.key): lambda d: len(d) > 0,
         ("show", ZEN.key): lambda d: d[0]["target"] == ZEN.key,

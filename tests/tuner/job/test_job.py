@@ -87,6 +87,8 @@ def test_a_feed_forward_block_through_every_arrow(runner: Runner, tmp_path: Path
         result = job.tune(runner)
         assert result.trials == 2 * len(job.tasks) and not result.problems
         assert result.measurements == store.count(job.target.key) and not store.check()
+        (unit,) = store.units(job.target.key)
+        assert unit.unit == f"cpu:{unit.host}" and unit.worker.startswith(unit.host)
         built = job.build()
         assert not built.notes
         path = job.artifact(built).save(tmp_path / "m.rta")

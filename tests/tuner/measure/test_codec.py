@@ -24,6 +24,7 @@ from relax_tune.tuner.measure.messages import (
     MeasureResult,
     ShapeTiming,
     TimingPolicy,
+    UnitState,
 )
 
 seconds = st.floats(0, 1e6, allow_nan=False)
@@ -120,10 +121,11 @@ good = st.builds(
     seconds,
 )
 bad = st.builds(
-    lambda id, stage, message: MeasureResult(id, "failed", stage, message),
+    lambda id, stage, message, unit: MeasureResult(id, "failed", stage, message, unit=unit),
     st.text(max_size=5),
     st.sampled_from(STAGES),
     st.text(),
+    st.builds(UnitState, st.text(), st.text(), st.text(), st.none() | seconds, st.none() | seconds),
 )
 
 

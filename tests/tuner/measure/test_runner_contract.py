@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,6 +83,12 @@ def test_a_good_candidate_is_checked_and_timed_at_every_shape(runner: Runner) ->
         assert POLICY.min_repeats <= len(timing.samples_secs) <= POLICY.max_repeats
         assert min(timing.samples_secs) > 0
         assert timing.regime == "warm" and not timing.lost and timing.launches_per_sample >= 1
+
+
+def test_result_names_worker_host_and_unit(runner: Runner) -> None:
+    (result,) = runner.submit([request("syntax", language_of(runner))]).result(LIMIT_SECS)
+    unit, host = result.unit, socket.gethostname()
+    assert unit.host == host and unit.worker.startswith(host) and unit.unit == f"cpu:{host}"
 
 
 def test_flushed_regime_times_with_cold_caches(runner: Runner) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from relax_tune.database.engine import default_url
 from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file, write_whole
 from relax_tune.database.exchange.jsonl import merge as merge_stores
 from relax_tune.database.exchange.t4 import export_t4, import_t4
-from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.records import Measurement, Selection, Target, Workload
 from relax_tune.database.store import Store, open_store
 from relax_tune.database.upgrade import upgrade as upgrade_schema
 from relax_tune.errors import UserError
@@ -86,6 +88,14 @@ def one_workload(store: Store, part: str, target: str | None = None) -> Workload
     )
 
 
+def one_job(store: Store, part: str) -> str:
+    """Return the id of the job that starts with `part`; `part` itself for a job of another database. Raises UserError."""
+    matching = [job.id for job in store.jobs() if job.id.startswith(part)]
+    if len(matching) > 1:
+        raise UserError(f"wanted one job whose id starts with {part!r}, {store.where} has: {', '.join(matching[:20])}")
+    return matching[0] if matching else part
+
+
 def _point(symbols: dict[str, int]) -> str:
     return ",".join(f"{k}={v}" for k, v in symbols.items()) or "-"
 
@@ -121,6 +131,22 @@ def stats(db: Database = None, json: Json = False) -> None:
     console = make_console()
     say(console, where)
     console.print(table if found else "no targets on record; `relax-tune tune` adds the one it measures on")
+
+
+@app.command(epilog=examples("relax-tune db units --on 3f9a", "relax-tune db units --json --db sqlite:///records.db"))
+def units(on: KeyPart = None, db: Database = None, json: Json = False) -> None:
+    """List the workers, hosts and units that measured for a target."""
+    with open_for(db) as store:
+        found = store.units(one_target(store, on).key)
+    if json:
+        print_json([asdict(u) for u in found])
+        return
+    counts = ("measurements", "failed")
+    table = make_table("worker", "host", "unit", *counts, "last", right=counts)
+    for u in found:
+        last = datetime.fromtimestamp(u.last).isoformat(" ", "seconds") if u.last else "-"
+        table.add_row(u.worker or "-", u.host or "-", u.unit or "-", str(u.measurements), str(u.failed), last)
+    make_console().print(table if found else "no measurements on record; `relax-tune tune` makes some")
 
 
 @app.command(epilog=examples("relax-tune db top", "relax-tune db top softmax --count 5 --on 3f9a"))
@@ -342,7 +368,9 @@ def merge(
 
 @app.command(
     epilog=examples(
-        "relax-tune db prune --failed --dry-run", "relax-tune db prune --older-than 90 --on 3f9a --db records.db"
+        "relax-tune db prune --failed --dry-run",
+        "relax-tune db prune --older-than 90 --on 3f9a --db records.db",
+        "relax-tune db prune --worker gpu1 --since 2026-11-26 --dry-run",
     )
 )
 def prune(
@@ -351,23 +379,46 @@ def prune(
         float | None,
         typer.Option(metavar="DAYS", help="Only what was measured more than so many days ago. [default: any age]"),
     ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            metavar="MOMENT",
+            formats=["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"],
+            help="Only what was measured from then on, by this machine's clock: 2026-11-26 or '2026-11-26 14:30'. [default: any time]",
+        ),
+    ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only failures.")] = False,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only what this worker, host or unit measured, as `relax-tune db units` lists them. [default: any]",
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only what this job measured, by the start of its id. [default: any]"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would go.")] = False,
     db: Database = None,
     json: Json = False,
 ) -> None:
     """Remove measurements of one target.
 
-    A measurement goes when it meets every given condition: --older-than, --failed or both. Nothing else ever removes one.
+    A measurement goes when it meets every given condition. Nothing else ever removes one.
     """
-    if older_than is None and not failed:
-        raise UserError("wanted --older-than DAYS or --failed, found neither; nothing was removed")
+    if not failed and all(given is None for given in (older_than, since, worker, job)):
+        raise UserError(
+            "wanted --older-than, --since, --failed, --worker or --job, found none of them; nothing was removed"
+        )
     if older_than is not None and not older_than >= 0:
         raise UserError(f"--older-than wants a number of days, at least 0; found {older_than:g}; nothing was removed")
     with open_for(db, write=True) as store:
         target = one_target(store, on)
         limit = None if older_than is None else max(0.0, time.time() - older_than * DAY_SECS)
-        count = store.prune(target.key, older_than=limit, failed=failed, dry_run=dry_run)
+        start = None if since is None else max(0.0, since.timestamp())
+        selection = Selection(limit, start, failed, worker, None if job is None else one_job(store, job))
+        count = store.prune(target.key, selection, dry_run=dry_run)
     text = f"{count} measurements {'would be removed' if dry_run else 'removed'}"
     _done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
 

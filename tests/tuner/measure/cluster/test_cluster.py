@@ -170,7 +170,14 @@ def test_without_certificates_nothing_listens_beyond_loopback(scheduler: tuple[C
 @pytest.mark.ccompiler
 def test_nonsense_answer_of_worker_is_one_error(scheduler: tuple[ClusterProcess, str]) -> None:
     good = json.dumps(
-        {"kind": "c", "name": "a", "fingerprint": [["b", "c"]], "limits": [["d", 1]], "libraries": [["e", "f"]]}
+        {
+            "kind": "c",
+            "name": "a",
+            "fingerprint": [["b", "c"]],
+            "limits": [["d", 1]],
+            "libraries": [["e", "f"]],
+            "unit": "u",
+        }
     )
     with start_worker(scheduler[1], ["c"]), DaskRunner(scheduler[1], "c") as runner:
         tasks = runner._tasks
