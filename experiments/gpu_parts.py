@@ -12,7 +12,6 @@ import argparse
 import importlib.util
 import json
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -377,10 +376,9 @@ def cluster(context: Context) -> Iterator[Row]:
         return
     from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
 
-    label = context.target if re.fullmatch(r"[\w:]+", context.target) else "cuda"
     scheduler, address = start_scheduler()
-    with scheduler, start_worker(address, [label]):
-        yield {"key": "softmax, far"} | one_kernel(context, label, scheduler=address)
+    with scheduler, start_worker(address, [context.target]):
+        yield {"key": "softmax, far"} | one_kernel(context, context.target.partition(":")[0], scheduler=address)
 
 
 def opencl(context: Context) -> Iterator[Row]:

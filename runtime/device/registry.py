@@ -45,6 +45,17 @@ def open_device(spec: str) -> Device:
     )
 
 
+def devices_of_class(spec: str) -> list[str]:
+    """Return the names of all devices of a class on this machine: `cuda` is every GPU, any other name is one device."""
+    if spec != "cuda":
+        return [spec]
+    try:
+        count = int(load_pycuda().Device.count())
+    except BuildError:
+        return [spec]
+    return [f"cuda:{number}" for number in range(count)] or [spec]
+
+
 def _known() -> str:
     """Return the names that `open_device` takes on this machine, in one line."""
     try:

@@ -206,6 +206,9 @@ class RecordedRunner:
     def device_info(self) -> DeviceInfo:
         return self.info
 
+    def calibrate(self, reference: Any) -> Any:
+        return reference
+
     def close(self) -> None:
         pass
 

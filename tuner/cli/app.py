@@ -115,10 +115,25 @@ COMMANDS: dict[str, CommandEntry] = {
         "List the tuning jobs a database knows.",
         ("relax-tune jobs --db sqlite:///records.db",),
     ),
+    "scheduler": CommandEntry(
+        "cluster",
+        "scheduler",
+        "Start the scheduler that jobs and workers meet at.",
+        (
+            "relax-tune scheduler",
+            "relax-tune scheduler --host 10.0.0.1 --ca ca.pem --certificate head.pem --key head.key",
+        ),
+    ),
+    "workers": CommandEntry(
+        "cluster",
+        "workers",
+        "List the units that workers lend to a scheduler.",
+        ("relax-tune workers tcp://127.0.0.1:8786",),
+    ),
     "worker": CommandEntry(
         "cluster",
         "worker",
-        "Lend this machine's devices to the jobs of a Dask scheduler.",
+        "Lend this machine's devices to the jobs of a scheduler.",
         ("relax-tune worker tcp://127.0.0.1:8786 --device c --device opencl",),
     ),
     "devices": CommandEntry(

@@ -64,14 +64,16 @@ def model_key(module: IRModule) -> str:
     return state.hexdigest()
 
 
-def open_runner(settings: Settings) -> Runner:
+def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: None) -> Runner:
     """Open the local supervised device process, or a cluster's when a scheduler is given.
+
+    notice: receives a sentence when a worker is left out, or when something is waited for
 
     Raises MeasureError when it cannot be opened, UserError for some but not all of the certificate files.
     """
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
-        return DaskRunner(settings.scheduler, settings.target, tls=tls)
+        return DaskRunner(settings.scheduler, settings.target, tls=tls, notice=notice)
     return LocalRunner(settings.target)
 
 
@@ -187,7 +189,7 @@ class Job:
         """
         if self.settings.scheduler is None:
             check_footprint(self.tasks, self.module.bounds, host.memory_bytes())
-        self.store.add_target(self.target)
+        self._add_target(runner)
         if self.settings.profile is not None and self.profile is not None:
             store_profile(self.store, self.profile)
         with RunningJob(self.store, self.settings) as running:
@@ -196,6 +198,18 @@ class Job:
                 tasks, key, runner, self.store, self.settings, running.name, self.libraries, self.report, running.beat
             )
             return tuner.run()
+
+    def _add_target(self, runner: Runner) -> None:
+        """Add the target with the reference times of its units, and hold the runner to those on record.
+
+        Raises MeasureError when no unit is as fast as the first that measured for the target.
+        """
+        known = self.store.target(self.target.key)
+        times = runner.calibrate({} if known is None else dict(known.reference))
+        self.store.add_target(replace(self.target, reference=tuple(times.items())))
+        stored = self.store.target(self.target.key)
+        if stored is not None and dict(stored.reference) != dict(times):  # another job was first
+            runner.calibrate(dict(stored.reference))
 
     def build(
         self, policy: Policy = "measured", memory: Memory | None = None, refused: Refused = MappingProxyType({})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -36,6 +36,13 @@ class Runner(Protocol):
 
     def device_info(self) -> DeviceInfo:
         """Describe the measured device. Raises MeasureError when it cannot be opened within the runner's time limit."""
+        ...
+
+    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
+        """Measure only on units with these seconds of the reference kernels (empty: not known yet); return the ones that hold.
+
+        A runner of one local device knows none and returns what it is given. Raises MeasureError when no unit is as fast.
+        """
         ...
 
     def close(self) -> None:

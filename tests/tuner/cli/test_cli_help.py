@@ -18,7 +18,7 @@ from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
 
 RUNNER = CliRunner()
-WITHOUT_JSON = {"worker"}  # it runs until it is interrupted and has no result
+WITHOUT_JSON = {"worker", "scheduler"}  # they run until it is interrupted and has no result
 
 
 def commands() -> Iterator[tuple[str, Any]]:

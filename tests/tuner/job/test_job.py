@@ -19,6 +19,7 @@ from tests.support.tuner_models import (
     opened,
     row_scale,
 )
+from tests.tuner.measure.cluster.lent import lend
 
 from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore, Store, open_store
@@ -36,7 +37,7 @@ from relax_tune.runtime.program.program import KernelSource, LaunchStep, Program
 from relax_tune.tuner.job import loop
 from relax_tune.tuner.job.job import Job, device_info, open_runner, parse_bounds
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.domain import Range
@@ -72,7 +73,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
             pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
             scheduler, address = start_scheduler()
             stack.enter_context(scheduler)
-            stack.enter_context(start_worker(address, [kind]))
+            stack.enter_context(lend(address, kind))
             settings = replace(settings, scheduler=address)
         found = open_runner(settings)
         stack.callback(found.close)
@@ -190,6 +191,9 @@ class _Unused:
 
     def device_info(self) -> Any:
         return self.info
+
+    def calibrate(self, reference: Any) -> Any:
+        return reference
 
     def close(self) -> None:
         pass

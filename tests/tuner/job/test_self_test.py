@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +51,9 @@ class AlteringRunner:
 
     def device_info(self) -> DeviceInfo:
         return self.runner.device_info()
+
+    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
+        return reference
 
     def close(self) -> None:
         self.runner.close()

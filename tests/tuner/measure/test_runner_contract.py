@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from tests.tuner.measure.cluster.lent import lend
 from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, check, program, request
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.base import Runner
-from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest, TimingPolicy
@@ -36,7 +37,7 @@ def open_runner() -> Iterator[OpenRunner]:
                     pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
                     scheduler, address = start_scheduler()
                     stack.enter_context(scheduler)
-                    stack.enter_context(start_worker(address, ["c"]))
+                    stack.enter_context(lend(address))
                     opened[kind] = stack.enter_context(DaskRunner(address, "c"))
                 else:
                     opened[kind] = stack.enter_context(LocalRunner(kind.removeprefix("local-")))

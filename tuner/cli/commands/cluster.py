@@ -1,27 +1,35 @@
-"""`relax-tune worker` and `relax-tune jobs`."""
+"""`relax-tune scheduler`, `worker`, `workers` and `jobs`."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json as json_text
 import signal
+import socket
 import threading
+from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from relax_tune.database.store import open_store
 from relax_tune.errors import MeasureError, UserError
-from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.device.registry import devices_of_class, open_device
 from relax_tune.tuner.cli.commands.options import Ca, Certificate, Database, Json, Key, among, print_json
-from relax_tune.tuner.cli.report.console import make_console, make_table, say
+from relax_tune.tuner.cli.report.console import make_console, make_table, say, seconds_text
 from relax_tune.tuner.job.job_log import SEEN, state_of
 from relax_tune.tuner.measure.cluster.address import check_address, tls_files
-from relax_tune.tuner.measure.cluster.processes import serve_worker
+from relax_tune.tuner.measure.cluster.client import SchedulerConnection
+from relax_tune.tuner.measure.cluster.fleet import SILENT_SECS, label_of
+from relax_tune.tuner.measure.cluster.processes import serve_worker, start_scheduler
+from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.tls import check_files, check_scheduler
 from relax_tune.tuner.settings import load_settings
 
+OPEN_SECS = 20.0
 SchedulerArgument = Annotated[
     str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tcp://127.0.0.1:8786 or tls://HOST:8786.")
 ]
@@ -30,8 +38,17 @@ DeviceOption = Annotated[
     typer.Option(
         metavar="DEVICE",
         autocompletion=among("c", "opencl", "cuda"),
-        help="A device to lend: c, opencl, opencl:PART or cuda:NUMBER. May be repeated; at least one. [default: none]",
+        help="A device to lend: c, opencl, opencl:PART, cuda (every GPU) or cuda:NUMBER. May be repeated; at least one. "
+        "[default: none]",
     ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The worker's name in records, before its devices. [default: this host's name]"),
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option(metavar="FACTOR", help="How far reference times of one kind of device may differ, above 1."),
 ]
 HostOption = Annotated[
     str | None,
@@ -46,10 +63,16 @@ def worker(
     certificate: Certificate = None,
     key: Key = None,
     host: HostOption = None,
+    name: NameOption = None,
+    tolerance: ToleranceOption = TOLERANCE,
 ) -> None:
-    """Lend this machine's devices to the jobs of a Dask scheduler.
+    """Lend this machine's devices to the jobs of a scheduler.
 
-    Runs until interrupted, and starts its worker process again when that is lost. Beyond loopback the address must be
+    Runs until interrupted, with one worker process per physical device, each started again when it is lost. Jobs ask for a class of
+    device, such as cuda; a batch goes only to the kind of device that it is for. A reference kernel is timed at the start and every
+    hour: a device that becomes slower or faster than --tolerance allows is no longer lent, until it is as at the start.
+
+    Beyond loopback the address must be
     tls:// and the three certificate files must be given: here, as RELAX_TUNE_CA and so on, or in relax-tune.toml.
 
     Whoever holds a certificate of the authority can run programs on every worker, so make an authority for this alone.
@@ -64,11 +87,7 @@ def worker(
       openssl req -newkey rsa:3072 -nodes -subj /CN=gpu1 -keyout gpu1.key -out gpu1.csr
       openssl x509 -req -days 365 -in gpu1.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out gpu1.pem
 
-    The scheduler, with a certificate of its own (its page of statistics is plain HTTP and stays on its machine):
-
-    \b
-      DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=0 dask scheduler --protocol tls --port 8786 \\
-        --tls-ca-file ca.pem --tls-cert head.pem --tls-key head.key --dashboard-address 127.0.0.1:8787
+    `relax-tune scheduler` starts the scheduler, with a certificate of its own.
     """
     settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
     tls = tls_files(settings.ca, settings.certificate, settings.key)
@@ -76,21 +95,114 @@ def worker(
     specs = device or []
     if not specs:
         raise UserError("wanted at least one --device to lend (c, opencl, cuda), found none")
-    for spec in specs:
-        open_device(spec).close()
-    if importlib.util.find_spec("distributed") is None:
-        raise MeasureError(
-            "wanted Dask Distributed to lend devices, found it not installed; pip install 'relax-tune[cluster]'"
-        )
+    if tolerance <= 1:
+        raise UserError(f"--tolerance wants a factor above 1, found {tolerance:g}")
+    _need_dask()
+    units = units_of(specs)
     if tls is not None:
         check_files(tls, serves=True)
     check_scheduler(scheduler, tls)
+    stop = _stop_when_told()
+    console = make_console(stderr=True)
+    threads = []
+    for unit, lent in units.items():
+        called = f"{name or socket.gethostname()}/{'+'.join(lent)}"
+        say(console, f"lending {', '.join(lent)} ({unit}) to {scheduler} as {called}; interrupt to end")
+        serve = partial(
+            serve_worker, scheduler, lent, stop, name=called, tolerance=tolerance, tls=tls, host=host,
+            report=lambda line: say(console, line),
+        )  # fmt: skip
+        threads.append(threading.Thread(target=serve))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+
+
+def units_of(specs: list[str]) -> dict[str, list[str]]:
+    """Return the devices of each physical unit, by its name. Raises UserError for two devices of a class on one unit."""
+    units: dict[str, list[str]] = {}
+    for spec in dict.fromkeys(one for given in specs for one in devices_of_class(given)):
+        device = open_device(spec)
+        unit = device.info.unit or spec
+        device.close()
+        if any(label_of(spec) == label_of(other) for other in units.get(unit, ())):
+            raise UserError(f"wanted one device of a class per unit, found {spec} and {units[unit][0]} both on {unit}")
+        units.setdefault(unit, []).append(spec)
+    return units
+
+
+def _need_dask() -> None:
+    if importlib.util.find_spec("distributed") is None:
+        raise MeasureError(
+            "wanted Dask Distributed for a scheduler and workers, found it not installed; pip install 'relax-tune[cluster]'"
+        )
+
+
+def _stop_when_told() -> threading.Event:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def scheduler(
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on.")] = 8786,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+) -> None:
+    """Start the scheduler that jobs and workers meet at.
+
+    Runs until interrupted. Beyond loopback the three certificate files must be given; `relax-tune worker --help` says how to make
+    them. It keeps nothing: when it is started again, workers come back by themselves and the same `relax-tune tune` goes on.
+    """
+    settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
+    tls = tls_files(settings.ca, settings.certificate, settings.key)
+    _need_dask()
+    if tls is not None:
+        check_files(tls, serves=True)
+    stop = _stop_when_told()
+    process, address = start_scheduler(host, port, tls=tls)
     console = make_console(stderr=True)
-    say(console, f"lending {', '.join(specs)} to {scheduler}; interrupt to end")
-    serve_worker(scheduler, specs, stop, tls=tls, host=host, report=lambda line: say(console, line))
+    with process:
+        say(console, f"scheduler at {address}; interrupt to end")
+        while not stop.is_set() and process.wait(0.2) is None:
+            pass
+        if not stop.is_set():
+            raise MeasureError(
+                f"wanted the scheduler to run until interrupted, found it ended; it printed: {process.log()}"
+            )
+
+
+def workers(
+    scheduler: SchedulerArgument,
+    ca: Ca = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """List the units that workers lend to a scheduler."""
+    settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
+    tls = tls_files(settings.ca, settings.certificate, settings.key)
+    with contextlib.closing(SchedulerConnection(scheduler, tls, OPEN_SECS)) as connection:
+        found = connection.devices()
+    if json:
+        print_json([asdict(device) for device in found])
+        return
+    console = make_console()
+    if not found:
+        console.print("no workers; `relax-tune worker` lends devices")
+        return
+    names = sorted({name for device in found for name in device.reference})
+    table = make_table("worker", "host", "unit", "class", "device", *names, "state", right=names)
+    for d in found:
+        state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
+        if d.silent_secs >= SILENT_SECS:
+            state = f"silent for {d.silent_secs:.0f} s"
+        times = [seconds_text(d.reference[name]) if name in d.reference else "-" for name in names]
+        table.add_row(d.worker, d.host, d.unit, d.label, d.about.strip(" |"), *times, state)
+    console.print(table)
 
 
 def jobs(db: Database = None, json: Json = False) -> None:

@@ -67,7 +67,7 @@ def tune(
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
     check_destination(path, model_key(module), overwrite)
-    with contextlib.closing(open_runner(chosen)) as runner:
+    with contextlib.closing(open_runner(chosen, lambda line: say(console, line))) as runner:
         device = runner.device_info()  # no database is made for a device that is not there
         with open_store(chosen.db) as store:
             job = Job(module, device, store, chosen, verify=verify)

@@ -12,30 +12,37 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
+from relax_tune.tuner.measure.cluster.fleet import default_name
+from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 
 # A lost worker must not pass its task on by itself: we send it again, and know how often.
 _SCHEDULER_SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
 }
-_WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
+_WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False", "PYTHONUNBUFFERED": "1"}
 _TLS_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
 # Dask always opens a page of statistics, in plain HTTP and by default to everyone.
 _PAGE = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
 
 
 class ClusterProcess:
-    """A scheduler or worker process in its own group, with its log and scratch in a folder of its own."""
+    """A scheduler or worker process in its own group, with its log and scratch in a folder of its own.
+
+    arguments, settings: `{folder}` in them stands for this folder
+    """
 
     def __init__(self, arguments: Sequence[str], settings: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="relax-tune-cluster-", ignore_cleanup_errors=True)
         self.folder = Path(self._folder.name)
         self._lock = threading.Lock()
+        self._read = 0
         with open(self.folder / "log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *(argument.replace("{folder}", self._folder.name) for argument in arguments)],
@@ -43,7 +50,7 @@ class ClusterProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder.name,
-                env={**os.environ, **settings},
+                env={**os.environ, **{n: v.replace("{folder}", self._folder.name) for n, v in settings.items()}},
                 start_new_session=True,
             )
 
@@ -62,6 +69,15 @@ class ClusterProcess:
     def log(self) -> str:
         """Return the end of its output."""
         return (self.folder / "log").read_bytes()[-2000:].decode(errors="replace").strip()
+
+    def news(self) -> list[str]:
+        """Return the complete lines of its output since the last call."""
+        with open(self.folder / "log", "rb") as log:
+            log.seek(self._read)
+            data = log.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
     def kill(self) -> None:
         """Kill it by SIGKILL, as if the machine were lost; device processes notice by themselves."""
@@ -128,13 +144,22 @@ def start_scheduler(
 
 
 def start_worker(
-    scheduler_address: str, labels: Sequence[str], *, tls: TlsFiles | None = None, host: str | None = None
+    scheduler_address: str,
+    specs: Sequence[str],
+    *,
+    name: str | None = None,
+    tolerance: float = TOLERANCE,
+    tls: TlsFiles | None = None,
+    host: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> ClusterProcess:
-    """Start a worker that carries each device label as a resource of one. It ends after 60 s without a scheduler.
+    """Start a worker that lends one unit by these device specs. It ends after 60 s without a scheduler.
 
+    name: worker's name in records (default: host and specs). tolerance: factor by which reference times may differ.
     host: where the worker listens. Without TLS that is loopback, because a worker runs any program sent to it.
+    environment: variables on top of the inherited ones.
 
-    Raises MeasureError when an address is beyond loopback without TLS, or a label is not a plain word.
+    Raises MeasureError when an address is beyond loopback without TLS.
     """
     check_address(scheduler_address, tls)
     if tls is None and host is not None and not is_loopback(host):
@@ -143,22 +168,27 @@ def start_worker(
         )
     if tls is None and host is None:
         host = host_and_port(scheduler_address)[0]
-    for label in labels:
-        if not label or any(character in label for character in " =,;"):
-            raise MeasureError(f"wanted device labels that are plain words, found {label!r}; rename it")
-    arguments = ["distributed.cli.dask_worker", scheduler_address, "--no-nanny", *_PAGE, "--nworkers", "1"]
-    arguments += ["--nthreads", str(max(1, len(labels))), "--memory-limit", "0", "--death-timeout", "60"]
-    arguments += ["--resources", " ".join(f"{label}=1" for label in labels), "--local-directory", "{folder}"]
-    if host is not None:
-        arguments += ["--host", _bracketed(host)]
-    return ClusterProcess([*arguments, *_tls_arguments(tls)], _settings(_WORKER_SETTINGS, tls))
+    called = default_name(specs) if name is None else name
+    options = {
+        "scheduler": scheduler_address,
+        "specs": list(specs),
+        "name": called,
+        "tolerance": tolerance,
+        "folder": "{folder}",
+        "host": host if host is None else _bracketed(host),
+        "tls": None if tls is None else asdict(tls),
+    }
+    arguments = ["relax_tune.tuner.measure.cluster.worker", json.dumps(options)]
+    return ClusterProcess(arguments, {**environment, **_settings(_WORKER_SETTINGS, tls)})
 
 
 def serve_worker(
     scheduler_address: str,
-    labels: Sequence[str],
+    specs: Sequence[str],
     stop: threading.Event,
     *,
+    name: str | None = None,
+    tolerance: float = TOLERANCE,
     tls: TlsFiles | None = None,
     host: str | None = None,
     report: Callable[[str], None] = lambda _: None,
@@ -173,9 +203,11 @@ def serve_worker(
     pause = 1.0
     while not stop.is_set():
         began = time.monotonic()
-        with start_worker(scheduler_address, labels, tls=tls, host=host) as worker:
+        with start_worker(scheduler_address, specs, name=name, tolerance=tolerance, tls=tls, host=host) as worker:
             while not stop.is_set() and worker.wait(0.2) is None:
-                pass
+                for line in worker.news():
+                    if line.startswith("worker "):
+                        report(line)
             last = (worker.log().splitlines() or ["nothing"])[-1]
         pause = 1.0 if time.monotonic() - began > 60 else min(pause * 2, 30.0)
         if not stop.is_set():

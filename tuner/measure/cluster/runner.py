@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import queue
 import threading
 import time
@@ -17,13 +15,29 @@ from types import TracebackType
 from typing import Any
 
 from relax_tune.errors import MeasureError
+from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address
-from relax_tune.tuner.measure.cluster.tls import ANSWER_SECS, check_files, check_scheduler
-from relax_tune.tuner.measure.codec import decode_device, decode_results, encode_batch
+from relax_tune.tuner.measure.cluster.address import TlsFiles
+from relax_tune.tuner.measure.cluster.client import SchedulerConnection, device_info_of, import_dask
+from relax_tune.tuner.measure.cluster.fleet import (
+    SILENT_SECS,
+    LentDevice,
+    asked_for,
+    label_and_part,
+    listing,
+    usual_identity,
+    usual_reference,
+)
+from relax_tune.tuner.measure.cluster.identity import identity_of, wanted_text
+from relax_tune.tuner.measure.cluster.reference import Reference
+from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests, failed
 
 _POLL_SECS = 1.0
+# A worker that refused a batch is left out for so long; meanwhile the scheduler hears of its state.
+_REFUSED_SECS = 30.0
+# The first word about waiting comes after so long, further ones at this interval.
+_WAITING_SECS, _WAITING_AGAIN_SECS = 5.0, 60.0
 
 
 @dataclass(slots=True)
@@ -52,6 +66,17 @@ class _Task:
     losses: int = 0
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A task under way on one worker. give_up: when it is sent to another worker too; sent_on: that was done"""
+
+    task: _Task
+    future: Any
+    device: LentDevice
+    give_up: float
+    sent_on: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Event:
     key: str | None = None
@@ -59,14 +84,19 @@ class _Event:
 
 
 class DaskRunner:
-    """A `Runner` on the workers that carry `device_label` as a resource.
+    """A `Runner` on the workers of a scheduler that lend a device of one class, such as `cuda`.
 
-    At most one batch is under way per such worker; with several workers, several batches are measured at a time, each
-    on one worker. Dask's own retries are off. When a worker is lost, its batch is sent again, at most `attempts` times in all.
-    The last time it is sent request by request, so that a request that kills workers costs only itself.
+    target: class of the device, or `CLASS:PART` with a part of its name or platform. Of several kinds of device, the one that most
+        workers lend is taken. Each batch names this device, its libraries and its reference times, and goes only to a unit that has
+        the same; a worker whose device differs refuses it.
 
-    device_spec: device that the worker opens (default: the label). tls: needed unless the scheduler is on loopback.
-    open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`), for a worker with the label, and its device.
+    At most one batch is under way per worker; with several workers, several batches are measured at a time. Dask's own retries
+    are off. When a worker is lost, its batch is sent again, at most `attempts` times in all. The last time it is sent request by
+    request, so that a request that kills workers costs only itself. A batch whose worker is silent, or which takes longer than the
+    deadlines of its requests together, is sent to another worker too; the first answer counts.
+
+    tls: needed unless the scheduler is on loopback. open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`) and for a
+    worker. notice: receives a sentence when a worker is left out, or when something is waited for.
 
     A holder of a certificate of the authority may run programs on the workers; their answers are still checked.
 
@@ -77,46 +107,38 @@ class DaskRunner:
     def __init__(
         self,
         scheduler_address: str,
-        device_label: str,
+        target: str,
         *,
-        device_spec: str | None = None,
         tls: TlsFiles | None = None,
         open_secs: float = 60.0,
         attempts: int = 3,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        check_address(scheduler_address, tls)
-        self._distributed, self._tasks = _import_dask()
+        self._distributed, self._tasks = import_dask()
         self._address = scheduler_address
-        self._label = device_label
-        self._spec = device_label if device_spec is None else device_spec
+        self._label, self._part = label_and_part(target)
+        self._target = target
         self._open_secs = open_secs
         self._attempts = attempts
+        self._notice = notice
+        self._noticed: set[str] = set()
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
         self._waiting: deque[_Task] = deque()
-        self._flying: dict[str, tuple[_Task, Any]] = {}
+        self._flying: dict[str, _Flight] = {}
+        self._refused: dict[str, float] = {}
+        self._listed: tuple[float, list[LentDevice]] = (0.0, [])
         self._lock = threading.Lock()
         self._closed = False
         give_up = time.monotonic() + open_secs
-        if tls is not None:
-            check_files(tls)
-        check_scheduler(scheduler_address, tls, min(open_secs, ANSWER_SECS))
-        # Our errors replace Dask's long log messages.
-        self._hushed, self._hush = logging.getLogger("distributed.client"), _hush()
-        self._hushed.addFilter(self._hush)
+        self._connection = SchedulerConnection(scheduler_address, tls, open_secs)
+        self._client = self._connection.client
         try:
-            self._client = self._connect(tls)
+            self._info, self._reference = self._choose(give_up)
+            self._identity = identity_of(self._info)
         except BaseException:
-            self._hushed.removeFilter(self._hush)
+            self._connection.close()
             raise
-        try:
-            self._wait_for_worker(give_up)
-            self._client.register_plugin(self._tasks.DevicePlugin())
-            self._info = self._describe(give_up)
-        except BaseException:
-            self._client.close()
-            self._hushed.removeFilter(self._hush)
-            raise
-        self._thread = threading.Thread(target=self._dispatch, name=f"dask-{device_label}", daemon=True)
+        self._thread = threading.Thread(target=self._dispatch, name=f"dask-{target}", daemon=True)
         self._thread.start()
 
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
@@ -126,7 +148,7 @@ class DaskRunner:
         job.finish()  # an empty batch is already answered
         with self._lock:
             if self._closed:
-                raise MeasureError(f"wanted to measure on {self._label!r}, found its runner closed; open a new one")
+                raise MeasureError(f"wanted to measure on {self._target!r}, found its runner closed; open a new one")
             if distinct:
                 self._events.put(_Event(task=_Task(job, distinct)))
         return job.future
@@ -134,6 +156,21 @@ class DaskRunner:
     def device_info(self) -> DeviceInfo:
         """Describe the measured device; see `Runner.device_info`."""
         return self._info
+
+    def calibrate(self, reference: Reference) -> Reference:
+        """Measure on units of these reference times only; see `Runner.calibrate`. Raises MeasureError when no unit has them."""
+        if not reference:
+            return self._reference
+        devices = [d for d in self._asked() if d.identity == self._identity]
+        misfits = {d.worker: why for d in devices if (why := d.misfit(self._identity, reference))}
+        if devices and len(misfits) == len(devices):
+            raise MeasureError(
+                f"wanted a unit of {self._info.name!r} as fast as those that the records are of, found: {listing(misfits)}; "
+                "lend a unit that is, or look at `relax-tune db units`, prune what was measured wrongly, and tune into "
+                "another database"
+            )
+        self._reference = reference
+        return reference
 
     def close(self) -> None:
         """Close the runner; see `Runner.close`. The workers stay up, and the result of a running batch is dropped."""
@@ -143,8 +180,7 @@ class DaskRunner:
             self._closed = True
             self._events.put(None)
         self._thread.join()
-        self._client.close()
-        self._hushed.removeFilter(self._hush)
+        self._connection.close()
 
     def __enter__(self) -> DaskRunner:
         return self
@@ -156,72 +192,67 @@ class DaskRunner:
 
     # Opening.
 
-    def _connect(self, tls: TlsFiles | None) -> Any:
-        security = None
-        if tls is not None:
-            security = self._distributed.Security(
-                tls_ca_file=tls.ca,
-                tls_client_cert=tls.certificate,
-                tls_client_key=tls.key,
-                require_encryption=True,
-            )
-        try:
-            return self._distributed.Client(
-                self._address, timeout=self._open_secs, security=security, set_as_default=False
-            )
-        except (OSError, TimeoutError) as error:
-            raise MeasureError(
-                f"wanted a Dask scheduler at {self._address} within {self._open_secs:g} s, found none ({error}); "
-                "start one, or check address and certificates"
-            ) from error
+    def _devices(self) -> list[LentDevice]:
+        """Return all lent devices. The scheduler is asked at most once in `_POLL_SECS`."""
+        asked, found = self._listed
+        if not found or time.monotonic() - asked >= _POLL_SECS:
+            found = self._connection.devices()
+            self._listed = time.monotonic(), found
+        return found
 
-    def _workers(self) -> dict[str, list[str]]:
-        """Return the resources of each worker, by address."""
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        return {address: sorted(worker.get("resources") or {}) for address, worker in workers.items()}
+    def _asked(self) -> list[LentDevice]:
+        return asked_for(self._devices(), self._label, self._part)
 
-    def _wait_for_worker(self, give_up: float) -> None:
-        while self._slots() == 0:
+    def _choose(self, give_up: float) -> tuple[DeviceInfo, Reference]:
+        """Choose the device to measure on, and its reference times, when a worker lends one."""
+        began, said = time.monotonic(), False
+        while not (found := [d for d in self._asked() if not d.quarantine]):
             if time.monotonic() > give_up:
-                found = self._workers()
                 raise MeasureError(
-                    f"wanted a worker with the resource {self._label!r} at {self._address} within "
-                    f"{self._open_secs:g} s, found {found or 'no workers'}; start one with `relax-tune worker`"
+                    f"wanted a worker that lends {self._target!r} at {self._address} within {self._open_secs:g} s, found "
+                    f"{self._lent()}; start one with `relax-tune worker`"
                 )
+            if not said and time.monotonic() - began > _WAITING_SECS:
+                said = True
+                self._notice(f"waiting for a worker that lends {self._target} at {self._address}")
             time.sleep(0.1)
+        identity = usual_identity(found)
+        chosen = [d for d in found if d.identity == identity]
+        info = self._describe(min(chosen, key=lambda d: d.silent_secs), give_up)
+        if len(chosen) < len(found):
+            others = ", ".join(sorted({d.about.strip(" |") for d in found} - {chosen[0].about.strip(" |")}))
+            self._notice(
+                f"measuring on {info.name}, which {len(chosen)} of {len(found)} workers lend as {self._target}; others: "
+                f"{others or 'the same device with other software'}; --target {self._label}:PART of a name chooses"
+            )
+        return info, usual_reference(chosen)
 
-    def _slots(self) -> int:
-        return sum(self._label in resources for resources in self._workers().values())
+    def _lent(self) -> str:
+        """List what there is instead."""
+        found = {
+            d.worker: f"{d.label} ({d.about.strip(' |')}){' quarantined' * bool(d.quarantine)}" for d in self._devices()
+        }
+        return listing(found) if found else "no workers"
 
-    def _submit(self, function: Any, *arguments: Any) -> Any:
-        key = f"relax-tune-{uuid.uuid4().hex}"
-        return self._client.submit(
-            function,
-            *arguments,
-            key=key,
-            pure=False,
-            retries=0,
-            resources={self._label: 1},
-        )
-
-    def _describe(self, give_up: float) -> DeviceInfo:
-        # The answer gets two seconds more than the worker, whose refusal says more than our timeout.
-        future = self._submit(self._tasks.describe_device, self._spec, self._open_secs)
+    def _describe(self, device: LentDevice, give_up: float) -> DeviceInfo:
+        within = max(give_up - time.monotonic(), 0.0) + 2.0
         try:
-            text = future.result(timeout=max(give_up - time.monotonic(), 0.0) + 2.0)
+            told = self._client.run(
+                self._tasks.describe_device, self._label, workers=[device.address], callback_timeout=within
+            )
         except TimeoutError as error:
             raise MeasureError(
-                f"wanted the device {self._spec!r} of a worker with the label {self._label!r} within "
-                f"{self._open_secs:g} s, found it busy or hanging; free it, or allow more time"
+                f"wanted the worker {device.worker} to describe {self._target!r} within {within:.0f} s, found no answer; "
+                "start it again"
             ) from error
         except MeasureError:
             raise
         except Exception as error:  # an error of the worker arrives under its own type
             raise MeasureError(
-                f"wanted the device {self._spec!r} of a worker with the label {self._label!r}, found that asking "
-                f"for it failed: {type(error).__name__}: {error}"
+                f"wanted the device {self._target!r} of the worker {device.worker}, found that asking for it failed: "
+                f"{type(error).__name__}: {error}"
             ) from error
-        return _device_info(text)
+        return device_info_of(told.get(device.address))
 
     # What follows runs on the dispatcher thread.
 
@@ -237,41 +268,109 @@ class DaskRunner:
             if event.task is not None:
                 self._waiting.append(event.task)
             if event.key is not None and event.key in self._flying:
-                self._land(*self._flying.pop(event.key))
+                self._land(self._flying.pop(event.key))
             if not self._waiting and not self._flying:
                 alone_since = None
                 continue
             try:
-                slots = self._slots()
+                fitting = self._fitting()
+                alone_since = None if fitting else (alone_since or time.monotonic())
+                if alone_since is not None:
+                    self._alone(time.monotonic() - alone_since)
+                self._send(fitting)
             except Exception as error:  # the client raises many kinds when its scheduler is gone
                 self._give_up(f"the scheduler at {self._address} does not answer ({type(error).__name__}: {error})")
-                continue
-            alone_since = None if slots else (alone_since or time.monotonic())
-            if alone_since is not None and time.monotonic() - alone_since > self._open_secs:
-                self._give_up(f"no worker with the resource {self._label!r} has come back in {self._open_secs:g} s")
-                continue
-            while self._waiting and len(self._flying) < slots:
-                self._launch(self._waiting.popleft())
-        self._give_up(f"its runner for {self._label!r} was closed")
+        self._give_up(f"its runner for {self._target!r} was closed")
 
-    def _launch(self, task: _Task) -> None:
-        future = self._submit(self._tasks.measure_batch, self._spec, self._open_secs, encode_batch(task.requests))
-        self._flying[future.key] = (task, future)
+    def _fitting(self) -> list[LentDevice]:
+        """Return the units that can measure for the target. Each reason to leave one out is told once."""
+        fitting = []
+        for device in self._asked():
+            why = device.misfit(self._identity, self._reference)
+            if not why:
+                fitting.append(device)
+            else:
+                self._tell(f"worker {device.worker} is left out: {why}")
+        return fitting
+
+    def _tell(self, sentence: str, key: str | None = None) -> None:
+        if (key or sentence) not in self._noticed:
+            self._noticed.add(key or sentence)
+            self._notice(sentence)
+
+    def _alone(self, secs: float) -> None:
+        """Say that no worker fits; give up after a while."""
+        if secs > self._open_secs:
+            self._give_up(
+                f"no worker that lends {self._target!r} and fits has come back in {self._open_secs:g} s; there are: "
+                f"{self._lent()}"
+            )
+        elif secs > _WAITING_SECS:
+            minutes = int(secs // _WAITING_AGAIN_SECS)
+            self._tell(
+                f"waiting for a worker that lends {self._target} and fits, at {self._address}; there are: {self._lent()}",
+                f"alone {minutes}",
+            )
+
+    def _send(self, fitting: Sequence[LentDevice]) -> None:
+        """Send waiting tasks, and tasks of workers that do not answer, to free workers."""
+        now = time.monotonic()
+        busy = {flight.device.address for flight in self._flying.values()}
+        free = [
+            d
+            for d in fitting
+            if d.address not in busy and d.silent_secs < SILENT_SECS and self._refused.get(d.address, 0.0) < now
+        ]
+        silent = {d.address: d.silent_secs for d in fitting if d.silent_secs >= SILENT_SECS}
+        if not free or not (self._waiting or any(self._late(f, silent, now) for f in self._flying.values())):
+            return
+        foreign = {a: sum(k not in self._flying for k in keys) for a, keys in self._client.processing().items()}
+        free.sort(key=lambda d: (foreign.get(d.address, 0), d.address), reverse=True)
+        late = [f for f in self._flying.values() if self._late(f, silent, now)]
+        while free and (self._waiting or late):
+            device = free.pop()
+            ahead = foreign.get(device.address, 0)
+            if self._waiting:
+                task = self._waiting.popleft()
+            else:
+                flight = late.pop()
+                flight.sent_on, task = True, flight.task
+                reason = f"silent for {silent.get(flight.device.address, 0.0):.0f} s" * (
+                    flight.device.address in silent
+                )
+                self._notice(
+                    f"worker {flight.device.worker} is {reason or 'over the deadline of its batch'}; the batch goes to "
+                    f"{device.worker} too"
+                )
+            if ahead:
+                self._tell(f"waiting behind batches of other jobs, {ahead} on {device.worker}", "behind")
+            self._launch(task, device, ahead)
+
+    def _late(self, flight: _Flight, silent: dict[str, float], now: float) -> bool:
+        open_ = not flight.sent_on and not flight.task.job.future.done()
+        return open_ and (now > flight.give_up or flight.device.address in silent)
+
+    def _launch(self, task: _Task, device: LentDevice, ahead: int) -> None:
+        future = self._client.submit(
+            self._tasks.measure_batch,
+            self._label,
+            wanted_text(self._info, self._reference),
+            encode_batch(task.requests),
+            key=f"relax-tune-{uuid.uuid4().hex}",
+            pure=False,
+            retries=0,
+            workers=[device.address],
+            allow_other_workers=False,
+        )
+        deadline = sum(request.deadline_secs for request in task.requests) * (1 + ahead)
+        self._flying[future.key] = _Flight(task, future, device, time.monotonic() + deadline)
         future.add_done_callback(lambda done: self._events.put(_Event(key=done.key)))
 
-    def _land(self, task: _Task, future: Any) -> None:
+    def _land(self, flight: _Flight) -> None:
+        task, future = flight.task, flight.future
         if future.status == "finished":
             try:
-                wanted = {request.id for request in task.requests}
-                text = future.result()
-                if not isinstance(text, str):
-                    raise MeasureError(f"wanted results from a worker as text, found a {type(text).__name__}")
-                for result in decode_results(text):
-                    if result.id in wanted:
-                        task.job.results.setdefault(result.id, result)
-                missing = wanted - set(task.job.results)
-                if missing:
-                    raise MeasureError(f"wanted a result for each request from the worker, found none for {missing}")
+                self._accept(flight, future.result())
             except MeasureError as error:
                 task.job.fail(error)
             except Exception as error:  # an answer that cannot even be read must not end this thread
@@ -279,7 +378,7 @@ class DaskRunner:
         elif future.status == "error":
             reason = future.exception()
             if isinstance(reason, self._distributed.KilledWorker):
-                self._lost(task)
+                self._lost(flight)
             elif isinstance(reason, MeasureError):
                 task.job.fail(reason)
             else:
@@ -294,16 +393,42 @@ class DaskRunner:
         future.release()
         task.job.finish()
 
-    def _lost(self, task: _Task) -> None:
+    def _accept(self, flight: _Flight, text: Any) -> None:
+        """Take the results of a batch, or send a refused batch to another worker. Raises MeasureError for another answer."""
+        task = flight.task
+        if not isinstance(text, str):
+            raise MeasureError(f"wanted results from a worker as text, found a {type(text).__name__}")
+        if text.startswith('{"refused":') and has_shape(refusal := json.loads(text), {"refused": str}):
+            self._refused[flight.device.address] = time.monotonic() + _REFUSED_SECS
+            self._tell(f"{refusal['refused']}; the batch goes to another worker")
+            self._again(task)
+            return
+        wanted = {request.id for request in task.requests}
+        for result in decode_results(text):
+            if result.id in wanted:
+                task.job.results.setdefault(result.id, result)
+        missing = wanted - set(task.job.results)
+        if missing:
+            raise MeasureError(f"wanted a result for each request from the worker, found none for {missing}")
+
+    def _again(self, task: _Task) -> None:
+        if not task.job.future.done():
+            self._waiting.appendleft(task)
+
+    def _lost(self, flight: _Flight) -> None:
+        task = flight.task
+        if flight.sent_on or task.job.future.done():
+            return
         losses = task.losses + 1
         if losses < self._attempts - 1 or (losses == self._attempts - 1 and len(task.requests) == 1):
-            self._waiting.appendleft(_Task(task.job, task.requests, losses))
+            self._again(_Task(task.job, task.requests, losses))
         elif losses == self._attempts - 1:
-            self._waiting.extendleft(_Task(task.job, [request], losses) for request in reversed(task.requests))
+            for request in reversed(task.requests):
+                self._again(_Task(task.job, [request], losses))
         else:
             for request in task.requests:
                 message = (
-                    f"wanted a result from a worker with the label {self._label!r}, found {losses} workers lost while "
+                    f"wanted a result from a worker that lends {self._target!r}, found {losses} workers lost while "
                     "they measured it; the request is given up"
                 )
                 task.job.results.setdefault(request.id, failed(request.id, "crash", message))
@@ -312,9 +437,9 @@ class DaskRunner:
         error = f"wanted to measure through {self._address}, found that {reason}"
         flying, self._flying = list(self._flying.values()), {}
         waiting, self._waiting = list(self._waiting), deque()
-        for task, future in flying:
-            future.release()
-            task.job.fail(MeasureError(error))
+        for flight in flying:
+            flight.future.release()
+            flight.task.job.fail(MeasureError(error))
         for task in waiting:
             task.job.fail(MeasureError(error))
         if self._closed:
@@ -325,31 +450,3 @@ class DaskRunner:
                     break
                 if event is not None and event.task is not None:
                     event.task.job.fail(MeasureError(error))
-
-
-def _hush() -> Callable[[logging.LogRecord], bool]:
-    """Return a log filter that drops everything. Each call returns a new one, so that each runner removes its own."""
-    return lambda _: False
-
-
-def _device_info(text: Any) -> DeviceInfo:
-    """Check the answer of `task.describe_device`. Raises MeasureError for anything else."""
-    try:
-        return decode_device(json.loads(text))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise MeasureError(
-            f"wanted the description of a device from a worker, found {type(error).__name__}: {error} in {text!r:.120}; "
-            "the two sides must run the same version of relax-tune"
-        ) from None
-
-
-def _import_dask() -> tuple[Any, Any]:
-    try:
-        return (
-            importlib.import_module("distributed"),
-            importlib.import_module("relax_tune.tuner.measure.cluster.task"),
-        )
-    except ImportError as error:
-        raise MeasureError(
-            f"wanted Dask Distributed for a far runner, found {error}; pip install 'relax-tune[cluster]'"
-        ) from error

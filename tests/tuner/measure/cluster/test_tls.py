@@ -20,6 +20,7 @@ import pytest
 from tests.support.tuner_models import row_scale
 from tests.tuner.cli.cli_model import make_bert
 from tests.tuner.measure.cluster.certificates import Authority
+from tests.tuner.measure.cluster.lent import lend
 from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 from tests.tuner.measure.test_runner_contract import (
     test_a_good_candidate_is_checked_and_timed_at_every_shape,
@@ -34,7 +35,7 @@ from relax_tune.tuner.cli.app import app, load_command
 from relax_tune.tuner.job.job import open_runner
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
-from relax_tune.tuner.measure.cluster.processes import start_scheduler, start_worker
+from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.tls import check_files, check_scheduler
 from relax_tune.tuner.settings import Settings, load_settings
 
@@ -137,7 +138,7 @@ def test_an_eavesdropper_sees_nothing_of_a_measurement(folder: Path, runner: obj
 
 @pytest.mark.process
 def test_client_without_certificate_is_refused(folder: Path, runner: DaskRunner, scheduler: str) -> None:
-    (worker_address,) = runner._workers()
+    (worker_address,) = {device.address for device in runner._devices()}
     assert worker_address.startswith("tls://")
     for address in (scheduler, worker_address):
         with socket.create_connection(host_and_port(address), 10) as plain:
@@ -162,15 +163,15 @@ def test_client_without_certificate_is_refused(folder: Path, runner: DaskRunner,
 
 @pytest.mark.process
 def test_a_worker_of_a_foreign_authority_is_never_given_work(folder: Path, runner: DaskRunner, scheduler: str) -> None:
-    known = set(runner._workers())
-    with start_worker(scheduler, ["c"], tls=files(folder, "foreign", "both")) as process:
+    known = {device.address for device in runner._devices()}
+    with lend(scheduler, tls=files(folder, "foreign", "both")) as process:
         give_up = time.monotonic() + LIMIT_SECS
         while (
             process.log().count("Waiting to connect") < 3 and process.wait(0.1) is None and time.monotonic() < give_up
         ):
             pass  # each time but the first it was refused
         assert process.log().count("Waiting to connect") >= 3 and "Registered" not in process.log()
-        assert set(runner._workers()) == known
+        assert {device.address for device in runner._devices()} == known
 
 
 # What the commands refuse: (options in the folder, words of the error).

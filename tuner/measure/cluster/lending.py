@@ -1,0 +1,134 @@
+"""A worker's side: one physical unit with its device processes, its reference times, and its refusals."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.cluster.fleet import label_of
+from relax_tune.tuner.measure.cluster.identity import differences, identity_of
+from relax_tune.tuner.measure.cluster.reference import TOLERANCE, disagreement, measure_reference
+from relax_tune.tuner.measure.cluster.unit_lock import UnitLock
+from relax_tune.tuner.measure.codec import decode_batch, decode_device, encode_results
+from relax_tune.tuner.measure.local import LocalRunner
+
+CHECK_SECS = 3600.0
+"""Seconds between two checks of a unit by its reference kernels."""
+
+OpenRunner = Callable[[str, str], Runner]
+
+
+class LentUnit:
+    """One unit of this host, lent by its device specs. One batch or check runs on it at a time.
+
+    A batch names the device and the reference times that it is for. Where they are not those of this unit, or the unit has drifted,
+    the batch is refused in words.
+
+    open_runner: makes the runner of (spec, worker name); report: receives a sentence when the unit's state changes
+
+    Raises MeasureError when a device cannot be opened, when the specs are of several units, or when another worker of the host
+    holds the unit.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[str],
+        worker: str,
+        tolerance: float = TOLERANCE,
+        open_runner: OpenRunner = lambda spec, worker: LocalRunner(spec, worker=worker),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.worker = worker
+        self.tolerance = tolerance
+        self.quarantine = ""
+        self._report = report
+        self._turn = threading.Lock()
+        self._runners: dict[str, Runner] = {}
+        self._lock: UnitLock | None = None
+        try:
+            for spec in specs:
+                self._runners[label_of(spec)] = open_runner(spec, worker)
+            units = {runner.device_info().unit for runner in self._runners.values()}
+            if len(units) != 1:
+                raise MeasureError(
+                    f"wanted devices of one physical unit for the worker {worker}, found {', '.join(sorted(units))}; start "
+                    "a worker for each"
+                )
+            self.unit = units.pop() or f"{socket.gethostname()}:{'+'.join(specs)}"
+            self._lock = UnitLock(self.unit, worker)
+            self._first = {label: measure_reference(runner) for label, runner in self._runners.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Time the reference kernels again, and quarantine a unit that has drifted, or end its quarantine."""
+        with self._turn:
+            found = {label: measure_reference(runner) for label, runner in self._runners.items()}
+        lines = [disagreement(self._first[label], times, self.tolerance) for label, times in found.items()]
+        before, self.quarantine = self.quarantine, "; ".join(filter(None, lines))
+        if self.quarantine:
+            self._report(
+                f"worker {self.worker}: unit {self.unit} is quarantined, since it has drifted or is shared: "
+                f"{self.quarantine}; `relax-tune db prune --worker {self.worker} --since MOMENT` removes its records"
+            )
+        elif before:
+            self._report(f"worker {self.worker}: unit {self.unit} is as fast as at the start and is lent again")
+
+    def describe(self, label: str) -> str:
+        """Return a device's `DeviceInfo` as JSON text. Raises MeasureError for a label that is not lent."""
+        return json.dumps(asdict(self._runner(label).device_info()))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the scheduler lists of this unit, by label."""
+        return {
+            label: {
+                "worker": self.worker,
+                "host": socket.gethostname(),
+                "unit": self.unit,
+                "identity": identity_of(info),
+                "about": " | ".join([info.name, dict(info.fingerprint).get("platform", "")]),
+                "reference": dict(self._first[label]),
+                "tolerance": self.tolerance,
+                "quarantine": self.quarantine,
+            }
+            for label, info in ((label, runner.device_info()) for label, runner in self._runners.items())
+        }
+
+    def measure(self, label: str, wanted: str, batch: str) -> str:
+        """Measure a batch. wanted: JSON text of `identity.wanted_text`
+
+        Returns `codec.encode_results`, or JSON text with the words of a refusal."""
+        refusal = self._refusal(label, wanted)
+        if refusal:
+            return json.dumps({"refused": f"worker {self.worker}: {refusal}"})
+        with self._turn:
+            return encode_results(self._runner(label).submit(decode_batch(batch)).result())
+
+    def _refusal(self, label: str, wanted: str) -> str:
+        if self.quarantine:
+            return f"unit {self.unit} is quarantined: {self.quarantine}"
+        document = json.loads(wanted)
+        device, reference = decode_device(document.get("device")), dict(document.get("reference") or {})
+        different = differences(device, self._runner(label).device_info())
+        return different or disagreement(reference, self._first[label], self.tolerance)
+
+    def _runner(self, label: str) -> Runner:
+        if label not in self._runners:
+            raise MeasureError(
+                f"wanted a device {label!r} of the worker {self.worker}, found {', '.join(self._runners)}; ask for one of them"
+            )
+        return self._runners[label]
+
+    def close(self) -> None:
+        """Close the devices and release the unit."""
+        for runner in self._runners.values():
+            runner.close()
+        if self._lock is not None:
+            self._lock.release()
