@@ -33,7 +33,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from relax_tune.database import sqlite_file
-from relax_tune.errors import DatabaseError, system_reason
+from relax_tune.errors import DatabaseError, TryAgainLater, system_reason
 
 BUSY_SECS = 60
 """Time limit of a writer that waits for another write transaction."""
@@ -43,6 +43,15 @@ SILENT_SECS = 30
 """Time limit of a PostgreSQL server to acknowledge sent data."""
 AWAY_SECS = 30
 """Time limit of an open store that waits for a lost PostgreSQL server."""
+# What a server says, or the system of one that does not listen, when waiting may help.
+_COMING = (
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "onnection refused",
+    "server closed the connection",
+    "imeout expired",
+)
 _AWAY = ("57P01", "57P02", "57P03")  # shut down by its administrator, crashed, starting up
 
 P = ParamSpec("P")
@@ -223,6 +232,7 @@ def reader(engine: Engine) -> Engine:
     return engine
 
 
+_BUSY = ("database is locked", "lock timeout", "too many clients")
 _ADVICE = (
     ("unable to open database file", "check that the file and its folder may be read and written"),
     ("readonly database", "the file or its folder is read-only: fix its permissions, or open it read-only"),
@@ -264,6 +274,7 @@ _ADVICE = (
     ("erminating connection", "the server was stopped: start it, then run the same command again"),
     ("server closed the connection", "the server went away: when it is back, run the same command again"),
     ("starting up", "the server is starting: try again in a moment"),
+    ("shutting down", "the server is stopping or restarting: try again in a moment"),
     ("too many clients", "close other sessions, or let the server take more"),
 )
 
@@ -287,11 +298,16 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
         advice = "the disk is full: free some space; everything committed before is safe"
     if "database is locked" in reason and path is not None and (found := sqlite_file.holder(path)):
         said += f" by {found}"
-    return (LostConnection if _lost(error) else DatabaseError)(f"{where}: could not {doing}: {said}; {advice}")
+    kind = LostConnection if _lost(error) else BusyDatabase if any(part in reason for part in _BUSY) else DatabaseError
+    return kind(f"{where}: could not {doing}: {said}; {advice}")
 
 
-class LostConnection(DatabaseError):
+class LostConnection(DatabaseError, TryAgainLater):
     """The server cannot be reached, or went away during an exchange; it may come back."""
+
+
+class BusyDatabase(DatabaseError, TryAgainLater):
+    """Others use the database so much that a limit was reached."""
 
 
 def _lost(error: BaseException) -> bool:
@@ -302,11 +318,15 @@ def _lost(error: BaseException) -> bool:
 
 
 def patient(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a method retry while its server is away, for up to AWAY_SECS. The method must be safe to call again."""
+    """Make a method of a store retry while its server is away.
+
+    It retries for up to `away_secs` of the store; None stands for AWAY_SECS. The method must be safe to call again.
+    """
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
-        deadline = time.monotonic() + AWAY_SECS
+        own = getattr(arguments[0], "away_secs", None)
+        deadline = time.monotonic() + (AWAY_SECS if own is None else own)
         while True:
             try:
                 return method(*arguments, **named)
@@ -316,6 +336,26 @@ def patient(method: Callable[P, T]) -> Callable[P, T]:
             time.sleep(0.5)
 
     return call
+
+
+def wait_for_server(open_it: Callable[[], None], secs: float, notice: Callable[[str], None]) -> None:
+    """Open a database whose server may be starting, stopping or not listening yet, for up to `secs`.
+
+    A mistake, such as a wrong host name or password, is raised at once. notice: receives one sentence when it waits
+    """
+    deadline, said = time.monotonic() + secs, False
+    while True:
+        try:
+            return open_it()
+        except LostConnection as error:
+            if not any(part in str(error) for part in _COMING):
+                raise DatabaseError(str(error)) from None
+            if time.monotonic() > deadline:
+                raise
+            if not said:
+                notice(f"waiting up to {secs:g} s for the database server: {error}")
+                said = True
+        time.sleep(0.5)
 
 
 @contextlib.contextmanager

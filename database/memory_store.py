@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -251,7 +252,8 @@ class MemoryStore:
 
     # Leases
 
-    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
+    def acquire_lease(self, workload: str, target: str, holder: str, *, secs: float) -> Lease | None:
+        now = time.time()
         lease = Lease(workload, target, holder, now + secs)
         with self._lock:
             self._verify_task(workload, target)
@@ -261,8 +263,8 @@ class MemoryStore:
             self._leases[workload, target] = lease
             return lease
 
-    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
-        renewed = replace(lease, expires_at=now + secs)
+    def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
+        renewed = replace(lease, expires_at=time.time() + secs)
         with self._lock:
             held = self._leases.get((lease.workload, lease.target))
             if held is None or held.holder != lease.holder:

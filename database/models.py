@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, Select, case, distinct, func, select
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Select, case, distinct, func, literal_column, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import Double, Text
 
 from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, VARIANT_KINDS, Selection
+
+_SQLITE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 
 
 def one_of(column: str, values: Sequence[str]) -> str:
@@ -227,6 +229,12 @@ class LeaseRow(Base):
     target: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
     holder: Mapped[str]
     expires_at: Mapped[float]
+
+    @classmethod
+    def clock(cls, dialect: str) -> Select[*tuple[Any, ...]]:
+        """Return the Unix seconds of the database's clock; for a SQLite file, that of its machine."""
+        seconds = "extract(epoch FROM clock_timestamp())" if dialect == "postgresql" else _SQLITE_CLOCK
+        return select(literal_column(seconds, Double()))
 
 
 class HistogramRow(Base):

@@ -429,7 +429,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to tune a task until `expires_at` (Unix seconds by the callers' clocks, which must agree roughly)."""
+    """The right to tune a task until `expires_at` (Unix seconds by the store's clock)."""
 
     workload: str
     target: str

@@ -26,6 +26,7 @@ from relax_tune.database.engine import (
     shown,
     sqlite_path,
     use_wal,
+    wait_for_server,
     writer,
 )
 from relax_tune.database.integrity import find_problems
@@ -70,7 +71,16 @@ _CHUNK = 500
 class SqlStore:
     """A `relax_tune.database.store.Store` over SQLite or PostgreSQL."""
 
-    def __init__(self, url: str, *, create: bool = True, read_only: bool = False, make_folder: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        make_folder: bool = False,
+        wait_secs: float | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
         parsed = parse_url(url)
         self.where = shown(parsed)
         self.read_only = read_only or asks_read_only(parsed)
@@ -81,8 +91,9 @@ class SqlStore:
         )
         self._identity = None if self._path is None else sqlite_file.identity_of(self._path)
         self._engine = make_engine(parsed, read_only=self.read_only)
+        self.away_secs = wait_secs
         try:
-            self._open(create)
+            wait_for_server(lambda: self._open(create), wait_secs or 0.0, notice)
         except BaseException:
             self._engine.dispose()
             if made and self._path is not None:
@@ -167,10 +178,9 @@ class SqlStore:
     def add_target(self, target: Target) -> str:
         with self._write("add a target") as connection:
             self._add(connection, TargetRow, [rows.target_values(target)])
-            values = rows.target_values(target)
             for column in (TargetRow.limits, TargetRow.reference):
-                unknown = (TargetRow.key == target.key) & (column == "{}")
-                connection.execute(update(TargetRow).where(unknown).values({column: values[column.key]}))
+                unknown = update(TargetRow).where((TargetRow.key == target.key) & (column == "{}"))
+                connection.execute(unknown.values({column: rows.target_values(target)[column.key]}))
         return target.key
 
     @patient
@@ -386,23 +396,24 @@ class SqlStore:
     # Leases
 
     @patient
-    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
-        lease = Lease(workload, target, holder, now + secs)
-        insert = self._insert(LeaseRow).values(rows.lease_values(lease))
-        statement = insert.on_conflict_do_update(
-            index_elements=["workload", "target"],
-            set_={"holder": holder, "expires_at": lease.expires_at},
-            where=(LeaseRow.holder == holder) | (LeaseRow.expires_at <= now),
-        ).returning(LeaseRow.holder)
+    def acquire_lease(self, workload: str, target: str, holder: str, *, secs: float) -> Lease | None:
         with self._write("acquire a lease") as connection:
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, {workload})
-            return lease if connection.execute(statement).first() is not None else None
+            now = _clock(connection)
+            lease = Lease(workload, target, holder, now + secs)
+            statement = self._insert(LeaseRow).values(rows.lease_values(lease))
+            statement = statement.on_conflict_do_update(
+                index_elements=["workload", "target"],
+                set_={"holder": holder, "expires_at": lease.expires_at},
+                where=(LeaseRow.holder == holder) | (LeaseRow.expires_at <= now),
+            ).returning(LeaseRow.holder)
+            return None if connection.execute(statement).first() is None else lease
 
     @patient
-    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
-        renewed = Lease(lease.workload, lease.target, lease.holder, now + secs)
+    def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
         with self._write("renew a lease") as connection:
+            renewed = replace(lease, expires_at=_clock(connection) + secs)
             statement = update(LeaseRow).where(*_held(lease)).values(expires_at=renewed.expires_at)
             return renewed if connection.execute(statement).rowcount == 1 else None
 
@@ -430,20 +441,19 @@ class SqlStore:
 
     @patient
     def jobs(self, state: JobState | None = None) -> list[JobRecord]:
-        conditions = [] if state is None else [JobRow.state == state]
-        return sorted(self._all(JobRow, rows.job_of, *conditions), key=lambda job: job.id)
+        found = self._all(JobRow, rows.job_of, *([] if state is None else [JobRow.state == state]))
+        return sorted(found, key=lambda job: job.id)
 
     @patient
     def put_histogram(self, histogram: ShapeHistogram) -> None:
-        statement = self._insert(HistogramRow).values(rows.histogram_values(histogram))
-        replaced = {"counts": histogram.counts}
+        insert = self._insert(HistogramRow).values(rows.histogram_values(histogram))
+        statement = insert.on_conflict_do_update(index_elements=["task", "symbol"], set_={"counts": histogram.counts})
         with self._write("put a histogram") as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["task", "symbol"], set_=replaced))
+            connection.execute(statement)
 
     @patient
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
-        conditions = [] if task is None else [HistogramRow.task == task]
-        found = self._all(HistogramRow, rows.histogram_of, *conditions)
+        found = self._all(HistogramRow, rows.histogram_of, *([] if task is None else [HistogramRow.task == task]))
         return sorted(found, key=lambda histogram: (histogram.task, histogram.symbol))
 
     # Care
@@ -475,6 +485,10 @@ class SqlStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _clock(connection: Connection) -> float:
+    return float(connection.execute(LeaseRow.clock(connection.dialect.name)).scalar_one())
 
 
 def _held(lease: Lease) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -170,8 +170,8 @@ class Store(Protocol):
         """Return all versions, by workload and version."""
         ...
 
-    def acquire_lease(self, workload: str, target: str, holder: str, *, now: float, secs: float) -> Lease | None:
-        """Acquire the right to tune this task until `now + secs`. Returns None while another holder's lease has not
+    def acquire_lease(self, workload: str, target: str, holder: str, *, secs: float) -> Lease | None:
+        """Acquire the right to tune this task for `secs` by the store's own clock. Returns None while another holder's lease has not
         expired.
 
         It is atomic over all processes: of several concurrent calls, one succeeds. A holder's second call extends its
@@ -179,8 +179,8 @@ class Store(Protocol):
         """
         ...
 
-    def renew_lease(self, lease: Lease, *, now: float, secs: float) -> Lease | None:
-        """Extend a lease to `now + secs`. Returns None if it was released, or expired and was taken."""
+    def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
+        """Extend a lease to `secs` from now. Returns None if it was released, or expired and was taken."""
         ...
 
     def release_lease(self, lease: Lease) -> bool:
@@ -239,13 +239,22 @@ class Store(Protocol):
     ) -> None: ...
 
 
-def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> SqlStore | MemoryStore:
+def open_store(
+    url: str | None = None,
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    wait_secs: float | None = None,
+    notice: Callable[[str], None] = lambda _: None,
+) -> SqlStore | MemoryStore:
     """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
     create: make an SQLite file or the tables of an empty database when missing. Never upgrades an older schema. What is opened
         read_only must exist; only this user's database (None) counts as empty while there is none, unless `create` is off.
     read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
         the same.
+    wait_secs: how long to wait for a server that is away, now and later. None: not now, and AWAY_SECS later.
+    notice: receives a sentence when a server is waited for now
 
     Raises:
         DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that
@@ -257,7 +266,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
         return MemoryStore()
     if url is None:
         return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
-    return SqlStore(url, create=create, read_only=read_only)
+    return SqlStore(url, create=create, read_only=read_only, wait_secs=wait_secs, notice=notice)
 
 
 def open_records(url: str | None) -> tuple[SqlStore | MemoryStore, tuple[str, ...]]:

@@ -115,7 +115,7 @@ def tune(
     module = _module(model, bounds, chosen)
     with contextlib.closing(open_runner(chosen)) as runner:
         device = runner.device_info()  # no database is made for a missing device
-        with _store(chosen.db if db is None else db) as (store, _):
+        with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
             job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
             work, built = job.tune(runner), job.build()
             job.store_plans(built)
@@ -182,11 +182,13 @@ def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule
 
 
 @contextlib.contextmanager
-def _store(db: Database, read_only: bool = False) -> Iterator[tuple[Store, tuple[str, ...]]]:
+def _store(
+    db: Database, read_only: bool = False, wait_secs: float | None = None
+) -> Iterator[tuple[Store, tuple[str, ...]]]:
     """Open the store of a database, with notes about it; a store that the caller opened stays open."""
     if db is None or isinstance(db, (str, Path)):
         url = None if db is None else str(db)
-        store, notes = open_records(url) if read_only else (open_store(url), ())
+        store, notes = open_records(url) if read_only else (open_store(url, wait_secs=wait_secs), ())
         with store:
             yield store, notes
     elif hasattr(db, "query"):

@@ -133,6 +133,13 @@ class Settings:
         default="measure here",
         metavar="ADDRESS",
     )
+    wait_secs: int = option(
+        60,
+        "How long to wait for a database server, a scheduler or a worker that is away, at the start and later; then exit code 4.",
+        commands=TUNE,
+        kind=int,
+        metavar="SECONDS",
+    )
     ca: str | None = option(
         None,
         "The authority that all sides trust, for tls:// addresses.",
@@ -236,6 +243,8 @@ class Settings:
             raise UserError(
                 f"--profile goes with --shapes profile, found {self.profile!r:.80} with uniform; leave one out"
             )
+        if self.wait_secs < 1:
+            raise UserError(f"--wait-secs wants a number of seconds, at least 1; found {self.wait_secs}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
 

@@ -7,6 +7,10 @@ class RelaxTuneError(Exception):
     """Base of every error a user of relax-tune can meet. Its text is one self-contained paragraph."""
 
 
+class TryAgainLater(RelaxTuneError):
+    """A server, cluster or device that is away or busy: the same command may succeed later."""
+
+
 def system_reason(error: BaseException) -> str:
     """Return the reason of a failed system call without its number and path; the text of any other error."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
@@ -34,6 +38,10 @@ class BuildError(RelaxTuneError):
 
 class MeasureError(RelaxTuneError):
     """A runner or device that cannot measure at all (a failing candidate is a value instead)."""
+
+
+class FleetAway(MeasureError, TryAgainLater):
+    """A scheduler or its workers are away."""
 
 
 class DatabaseError(RelaxTuneError):

@@ -255,7 +255,7 @@ def test_26_no_question_about_one_device_is_answered_with_another_s_records(stor
         batch += [failure(f"{number}-f", "compile", target.key, tile=9, target=target)]
         store.add_measurements(batch)
         store.put_plans(target.key, {MATMUL.key: json.dumps([number])})
-        store.acquire_lease(MATMUL.key, target.key, f"holder-{number}", now=1.0, secs=9.0)
+        store.acquire_lease(MATMUL.key, target.key, f"holder-{number}", secs=9.0)
     for number, target in enumerate((ZEN, ZEN_OLD)):
         everything = store.query(target.key)
         assert len(everything) == 5 and {m.target for m in everything} == {target.key}

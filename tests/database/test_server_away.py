@@ -12,7 +12,7 @@ from tests.database.records_made import ZEN, filled, timing
 
 from relax_tune.database import engine
 from relax_tune.database.store import open_store
-from relax_tune.errors import DatabaseError
+from relax_tune.errors import DatabaseError, TryAgainLater
 
 pytestmark = pytest.mark.postgres
 
@@ -85,6 +85,27 @@ def test_work_goes_on_when_the_server_comes_back(postgres_url: str) -> None:
     road.cut()
 
 
+def test_start_waits_for_restarting_server(postgres_url: str) -> None:
+    parts = urlsplit(postgres_url)
+    road = Road(str(parts.hostname), int(parts.port or 5432))
+    road.cut()
+    said: list[str] = []
+    back = threading.Timer(1.0, road.mend)
+    back.start()
+    with open_store(_by(road, postgres_url), wait_secs=60, notice=said.append) as store:
+        assert filled(store).targets() and store.away_secs == 60
+    back.join()
+    road.cut()
+    assert len(said) == 1 and "waiting up to 60 s for the database server" in said[0]
+
+
+def test_start_with_wrong_host_name_waits_for_nothing() -> None:
+    said: list[str] = []
+    with pytest.raises(DatabaseError, match="check the host name"):
+        open_store("postgresql://relax@no-such-host.invalid/x", wait_secs=600, notice=said.append)
+    assert not said
+
+
 def test_lost_server_raises_in_time(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = urlsplit(postgres_url)
     road = Road(str(parts.hostname), int(parts.port or 5432))
@@ -92,7 +113,7 @@ def test_lost_server_raises_in_time(postgres_url: str, monkeypatch: pytest.Monke
     with open_store(_by(road, postgres_url)) as store:
         filled(store)
         road.cut()
-        with pytest.raises(DatabaseError, match=r"could not add measurements.*(server|refused)"):
+        with pytest.raises(TryAgainLater, match=r"could not add measurements.*(server|refused)"):
             store.add_measurements([timing("lost", 1.0)])
     with pytest.raises(DatabaseError, match="check that the server runs"):
         open_store(_by(road, postgres_url))

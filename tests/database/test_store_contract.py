@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,6 @@ from relax_tune.database.records import (
     STAGES,
     Environment,
     JobRecord,
-    Lease,
     Measurement,
     PlanRecord,
     Selection,
@@ -28,7 +28,7 @@ from relax_tune.database.records import (
     VariantRecord,
     Workload,
 )
-from relax_tune.database.store import MemoryStore, Store
+from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError
 
 
@@ -262,43 +262,60 @@ def test_plans_have_versions(store: Store) -> None:
 def test_a_lease_is_held_by_one(store: Store) -> None:
     filled(store)
     task = (MATMUL.key, ZEN.key)
-    held = store.acquire_lease(*task, "job-a", now=100.0, secs=10.0)
-    assert held == Lease(*task, "job-a", 110.0) == store.lease(*task)
-    assert store.acquire_lease(*task, "job-b", now=109.9, secs=10.0) is None
-    assert store.acquire_lease(SOFTMAX.key, ZEN.key, "job-b", now=100.0, secs=10.0) is not None
-    assert store.acquire_lease(MATMUL.key, ZEN_OLD.key, "job-b", now=100.0, secs=10.0) is not None
-    renewed = store.renew_lease(held, now=109.0, secs=10.0)
-    assert renewed == Lease(*task, "job-a", 119.0)
-    assert store.acquire_lease(*task, "job-b", now=115.0, secs=10.0) is None
-    taken = store.acquire_lease(*task, "job-b", now=119.0, secs=10.0)
-    assert taken == Lease(*task, "job-b", 129.0)
-    assert store.renew_lease(renewed, now=120.0, secs=10.0) is None, "lost to another"
+    held = store.acquire_lease(*task, "job-a", secs=1000.0)
+    assert held is not None and held.holder == "job-a" and held == store.lease(*task)
+    assert store.acquire_lease(*task, "job-b", secs=10.0) is None
+    assert store.acquire_lease(SOFTMAX.key, ZEN.key, "job-b", secs=10.0) is not None
+    assert store.acquire_lease(MATMUL.key, ZEN_OLD.key, "job-b", secs=10.0) is not None
+    renewed = store.renew_lease(held, secs=2000.0)
+    assert renewed is not None and renewed.holder == "job-a" and renewed.expires_at > held.expires_at + 500
+    assert store.acquire_lease(*task, "job-b", secs=10.0) is None
+    ended = store.renew_lease(renewed, secs=0.0)
+    assert ended is not None
+    taken = store.acquire_lease(*task, "job-b", secs=1000.0)
+    assert taken is not None and taken.holder == "job-b"
+    assert store.renew_lease(renewed, secs=10.0) is None, "lost to another"
     assert store.release_lease(renewed) is False and store.lease(*task) == taken
     assert store.release_lease(taken) is True and store.lease(*task) is None
-    assert store.release_lease(taken) is False and store.renew_lease(taken, now=1.0, secs=1.0) is None
+    assert store.release_lease(taken) is False and store.renew_lease(taken, secs=1.0) is None
+
+
+def test_leases_go_by_the_clock_of_the_database(sql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose clock is two minutes behind keeps its lease, and one an hour ahead blocks nobody for longer."""
+    real = time.time
+    with open_store(sql_url) as store:
+        filled(store)
+        task = (MATMUL.key, ZEN.key)
+        monkeypatch.setattr(time, "time", lambda: real() - 120.0)
+        assert store.acquire_lease(*task, "behind", secs=60.0) is not None
+        monkeypatch.setattr(time, "time", real)
+        assert store.acquire_lease(*task, "other", secs=60.0) is None
+        monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+        ahead = store.acquire_lease(SOFTMAX.key, ZEN.key, "ahead", secs=60.0)
+        assert ahead is not None and ahead.expires_at < real() + 600.0
 
 
 def test_lease_of_dead_holder_is_released(store: Store) -> None:
     """Whoever knows that a holder is dead may give its lease back; of several who know, one gets the task."""
     filled(store)
     task = (MATMUL.key, ZEN.key)
-    store.acquire_lease(*task, "dead", now=100.0, secs=1000.0)
+    store.acquire_lease(*task, "dead", secs=1000.0)
     seen = store.lease(*task)
     assert seen is not None and seen.holder == "dead"
-    assert store.acquire_lease(*task, "job-a", now=101.0, secs=10.0) is None
+    assert store.acquire_lease(*task, "job-a", secs=10.0) is None
     assert store.release_lease(seen) is True
-    taken = store.acquire_lease(*task, "job-a", now=101.0, secs=10.0)
+    taken = store.acquire_lease(*task, "job-a", secs=10.0)
     assert taken is not None
     # another who saw the dead one's lease too comes too late, and takes nothing from its new holder
-    assert store.release_lease(seen) is False and store.renew_lease(seen, now=102.0, secs=10.0) is None
-    assert store.acquire_lease(*task, "job-b", now=102.0, secs=10.0) is None
+    assert store.release_lease(seen) is False and store.renew_lease(seen, secs=10.0) is None
+    assert store.acquire_lease(*task, "job-b", secs=10.0) is None
     assert store.lease(*task) == taken
 
 
 def test_racing_threads_take_dead_holders_task_once(store: Store) -> None:
     filled(store)
     task = (MATMUL.key, ZEN.key)
-    store.acquire_lease(*task, "dead", now=1.0, secs=1000.0)
+    store.acquire_lease(*task, "dead", secs=1000.0)
     start = threading.Barrier(6)
     won: list[str] = []
 
@@ -308,7 +325,7 @@ def test_racing_threads_take_dead_holders_task_once(store: Store) -> None:
         start.wait()
         if seen.holder == "dead":
             store.release_lease(seen)
-        if store.acquire_lease(*task, holder, now=2.0, secs=60.0) is not None:
+        if store.acquire_lease(*task, holder, secs=60.0) is not None:
             won.append(holder)
 
     threads = [threading.Thread(target=race, args=(f"job-{i}",)) for i in range(6)]
@@ -327,7 +344,7 @@ def test_racing_threads_get_lease_once(store: Store) -> None:
 
     def race(holder: str) -> None:
         start.wait()
-        if store.acquire_lease(MATMUL.key, ZEN.key, holder, now=1.0, secs=60.0) is not None:
+        if store.acquire_lease(MATMUL.key, ZEN.key, holder, secs=60.0) is not None:
             won.append(holder)
 
     threads = [threading.Thread(target=race, args=(f"job-{i}",)) for i in range(6)]

@@ -28,9 +28,9 @@ def inside(folder: Path, *arguments: str) -> Result:
 
 
 def paragraph_of(code: int, stderr: str) -> str:
-    """The one paragraph of a command that refused: exit code 2, no traceback, nothing else on stderr but notes."""
+    """The one paragraph of a command that refused: exit code 2 or 4, no traceback, nothing else on stderr but notes."""
     lines = [line for line in stderr.splitlines() if line and not line.startswith("note: ")]
-    assert code == 2, f"exit code {code}: {stderr}"
+    assert code in (2, 4), f"exit code {code}: {stderr}"
     assert "Traceback" not in stderr and len(lines) == 1 and lines[0].startswith("error: "), stderr
     assert 40 < len(lines[0]) < 900, lines[0]
     return lines[0]

@@ -1,6 +1,7 @@
 """The command line, `relax-tune COMMAND`: the table of commands and their common parts, without heavy imports.
 
-Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 130 interrupted
+Exit codes: 0 done, 2 a mistake the user can correct, 3 nothing usable was measured, 4 a server or a
+fleet is away or busy (the same command may succeed later), 130 interrupted
 (`tuner/cli/start.py`); 1 when the reader of the output has gone (`relax-tune db top | head -1`), without a message.
 """
 
@@ -18,10 +19,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from relax_tune.errors import RelaxTuneError
+from relax_tune.errors import RelaxTuneError, TryAgainLater
 from relax_tune.tuner.cli.report.printable import printable
 
-USER_ERROR, NOTHING_MEASURED = 2, 3
+USER_ERROR, NOTHING_MEASURED, TRY_LATER = 2, 3, 4
 
 
 class CommandEntry(NamedTuple):
@@ -198,7 +199,7 @@ class LazyCommands(TyperGroup):
             return super().invoke(ctx)
         except RelaxTuneError as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
-            raise typer.Exit(USER_ERROR) from None
+            raise typer.Exit(TRY_LATER if isinstance(error, TryAgainLater) else USER_ERROR) from None
 
 
 def load_command(name: str) -> Any:
@@ -218,8 +219,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 2 a mistake the message says how to correct, 3 nothing usable was measured, 130 "
-    "interrupted (the same command again goes on). `relax-tune COMMAND --help` has every option with an example.",
+    epilog="Exit codes: 0 done, 2 a mistake the message says how to correct, 3 nothing usable was measured, 4 a "
+    "server or worker is away or busy (the same command may succeed later), 130 interrupted "
+    "(the same command again goes on). `relax-tune COMMAND --help` has every option with an example.",
 )
 
 

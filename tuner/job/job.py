@@ -73,7 +73,7 @@ def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: No
     """
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
-        return DaskRunner(settings.scheduler, settings.target, tls=tls, notice=notice)
+        return DaskRunner(settings.scheduler, settings.target, tls=tls, open_secs=settings.wait_secs, notice=notice)
     return LocalRunner(settings.target)
 
 
@@ -98,6 +98,7 @@ def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
 class Job:
     """A lowered model for one device, with the possible variants of each of its tasks.
 
+    notice: receives a sentence when something is waited for
     overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules:
         rewriting rules of the user, each applied at its level. verify: check the module around every pass.
     """
@@ -107,6 +108,7 @@ class Job:
     store: Store
     settings: Settings
     report: Callable[[TuningProgress], None] = field(default=lambda _: None)
+    notice: Callable[[str], None] = field(default=lambda _: None)
     overrides: Mapping[str, Range] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
     verify: bool = False
@@ -195,7 +197,16 @@ class Job:
         with RunningJob(self.store, self.settings) as running:
             tasks, key = list(self.choices.values()), self.target.key
             tuner = Tuner(
-                tasks, key, runner, self.store, self.settings, running.name, self.libraries, self.report, running.beat
+                tasks,
+                key,
+                runner,
+                self.store,
+                self.settings,
+                running.name,
+                self.libraries,
+                self.report,
+                running.beat,
+                self.notice,
             )
             return tuner.run()
 

@@ -17,12 +17,13 @@ from functools import partial
 
 import numpy as np
 
-from relax_tune.database.records import Environment, Lease, Measurement, VariantRecord, Workload
+from relax_tune.database.records import Environment, Measurement, VariantRecord, Workload
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
-from relax_tune.tuner.job.job_names import lives
+from relax_tune.tuner.job import task_leases
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.scheduling import WORTHWHILE
+from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState
 from relax_tune.tuner.learn.recorded_rows import roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
@@ -41,8 +42,6 @@ from relax_tune.tuner.task.task import Choices, Task, binding, points_array
 from relax_tune.tuner.task.unfused_variants import in_parts
 
 FORMAT_VERSION = 1
-# A lease is renewed while its batch is measured; it outlives its job by no more than this.
-LEASE_SECS = 60.0
 # How long to wait before asking again for tasks that other jobs hold, when nothing else is left to do.
 LEASE_POLL_SECS = 0.5
 # Factor on a trial's time budget for contenders.
@@ -63,8 +62,8 @@ class Tuner:
 
     libraries: name and fingerprint of each library in the device process; every record names them.
 
-    `report` is called after every batch, `beat` regularly while the job is alive. `job` is the name of this run, unique
-    among all writers to the store (see `relax_tune.tuner.job.job_names`).
+    `report` is called after every batch, `beat` regularly while the job is alive, `notice` when other jobs are waited
+    for. `job` is the name of this run, unique among all writers to the store (see `relax_tune.tuner.job.job_names`).
 
     Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
     candidate or task is recorded and never stops the others.
@@ -81,6 +80,7 @@ class Tuner:
         libraries: Mapping[str, str],
         report: Callable[[TuningProgress], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.target_key = target_key
         self.runner = runner
@@ -92,8 +92,7 @@ class Tuner:
         self.result = TuningSummary()
         self._references: dict[tuple[str, int], CheckCase] = {}
         self._references_at: dict[tuple[str, Point], CheckCase] = {}
-        self._lease: Lease | None = None
-        self._renewed = 0.0
+        self._leases = TaskLeases(store, target_key, job, notice)
         self._facts = LibraryFacts(store, libraries)
         with shielded():
             self._environment = store.add_environment(Environment(tuple(libraries.items())))
@@ -158,8 +157,10 @@ class Tuner:
             if state is None:
                 if not held_elsewhere:
                     break
+                waited = [s.task for s in self.states if s.position in held_elsewhere]
                 held_elsewhere.clear()
                 if self._next(held_elsewhere) is not None:
+                    self._leases.waiting(waited)
                     time.sleep(LEASE_POLL_SECS)
                 continue
             with self._leased(state) as mine:
@@ -270,37 +271,19 @@ class Tuner:
     @contextmanager
     def _leased(self, state: TaskState) -> Iterator[bool]:
         """Hold the lease of a task and learn what other jobs have added. Yields False when another job holds it."""
+        if not self._leases.acquire(state.task):
+            yield False
+            return
         try:
-            with shielded():
-                self._lease = self._acquire(state)
-            if self._lease is None:
-                yield False
-                return
             self._refresh(state)
             yield True
         finally:
-            lease, self._lease = self._lease, None
-            if lease is not None:
-                with shielded():
-                    self.store.release_lease(lease)
-
-    def _acquire(self, state: TaskState) -> Lease | None:
-        """Acquire the lease of a task; first release the lease of a holder that has died on this machine."""
-        self._renewed = time.monotonic()
-        task = (state.task.key, self.target_key)
-        mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
-        if mine is None and (held := self.store.lease(*task)) is not None and lives(held.holder) is False:
-            self.store.release_lease(held)
-            mine = self.store.acquire_lease(*task, self.job, now=time.time(), secs=LEASE_SECS)
-        return mine
+            self._leases.release(state.task)
 
     def _renew(self) -> None:
         """Renew the lease and the job's sign of life."""
         self.beat()
-        if self._lease is not None and time.monotonic() - self._renewed >= LEASE_SECS / 3:
-            with shielded():
-                self._lease = self.store.renew_lease(self._lease, now=time.time(), secs=LEASE_SECS)
-            self._renewed = time.monotonic()
+        self._leases.renew()
 
     def _refresh(self, state: TaskState) -> None:
         """Learn the records of a task that were added to the store."""
@@ -385,7 +368,7 @@ class Tuner:
         future = self.runner.submit(requests)
         while True:
             try:
-                return future.result(timeout=LEASE_SECS / 3)
+                return future.result(timeout=task_leases.LEASE_SECS / 3)
             except TimeoutError:
                 if future.done():
                     raise

@@ -281,6 +281,17 @@ def test_t4_both_ways(records: str, elsewhere: Path) -> None:
         assert {m.variant.kind for m in store.query(ZEN_OLD.key, SOFTMAX.key)} == {"library"}
 
 
+def test_server_or_fleet_away_means_try_again_later(elsewhere: Path) -> None:
+    """Exit code 4, and 2 for a mistake in the same place."""
+    (elsewhere / "m.relax").write_text("")
+    away = ("tune", "package:relax_tune/no-such", "--target", "c", "--wait-secs", "1")
+    assert RUNNER.invoke(app, ["workers", "tcp://127.0.0.1:9"]).exit_code == 4
+    for database, code in (("postgresql://x@127.0.0.1:9/x", 4), ("postgresql://x@no-such-host.invalid/x", 2)):
+        assert RUNNER.invoke(app, ["db", "stats", "--db", database]).exit_code == code
+    assert RUNNER.invoke(app, [*away]).exit_code == 2
+    assert "at least 1" in refused("tune", "m.relax", "--wait-secs", "0")
+
+
 def test_prune_needs_a_condition_and_can_be_tried(records: str) -> None:
     assert "--failed" in refused("db", "prune", "--on", ZEN.key, "--db", records)
     assert "1 measurements would" in ok("db", "prune", "--failed", "--dry-run", "--on", ZEN.key, "--db", records)

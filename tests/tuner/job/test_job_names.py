@@ -101,7 +101,7 @@ def test_lease_of_dead_local_holder_is_taken(who: str, monkeypatch: pytest.Monke
     task = (job.tasks[0].key, job.target.key)
     store.add_target(job.target)
     add_records(store, job.tasks[0], ())
-    assert store.acquire_lease(*task, name, now=time.time(), secs=1000.0)
+    assert store.acquire_lease(*task, name, secs=1000.0)
     slept: list[float] = []
 
     def sleep(secs: float) -> None:

@@ -27,7 +27,7 @@ from tests.support.tuner_models import (
 
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import MeasureError, VerifyError
-from relax_tune.tuner.job import loop
+from relax_tune.tuner.job import loop, task_leases
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import Tuner
 from relax_tune.tuner.job.progress import TuningProgress
@@ -303,7 +303,7 @@ def test_a_task_another_job_holds_is_left_for_last_and_not_measured_twice(monkey
     other.tune(RecordedRunner())
     store.add_target(job.target)
     add_records(store, held, ())
-    lease = store.acquire_lease(held.key, job.target.key, "another", now=loop.time.time(), secs=1000.0)
+    lease = store.acquire_lease(held.key, job.target.key, "another", secs=1000.0)
     assert lease is not None
     runner = RecordedRunner()
     worked: list[str] = []
@@ -316,14 +316,16 @@ def test_a_task_another_job_holds_is_left_for_last_and_not_measured_twice(monkey
         store.release_lease(lease)
 
     monkeypatch.setattr(loop.time, "sleep", sleep)
+    said: list[str] = []
+    job.notice = said.append
     job.report = lambda p: worked.append(next(t.key for t in job.tasks if t.name == p.task))
     job.tune(runner)
-    assert held.key not in worked
+    assert held.key not in worked and said == [f"waiting for {held.name}, held by job another"]
     assert store.query(job.target.key, held.key) == other.store.query(job.target.key, held.key)
 
 
 def test_a_lease_is_held_while_measuring_and_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LEASE_SECS", 0.3)
+    monkeypatch.setattr(task_leases, "LEASE_SECS", 0.3)
     store = MemoryStore()
     job = paper_job(row_scale, store, replace(QUICK, trials=0))
     ends: list[float] = []

@@ -7,6 +7,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Policy
+from relax_tune.tuner.settings import Policy, Settings
 
 COMPARE_SIZES = (8, 64, 256, 512)
 COMPARE_ROUNDS, COMPARE_SECS = 20, 4.0
@@ -59,30 +60,29 @@ def tune(
     and writes the same artifact.
     """
     chosen = settings.load()
-    check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
-    if compare and chosen.scheduler is not None:
-        raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
-    check_strategy(chosen.strategy)
+    _check(chosen, settings, compare)
     path = artifact_path(model, chosen.target, out)
     console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
     check_destination(path, model_key(module), overwrite)
-    with contextlib.closing(open_runner(chosen, lambda line: say(console, line))) as runner:
-        device = runner.device_info()  # no database is made for a device that is not there
-        with open_store(chosen.db) as store:
-            job = Job(module, device, store, chosen, verify=verify)
-            say(console, f"device: {job.device.kind}, {job.device.name}")
-            say(console, f"database: {store.where}")
-            with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
-                job.report = view.report
-                work = job.tune(runner)
-            built = job.tested_build(runner)
-            if not any(plan.times for plan in built.plans.values()):
-                say(console, _nothing_usable(job))
-                raise typer.Exit(NOTHING_MEASURED)
-            job.store_plans(built)
-            result = tune_result(job, work, built)
-            others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
+    tell = partial(say, console)
+    with (
+        contextlib.closing(open_runner(chosen, tell)) as runner,  # no database is made for a device that is not there
+        open_store(chosen.db, wait_secs=chosen.wait_secs, notice=tell) as store,
+    ):
+        job = Job(module, runner.device_info(), store, chosen, verify=verify, notice=tell)
+        say(console, f"device: {job.device.kind}, {job.device.name}")
+        say(console, f"database: {store.where}")
+        with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
+            job.report = view.report
+            work = job.tune(runner)
+        built = job.tested_build(runner)
+        if not any(plan.times for plan in built.plans.values()):
+            say(console, _nothing_usable(job))
+            raise typer.Exit(NOTHING_MEASURED)
+        job.store_plans(built)
+        result = tune_result(job, work, built)
+        others = {f"all {p}": job.artifact(job.build(p)) for p in COMPARED} if compare else {}
     saved = job.artifact(built).save(path)
     console.print(task_table(result.tasks))
     console.print(dispatch_table(result.tasks))
@@ -99,6 +99,13 @@ def tune(
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
+
+
+def _check(chosen: Settings, flags: SettingFlags, compare: bool) -> None:
+    check_needed(chosen.scheduler, *(flags.given[name] for name in ("ca", "certificate", "key")))
+    if compare and chosen.scheduler is not None:
+        raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
+    check_strategy(chosen.strategy)
 
 
 def _summary(result: TuneResult) -> str:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import FleetAway, MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, lent_devices
@@ -59,7 +59,7 @@ def _connect(distributed: Any, address: str, tls: TlsFiles | None, open_secs: fl
     try:
         return distributed.Client(address, timeout=open_secs, security=security, set_as_default=False)
     except (OSError, TimeoutError) as error:
-        raise MeasureError(
+        raise FleetAway(
             f"wanted a Dask scheduler at {address} within {open_secs:g} s, found none ({error}); start one, or check "
             "address and certificates"
         ) from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import FleetAway, MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.address import TlsFiles
@@ -208,7 +208,7 @@ class DaskRunner:
         began, said = time.monotonic(), False
         while not (found := [d for d in self._asked() if not d.quarantine]):
             if time.monotonic() > give_up:
-                raise MeasureError(
+                raise FleetAway(
                     f"wanted a worker that lends {self._target!r} at {self._address} within {self._open_secs:g} s, found "
                     f"{self._lent()}; start one with `relax-tune worker`"
                 )
@@ -241,7 +241,7 @@ class DaskRunner:
                 self._tasks.describe_device, self._label, workers=[device.address], callback_timeout=within
             )
         except TimeoutError as error:
-            raise MeasureError(
+            raise FleetAway(
                 f"wanted the worker {device.worker} to describe {self._target!r} within {within:.0f} s, found no answer; "
                 "start it again"
             ) from error
@@ -385,7 +385,7 @@ class DaskRunner:
                 task.job.fail(MeasureError(f"wanted results from a worker, found {type(reason).__name__}: {reason}"))
         else:
             task.job.fail(
-                MeasureError(
+                FleetAway(
                     f"wanted results from a worker, found the scheduler at {self._address} lost (its task is "
                     f"{future.status}); start it again, what was measured is kept"
                 )
@@ -439,9 +439,9 @@ class DaskRunner:
         waiting, self._waiting = list(self._waiting), deque()
         for flight in flying:
             flight.future.release()
-            flight.task.job.fail(MeasureError(error))
+            flight.task.job.fail(FleetAway(error))
         for task in waiting:
-            task.job.fail(MeasureError(error))
+            task.job.fail(FleetAway(error))
         if self._closed:
             while True:
                 try:
@@ -449,4 +449,4 @@ class DaskRunner:
                 except queue.Empty:
                     break
                 if event is not None and event.task is not None:
-                    event.task.job.fail(MeasureError(error))
+                    event.task.job.fail(FleetAway(error))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relax_tune.errors import MeasureError, system_reason
+from relax_tune.errors import FleetAway, MeasureError, system_reason
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
 
 # How long a scheduler may take to answer, from the name's look-up to its first words.
@@ -92,7 +92,7 @@ def check_scheduler(address: str, tls: TlsFiles | None, within_secs: float = ANS
                 _greet(plain, context, give_up, wanted)
                 return
         if time.monotonic() + _RETRY_SECS > give_up:
-            raise MeasureError(wanted + found)
+            raise FleetAway(wanted + found)
         time.sleep(_RETRY_SECS)
 
 
