@@ -28,7 +28,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, best_of, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, Spent, best_of, grant, verify_batch, verify_same_subjects
 
 
 class MemoryStore:
@@ -279,6 +279,35 @@ class MemoryStore:
                 return False
             del self._leases[lease.workload, lease.target]
             return True
+
+    def claim_trials(
+        self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+    ) -> tuple[Lease, int] | None:
+        with self._lock:
+            if any(self.count(lease.target, k, regime=s.regime) != s.records for k, s in spent.items()):
+                return None
+            now = time.time()
+            claims = {
+                key: held.trials
+                for key in spent
+                if (held := self._leases.get((key, lease.target))) is not None
+                and (held.holder == lease.holder or held.expires_at > now)
+            }
+            held = self._leases.get((lease.workload, lease.target))
+            if held is None or held.holder != lease.holder:
+                return lease, 0
+            granted = grant(lease.workload, wanted, budget, spent, claims)
+            claimed = replace(held, trials=held.trials + granted)
+            self._leases[lease.workload, lease.target] = claimed
+            return claimed, granted
+
+    def settle_trials(self, lease: Lease, trials: int) -> Lease:
+        settled = replace(lease, trials=max(0, lease.trials - trials))
+        with self._lock:
+            held = self._leases.get((lease.workload, lease.target))
+            if held is not None and held.holder == lease.holder:
+                self._leases[lease.workload, lease.target] = settled
+        return settled
 
     def lease(self, workload: str, target: str) -> Lease | None:
         return self._leases.get((workload, target))

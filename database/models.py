@@ -229,6 +229,7 @@ class LeaseRow(Base):
     target: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
     holder: Mapped[str]
     expires_at: Mapped[float]
+    trials: Mapped[int] = mapped_column(server_default="0")
 
     @classmethod
     def clock(cls, dialect: str) -> Select[*tuple[Any, ...]]:

@@ -316,9 +316,7 @@ class Measurement:
         object.__setattr__(self, "samples_secs", samples)
         object.__setattr__(self, "build_secs", _number(self.build_secs, f"{where} build_secs"))
         object.__setattr__(self, "measured_at", _number(self.measured_at, f"{where} measured_at"))
-        _text(self.job, f"{where} job", limit=KEY_LIMIT)
-        _text(self.environment, f"{where} environment", limit=KEY_LIMIT)
-        for name in ("worker", "host", "unit"):
+        for name in ("job", "environment", "worker", "host", "unit"):
             _text(getattr(self, name), f"{where} {name}", limit=KEY_LIMIT)
         for name in ("clock_mhz", "celsius"):
             object.__setattr__(self, name, _known_number(getattr(self, name), f"{where} {name}"))
@@ -429,18 +427,20 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to tune a task until `expires_at` (Unix seconds by the store's clock)."""
+    """The right to tune a task until `expires_at` (the store's clock). trials: candidates that its holder is measuring"""
 
     workload: str
     target: str
     holder: str
     expires_at: float
+    trials: int = 0
 
     def __post_init__(self) -> None:
         _key(self.workload, "lease workload")
         _key(self.target, "lease target")
         _key(self.holder, "lease holder")
         object.__setattr__(self, "expires_at", _number(self.expires_at, "lease expires_at"))
+        _integer(self.trials, "lease trials", 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,11 +167,12 @@ def lease_values(lease: Lease) -> dict[str, Any]:
         "target": lease.target,
         "holder": lease.holder,
         "expires_at": lease.expires_at,
+        "trials": lease.trials,
     }
 
 
 def lease_of(row: Row) -> Lease:
-    return Lease(row["workload"], row["target"], row["holder"], row["expires_at"])
+    return Lease(row["workload"], row["target"], row["holder"], row["expires_at"], row["trials"])
 
 
 def histogram_values(histogram: ShapeHistogram) -> dict[str, Any]:

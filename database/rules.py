@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from relax_tune.database.records import Measurement, parse_json
+from relax_tune.database.records import Measurement, Regime, parse_json
 from relax_tune.errors import DatabaseError
 
 
@@ -45,6 +46,30 @@ def _two_subjects(measurement: Measurement, subject: tuple[str, ...], where: str
         f"measurement {measurement.id!r}: wanted an id that stands for one workload, target, variant, point and regime, found "
         f"{subject} in {where} and {measurement.subject} to add; give each measurement an id of its own"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The state of a task under a shared budget, as a job has read it.
+
+    records: measurements of the task, of this regime; tried: candidates among them; kept: candidates that the task gets
+    in any case
+    """
+
+    records: int
+    regime: Regime
+    tried: int
+    kept: int
+
+
+def grant(workload: str, wanted: int, budget: int, spent: Mapping[str, Spent], claims: Mapping[str, int]) -> int:
+    """Return the candidates that the budget leaves for a workload, at most `wanted`, after all claims.
+
+    claims: candidates under measurement, by workload
+    """
+    others = sum(max(s.kept, s.tried + claims.get(key, 0)) for key, s in spent.items() if key != workload)
+    mine = spent[workload].tried + claims.get(workload, 0)
+    return max(0, min(wanted, max(budget - others, spent[workload].kept) - mine))
 
 
 def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from relax_tune.database import rows, schema, sqlite_file
+from relax_tune.database import rows, schema, sql_leases, sqlite_file
 from relax_tune.database.engine import (
     asks_read_only,
     explained,
@@ -61,7 +61,7 @@ from relax_tune.database.records import (
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, rank, verify_batch, verify_same_subjects
+from relax_tune.database.rules import RefusedRecord, Spent, rank, verify_batch, verify_same_subjects
 from relax_tune.errors import DatabaseError
 
 T = TypeVar("T")
@@ -400,27 +400,29 @@ class SqlStore:
         with self._write("acquire a lease") as connection:
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, {workload})
-            now = _clock(connection)
-            lease = Lease(workload, target, holder, now + secs)
-            statement = self._insert(LeaseRow).values(rows.lease_values(lease))
-            statement = statement.on_conflict_do_update(
-                index_elements=["workload", "target"],
-                set_={"holder": holder, "expires_at": lease.expires_at},
-                where=(LeaseRow.holder == holder) | (LeaseRow.expires_at <= now),
-            ).returning(LeaseRow.holder)
-            return None if connection.execute(statement).first() is None else lease
+            return sql_leases.acquire(connection, self._insert(LeaseRow), (workload, target), holder, secs)
 
     @patient
     def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
         with self._write("renew a lease") as connection:
-            renewed = replace(lease, expires_at=_clock(connection) + secs)
-            statement = update(LeaseRow).where(*_held(lease)).values(expires_at=renewed.expires_at)
-            return renewed if connection.execute(statement).rowcount == 1 else None
+            return sql_leases.renew(connection, lease, secs)
 
     @patient
     def release_lease(self, lease: Lease) -> bool:
         with self._write("release a lease") as connection:
-            return connection.execute(delete(LeaseRow).where(*_held(lease))).rowcount == 1
+            return sql_leases.release(connection, lease)
+
+    @patient
+    def claim_trials(
+        self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+    ) -> tuple[Lease, int] | None:
+        with self._write("claim trials") as connection:
+            return sql_leases.claim(connection, lease, wanted, budget, spent)
+
+    @patient
+    def settle_trials(self, lease: Lease, trials: int) -> Lease:
+        with self._write("settle trials") as connection:
+            return sql_leases.settle(connection, lease, trials)
 
     @patient
     def lease(self, workload: str, target: str) -> Lease | None:
@@ -485,14 +487,6 @@ class SqlStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _clock(connection: Connection) -> float:
-    return float(connection.execute(LeaseRow.clock(connection.dialect.name)).scalar_one())
-
-
-def _held(lease: Lease) -> tuple[Any, ...]:
-    return (LeaseRow.workload == lease.workload, LeaseRow.target == lease.target, LeaseRow.holder == lease.holder)
 
 
 def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -26,6 +26,7 @@ from relax_tune.database.records import (
     VariantKind,
     Workload,
 )
+from relax_tune.database.rules import Spent
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.sqlite_file import is_missing
 
@@ -189,6 +190,23 @@ class Store(Protocol):
         A process may release the lease of a holder that is known to be dead (`relax_tune.tuner.job.job_names` checks
         processes of its own machine). One of several concurrent calls succeeds. A living holder never loses its lease.
         """
+        ...
+
+    def claim_trials(
+        self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+    ) -> tuple[Lease, int] | None:
+        """Claim candidates of a budget that all jobs on these tasks share; return the lease and their number.
+
+        The number is at most `wanted`: what the budget leaves after the tried candidates and the claims of other leases. Returns
+        None when a task has other records than the caller has read, who then reads them and asks again. So the budget holds
+        exactly, whatever jobs there are.
+
+        spent: all tasks under the budget, by workload
+        """
+        ...
+
+    def settle_trials(self, lease: Lease, trials: int) -> Lease:
+        """Reduce a lease's claim by candidates whose records are stored. Releasing a lease settles it wholly."""
         ...
 
     def lease(self, workload: str, target: str) -> Lease | None:

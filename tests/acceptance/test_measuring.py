@@ -301,6 +301,9 @@ class Sabotaged:
     def calibrate(self, reference: Any) -> Any:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def close(self) -> None:
         self.real.close()
 

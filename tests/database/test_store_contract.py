@@ -28,6 +28,7 @@ from relax_tune.database.records import (
     VariantRecord,
     Workload,
 )
+from relax_tune.database.rules import Spent
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError
 
@@ -293,6 +294,30 @@ def test_leases_go_by_the_clock_of_the_database(sql_url: str, monkeypatch: pytes
         monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
         ahead = store.acquire_lease(SOFTMAX.key, ZEN.key, "ahead", secs=60.0)
         assert ahead is not None and ahead.expires_at < real() + 600.0
+
+
+def test_budget_holds_exactly_over_leases_of_several_jobs(store: Store) -> None:
+    filled(store)
+    first = store.acquire_lease(MATMUL.key, ZEN.key, "job-a", secs=1000.0)
+    second = store.acquire_lease(SOFTMAX.key, ZEN.key, "job-b", secs=1000.0)
+    assert first is not None and second is not None
+    fresh = {MATMUL.key: Spent(0, "warm", 0, 2), SOFTMAX.key: Spent(0, "warm", 0, 2)}
+    assert store.claim_trials(first, 8, 10, fresh) == (replace(first, trials=8), 8), "2 are kept for the other task"
+    assert store.claim_trials(second, 8, 10, fresh) == (replace(second, trials=2), 2)
+    assert store.claim_trials(second, 8, 10, fresh) == (replace(second, trials=2), 0)
+    store.add_measurements([timing("a", 1.0)])
+    assert store.claim_trials(second, 8, 10, fresh) is None, "there are records that the caller has not read"
+    read = {**fresh, MATMUL.key: Spent(1, "warm", 1, 2)}
+    first = store.settle_trials(replace(first, trials=8), 7)
+    assert first.trials == 1 == store.lease(MATMUL.key, ZEN.key).trials  # type: ignore[union-attr]
+    assert store.claim_trials(second, 8, 10, read) == (replace(second, trials=8), 6)
+    assert store.release_lease(first)
+    assert store.claim_trials(second, 8, 10, read) == (replace(second, trials=8), 0)
+    ended = store.renew_lease(second, secs=0.0)
+    assert ended is not None
+    third = store.acquire_lease(MATMUL.key, ZEN.key, "job-c", secs=1000.0)
+    assert third is not None
+    assert store.claim_trials(third, 20, 10, read) == (replace(third, trials=7), 7), "an expired lease claims nothing"
 
 
 def test_lease_of_dead_holder_is_released(store: Store) -> None:

@@ -284,6 +284,9 @@ class NoRunner:
     def calibrate(self, reference: Any) -> Any:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"wanted nothing measured, found {name!r} asked of the runner")
 

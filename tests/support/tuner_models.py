@@ -209,6 +209,9 @@ class RecordedRunner:
     def calibrate(self, reference: Any) -> Any:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def close(self) -> None:
         pass
 

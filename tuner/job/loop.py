@@ -11,20 +11,23 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from relax_tune.database.records import Environment, Measurement, VariantRecord, Workload
+from relax_tune.database.rules import Spent
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
 from relax_tune.tuner.job import task_leases
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
+from relax_tune.tuner.job.recording import Recording
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_leases import TaskLeases
-from relax_tune.tuner.job.task_state import HOPELESS, TaskState
+from relax_tune.tuner.job.task_state import HOPELESS, TaskState, UnderWay, baselines_of
 from relax_tune.tuner.learn.recorded_rows import roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
@@ -38,7 +41,7 @@ from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.settings import Settings
 from relax_tune.tuner.task.check import check_at, check_case
 from relax_tune.tuner.task.domain import Point
-from relax_tune.tuner.task.task import Choices, Task, binding, points_array
+from relax_tune.tuner.task.task import Choices, binding, points_array
 from relax_tune.tuner.task.unfused_variants import in_parts
 
 FORMAT_VERSION = 1
@@ -55,6 +58,18 @@ DEADLINE_SECS = 30.0
 # The same where a library is called, which may compile its kernels when it is first used (CLBlast with PoCL: minutes on a
 # busy machine).
 LIBRARY_DEADLINE_SECS = 180.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A batch under way. way: `trials` or `alone`; candidates: keys that count in the budget; failures: of variants without a program"""
+
+    state: TaskState
+    way: UnderWay
+    candidates: list[str]
+    by_id: Mapping[str, VariantRecord]
+    failures: list[Measurement]
+    future: Future[list[MeasureResult]]
 
 
 class Tuner:
@@ -95,7 +110,9 @@ class Tuner:
         self._leases = TaskLeases(store, target_key, job, notice)
         self._facts = LibraryFacts(store, libraries)
         with shielded():
-            self._environment = store.add_environment(Environment(tuple(libraries.items())))
+            environment = store.add_environment(Environment(tuple(libraries.items())))
+        self._recording = Recording(target_key, job, environment)
+        self._flights: list[_Flight] = []
         self._history = RecordedHistory(store, target_key, {c.task.key for c in choices})
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
@@ -105,9 +122,9 @@ class Tuner:
             self.store.add_workload(Workload(task.key, task.text, FORMAT_VERSION, task.name))
         state = TaskState(position, choices, counts=self._facts.counts)
         with self._isolated(state):
-            state.baselines = _baselines(choices)
+            state.baselines = baselines_of(choices)
         self._refresh(state)
-        if state.records:
+        if state.records and state.strategy is None:
             self._begin(state)
         return state
 
@@ -141,69 +158,89 @@ class Tuner:
 
     def _reseed(self, state: TaskState) -> None:
         """Seed the next draw by the seed and the number of records, so that interruptions do not change it."""
-        text = f"{self.settings.seed}:{state.task.key}:{len(state.tuned)}"
+        text = f"{self.settings.seed}:{state.task.key}:{len(state.tuned) + state.flying}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         state.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
     # -- the job ------------------------------------------------------------------------------------------------------
 
     def run(self) -> TuningSummary:
-        """Tune until every task has had its share. Interruptible between batches without losing a record."""
+        """Tune until every task has had its share. Interruptible between batches without losing a record.
+
+        As many batches are under way as the runner measures at a time, of several tasks or of one.
+        """
         started = time.monotonic()
-        held_elsewhere: set[int] = set()
-        while True:
-            self.beat()
-            state = self._next(held_elsewhere)
-            if state is None:
-                if not held_elsewhere:
-                    break
-                waited = [s.task for s in self.states if s.position in held_elsewhere]
-                held_elsewhere.clear()
-                if self._next(held_elsewhere) is not None:
-                    self._leases.waiting(waited)
-                    time.sleep(LEASE_POLL_SECS)
-                continue
-            with self._leased(state) as mine:
-                if not mine:
-                    held_elsewhere.add(state.position)
-                    continue
-                with self._isolated(state, give_up=True):
-                    self._advance(state)
+        try:
+            self._run()
+        finally:
+            self._leases.release_all()
         self.result.wall_secs = time.monotonic() - started
         return self.result
+
+    def _run(self) -> None:
+        blocked: set[int] = set()
+        while True:
+            self.beat()
+            full = len(self._flights) >= self.runner.slots()
+            state = None if full else self._next(blocked)
+            if state is not None:
+                if not self._start(state):
+                    blocked.add(state.position)
+            elif self._flights:
+                self._land_next()
+                blocked.clear()
+            elif blocked:
+                blocked.clear()
+                if self._next(blocked) is not None:
+                    self._leases.waiting(s.task for s in self.states)
+                    time.sleep(LEASE_POLL_SECS)
+            else:
+                break
 
     def _next(self, but: set[int]) -> TaskState | None:
         """Return the task to work on.
 
         Tasks without baselines come first, then tasks without a first batch, then the most promising one. Tasks whose
-        contenders were timed once or lack shapes come last.
+        contenders were timed once or lack shapes come last. A task gets a second batch under way only for more candidates.
         """
         able = [s for s in self.states if s.position not in but and not s.given_up]
+        idle = [s for s in able if not s.under_way]
         for wanted in (self._missing, self._wants_first):
-            for state in able:
+            for state in idle:
                 if wanted(state):
                     return state
-        for state in able:
+        for state in self.states:
             self._refresh(state)
-        promising = max((s for s in able if self._wants_more(s)), key=self._worth, default=None)
-        return promising or next((s for s in able if s.finalists() or self._unvalidated(s)), None)
+        ready = [s for s in able if s.under_way != "alone" and not self._wants_first(s)]
+        promising = max((s for s in ready if self._wants_more(s)), key=self._worth, default=None)
+        return promising or next((s for s in idle if s.finalists() or self._unvalidated(s)), None)
 
-    def _advance(self, state: TaskState) -> None:
-        """Measure the next batch of a task."""
-        if missing := self._missing(state):
+    def _start(self, state: TaskState) -> bool:
+        """Start the next batch of a task. Returns False if another job holds the task, or has claimed the rest of the budget."""
+        if not state.under_way and not self._leases.acquire(state.task):
+            return False
+        able = True
+        try:
+            self._refresh(state)
+            with self._isolated(state, give_up=True):
+                able = self._advance(state)
+        finally:
+            if not state.under_way:
+                self._leases.release(state.task)
+        return able
+
+    def _advance(self, state: TaskState) -> bool:
+        """Start the next batch of a task, if it still wants one. Returns False if the budget is claimed by other jobs."""
+        if state.under_way != "trials" and (missing := self._missing(state)):
             self._measure(state, missing)
         elif self._wants_first(state):
             if state.strategy is None:
                 self._begin(state)
-            if not self._wants_first(state):
-                return
-            if not state.tuned:
-                seeds = self._seeds(state.choices, max(1, self._first // 2))
-                self._measure(state, [v for c in seeds if not state.settled((v := state.choices.tuned(c)).key)])
-            if len(state.tuned) < self._first:
-                self._round(state, self._first - len(state.tuned))
+            return not self._wants_first(state) or self._first_batch(state)
         elif self._wants_more(state):
-            self._round(state, min(self.settings.batch, self._left))
+            return self._claimed_round(state, min(self.settings.batch, self._left))
+        elif state.under_way:
+            return False
         elif again := state.finalists():
             state.retimed.update(v.key for v in again)
             state.finals += 1
@@ -213,6 +250,56 @@ class Tuner:
             contenders = [state.variants[k] for k in shapes]
             state.lacking = len(state.records), {}
             self._measure(state, contenders, f"validation{state.validations}", shapes=shapes)
+        return True
+
+    def _first_batch(self, state: TaskState) -> bool:
+        """Measure the seeds, or fill up the first batch. Returns False if the budget is claimed by other jobs."""
+        seeds: list[VariantRecord] = []
+        if not state.tuned:
+            found = map(state.choices.tuned, self._seeds(state.choices, max(1, self._first // 2)))
+            seeds = [v for v in found if not state.settled(v.key)]
+        return self._claimed_round(state, len(seeds) or self._first - len(state.tuned), seeds)
+
+    def _claimed_round(self, state: TaskState, wanted: int, seeds: Sequence[VariantRecord] = ()) -> bool:
+        """Measure seeds or new candidates, as many as the budget leaves. Returns False if other jobs have claimed the rest."""
+        count, before = self._claim(state, wanted), state.flying
+        try:
+            if count and seeds:
+                self._measure(state, seeds[:count])
+            elif count:
+                self._round(state, count)
+        finally:
+            self._leases.settle(state.task, count - (state.flying - before))
+        return count > 0
+
+    def _claim(self, state: TaskState, wanted: int) -> int:
+        """Claim candidates of the budget that all jobs on these tasks share; return their number."""
+        while (count := self._leases.claim(state.task, wanted, self._budget, self._spent())) is None:
+            for other in self.states:
+                self._refresh(other)
+        return count
+
+    def _spent(self) -> dict[str, Spent]:
+        kept = {s.task.key: 0 if self._ended(s) else self._first for s in self.states}
+        return {(k := s.task.key): Spent(len(s.records), s.task.regime, len(s.tuned), kept[k]) for s in self.states}
+
+    def _land_next(self) -> None:
+        """Wait for a batch, store its records and learn from them. Of several, the one that was started first comes first."""
+        while not wait([f.future for f in self._flights], task_leases.LEASE_SECS / 3, FIRST_COMPLETED).done:
+            self._renew()
+        flight = next(f for f in self._flights if f.future.done())
+        self._flights.remove(flight)
+        state = flight.state
+        try:
+            with self._isolated(state, give_up=True):
+                self._land(flight, flight.future.result())
+        finally:
+            state.flying -= len(flight.candidates)
+            state.under_way = next((f.way for f in self._flights if f.state is state), "")
+            if state.under_way:
+                self._leases.settle(state.task, len(flight.candidates))
+            else:
+                self._leases.release(state.task)
 
     def _unvalidated(self, state: TaskState) -> Mapping[str, Sequence[Point]]:
         """Return the shapes at which the plan's variants lack times. Shapes that brought no record are not tried again."""
@@ -229,7 +316,7 @@ class Tuner:
         return not state.exhausted and len(state.tuned) < self._first
 
     def _wants_more(self, state: TaskState) -> bool:
-        if self._left <= 0 or state.exhausted or len(state.tuned) >= 3 * self.settings.candidates:
+        if self._left <= 0 or state.exhausted or len(state.tuned) + state.flying >= 3 * self.settings.candidates:
             return False
         return self._worth(state)[0] >= WORTHWHILE * sum(s.seconds() for s in self.states)
 
@@ -238,10 +325,17 @@ class Tuner:
         return min(self.settings.batch, self.settings.candidates)
 
     @property
+    def _budget(self) -> int:
+        return self.settings.candidates * len(self.states)
+
+    def _ended(self, state: TaskState) -> bool:
+        return state.exhausted or state.given_up
+
+    @property
     def _left(self) -> int:
-        """Candidates left in the budget, less the first batches of tasks held by other jobs."""
-        spent = sum(len(s.tuned) if s.exhausted or s.given_up else max(len(s.tuned), self._first) for s in self.states)
-        return self.settings.candidates * len(self.states) - spent
+        """Candidates left in the budget, less those under way and the first batches of tasks held by other jobs."""
+        tried = [(s, len(s.tuned) + s.flying) for s in self.states]
+        return self._budget - sum(count if self._ended(s) else max(count, self._first) for s, count in tried)
 
     def _missing(self, state: TaskState) -> list[VariantRecord]:
         return [v for v in state.baselines if not state.settled(v.key)]
@@ -268,18 +362,6 @@ class Tuner:
 
     # -- several jobs, and tasks that cannot be tuned ----------------------------------------------------------------
 
-    @contextmanager
-    def _leased(self, state: TaskState) -> Iterator[bool]:
-        """Hold the lease of a task and learn what other jobs have added. Yields False when another job holds it."""
-        if not self._leases.acquire(state.task):
-            yield False
-            return
-        try:
-            self._refresh(state)
-            yield True
-        finally:
-            self._leases.release(state.task)
-
     def _renew(self) -> None:
         """Renew the lease and the job's sign of life."""
         self.beat()
@@ -294,6 +376,8 @@ class Tuner:
         if new:
             with self._isolated(state, give_up=True):
                 state.learn(records, self.job)
+            if state.strategy is None and state.untried():
+                self._begin(state)  # only a strategy tells which candidates of other jobs count
 
     @contextmanager
     def _isolated(self, state: TaskState, give_up: bool = False) -> Iterator[None]:
@@ -308,7 +392,7 @@ class Tuner:
             self.result.problems += ((state.task.name, message),)
             digest = hashlib.blake2b(f"{state.task.key}:{self.target_key}:{message}".encode(), digest_size=16)
             variant = VariantRecord("tuned", "none")
-            failure = self._failed(state.task, variant, digest.hexdigest(), "constraint", message)
+            failure = self._recording.failed(state.task, variant, digest.hexdigest(), "constraint", message)
             with shielded():
                 self.result.failures += self.store.add_measurements([failure])
 
@@ -322,7 +406,7 @@ class Tuner:
         budget_secs: float | None = None,
         shapes: Mapping[str, Sequence[Point]] | None = None,
     ) -> None:
-        """Build, check and time variants at the anchors, or each at shapes of its own, and store the records."""
+        """Start to build, check and time variants at the anchors, or each at shapes of its own."""
         if not variants:
             return
         task = state.task
@@ -336,101 +420,47 @@ class Tuner:
         policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, stops, task.regime)
         for variant in variants:
             self._renew()
-            identity = self._id(task, variant, part)
+            identity = self._recording.id(task, variant, part)
             try:
                 program = state.choices.program(variant)
             except Exception as error:  # one candidate that cannot be generated is that candidate's failure
-                records.append(self._failed(task, variant, identity, "constraint", _described(error)))
+                records.append(self._recording.failed(task, variant, identity, "constraint", _described(error)))
                 continue
             by_id[identity] = variant
             if shapes is not None:
                 bindings = tuple(map(binding, shapes[variant.key]))
                 checks = tuple(self._check_at(state, p) for p in checkable(task, shapes[variant.key])) or standard
             requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, _deadline(variant)))
-        for result in self._results(requests):
-            records += self._records(task, by_id[result.id], result)
+        state.attempted.update(v.key for v in variants)
+        candidates = [v.key for v in variants if v.kind == "tuned" and not in_parts(v)] if part == "trial" else []
+        done: Future[list[MeasureResult]] = Future()
+        if requests:
+            done = self.runner.submit(requests)
+        else:
+            done.set_result([])
+        state.flying += len(candidates)
+        state.under_way = "trials" if len(candidates) == len(variants) else "alone"
+        self._flights.append(_Flight(state, state.under_way, candidates, by_id, records, done))
+
+    def _land(self, flight: _Flight, results: Sequence[MeasureResult]) -> None:
+        """Store the records of a batch and learn from them."""
+        state, records = flight.state, flight.failures
+        for result in results:
+            records = [*records, *self._recording.of(state.task, flight.by_id[result.id], result)]
         with shielded():
             self.store.add_measurements(records)
         self.result.measurements += len(records)
         self.result.failures += sum(r.status == "failed" for r in records)
-        self.result.compiles += len(requests)
-        candidates = [v.key for v in variants if v.kind == "tuned" and not in_parts(v)]
-        if part == "trial":
-            self.result.trials += len(candidates)
-        state.attempted.update(v.key for v in variants)
+        self.result.compiles += len(flight.by_id)
+        self.result.trials += len(flight.candidates)
         state.learn(records, self.job)
-        state.tuned.update(candidates)  # counted as spent, even without a usable result
+        state.tuned.update(flight.candidates)  # counted as spent, even without a usable result
         self._tell_progress(state)
-
-    def _results(self, requests: Sequence[MeasureRequest]) -> Sequence[MeasureResult]:
-        if not requests:
-            return []
-        future = self.runner.submit(requests)
-        while True:
-            try:
-                return future.result(timeout=task_leases.LEASE_SECS / 3)
-            except TimeoutError:
-                if future.done():
-                    raise
-                self._renew()
 
     def _stops(self, state: TaskState) -> tuple[float | None, ...]:
         """Return the time at each anchor above which measuring stops early, since the candidate is no contender."""
         best = [state.best_at(a) for a in range(len(state.task.domain.points))]
         return tuple(None if b is None else HOPELESS * b for b in best)
-
-    def _records(self, task: Task, variant: VariantRecord, result: MeasureResult) -> list[Measurement]:
-        if not result.ok:
-            return [
-                replace(
-                    self._failed(
-                        task, variant, result.id, result.stage or "runtime", result.message, result.build_secs
-                    ),
-                    **asdict(result.unit),
-                )
-            ]
-        return [
-            Measurement(
-                id=f"{result.id}.{number}",
-                workload=task.key,
-                target=self.target_key,
-                variant=variant,
-                symbols=timing.symbols,
-                samples_secs=timing.samples_secs,
-                regime=timing.regime,
-                checked=result.checked,
-                build_secs=result.build_secs,
-                job=self.job,
-                environment=self._environment,
-                measured_at=time.time(),
-                **asdict(result.unit),
-            )
-            for number, timing in enumerate(result.timings)
-            if timing.samples_secs
-        ]
-
-    def _failed(
-        self, task: Task, variant: VariantRecord, identity: str, stage: str, message: str, build_secs: float = 0.0
-    ) -> Measurement:
-        return Measurement(
-            id=f"{identity}.f",
-            workload=task.key,
-            target=self.target_key,
-            variant=variant,
-            status="failed",
-            regime=task.regime,
-            stage=stage,  # type: ignore[arg-type]
-            message=message or f"failed at stage {stage} without a message",
-            build_secs=build_secs,
-            job=self.job,
-            environment=self._environment,
-            measured_at=time.time(),
-        )
-
-    def _id(self, task: Task, variant: VariantRecord, part: str) -> str:
-        timed = "" if task.regime == "warm" else f":{task.regime}"
-        text = f"{task.key}:{self.target_key}:{variant.key}:{self.job}:{part}{timed}"
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _check(self, state: TaskState, number: int) -> CheckCase:
         key = (state.task.key, number)
@@ -457,17 +487,6 @@ class Tuner:
                 state.best("generic"),
             )
         )
-
-
-def _baselines(choices: Choices) -> tuple[VariantRecord, ...]:
-    """Return the generic form, the library forms and the unfused variants, which are always timed."""
-    found: list[VariantRecord] = []
-    for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
-        try:
-            found += make()
-        except ScheduleError:
-            continue
-    return tuple(found)
 
 
 def _deadline(variant: VariantRecord) -> float:

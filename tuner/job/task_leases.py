@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from relax_tune.database.records import Lease
+from relax_tune.database.rules import Spent
 from relax_tune.database.store import Store
 from relax_tune.tuner.job.job_names import lives
 from relax_tune.tuner.measure.interrupts import shielded
@@ -55,11 +56,36 @@ class TaskLeases:
                     self._held[key] = renewed
         self._renewed = time.monotonic()
 
+    def claim(self, task: Task, wanted: int, budget: int, spent: Mapping[str, Spent]) -> int | None:
+        """Claim candidates of a shared budget for a held task; see `Store.claim_trials`."""
+        lease = self._held.get(task.key)
+        if lease is None:  # lost to another job
+            return 0
+        with shielded():
+            claimed = self._store.claim_trials(lease, wanted, budget, spent)
+        if claimed is None:
+            return None
+        self._held[task.key], count = claimed
+        return count
+
+    def settle(self, task: Task, trials: int) -> None:
+        """Return the claim on candidates whose records are stored."""
+        if (lease := self._held.get(task.key)) is not None and trials:
+            with shielded():
+                self._held[task.key] = self._store.settle_trials(lease, trials)
+
     def release(self, task: Task) -> None:
         """Release the lease of a task."""
         lease = self._held.pop(task.key, None)
         if lease is not None:
             with shielded():
+                self._store.release_lease(lease)
+
+    def release_all(self) -> None:
+        """Release what is still held, such as after an interruption."""
+        with shielded():
+            while self._held:
+                _, lease = self._held.popitem()
                 self._store.release_lease(lease)
 
     def waiting(self, tasks: Iterable[Task]) -> None:

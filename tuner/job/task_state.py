@@ -6,16 +6,19 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.errors import ScheduleError
 from relax_tune.tuner.job.scheduling import expected_saving
 from relax_tune.tuner.search.base import Failure, Outcome, Result, SearchStrategy
 from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Choices, Task
 from relax_tune.tuner.task.unfused_variants import in_parts
 
+UnderWay = Literal["", "trials", "alone"]
 # Contenders of each anchor that are timed once more: this many candidates, besides the best library and generic form.
 FINALISTS = 3
 # Nothing this many times slower than the best is a contender.
@@ -34,6 +37,8 @@ class TaskState:
     counts: a test for records that are valid here; others are ignored
     finals, validations: numbers of batches of contenders
     lacking: number of records, and the shapes that contenders lacked then
+    flying: candidates of the budget that are being measured
+    under_way: `trials` if only candidates are being measured, `alone` if something else is, empty if nothing is
     rng: generator that the strategy draws from
     strategy: None before it is begun, and for a task without a space
     untold: results for the strategy once it is begun
@@ -58,6 +63,8 @@ class TaskState:
     finals: int = 0
     validations: int = 0
     lacking: tuple[int, Mapping[str, Sequence[Point]]] | None = None
+    flying: int = 0
+    under_way: UnderWay = ""
     exhausted: bool = False
     given_up: bool = False
 
@@ -102,7 +109,9 @@ class TaskState:
         for a, weight in enumerate(self.task.domain.weights):
             best = self.best_at(a)
             times = [t for row in rows if (t := row[a]) is not None]
-            total += weight * expected_saving(times, len(self.tuned), batch, 1.0 if best is None else best)
+            total += weight * expected_saving(
+                times, len(self.tuned) + self.flying, batch, 1.0 if best is None else best
+            )
         return total * max(1, len(self.task.sites))
 
     def seconds(self) -> float:
@@ -174,6 +183,12 @@ class TaskState:
             self.times.pop(key, None)
         self._tell(told)
 
+    def untried(self) -> bool:
+        """Return True if candidates are on record, and none was counted since the strategy is not begun."""
+        return not self.exhausted and any(
+            self.variants[k].kind == "tuned" and not in_parts(self.variants[k]) for k in self.untold
+        )
+
     def begin(self, strategy: SearchStrategy) -> None:
         """Set the strategy, and tell it all known results."""
         self.strategy = strategy
@@ -197,3 +212,14 @@ class TaskState:
                 results.append(Result(candidate, outcomes))
         if results:
             self.strategy.tell(results)
+
+
+def baselines_of(choices: Choices) -> tuple[VariantRecord, ...]:
+    """Return the generic form, the library forms and the unfused variants, which are always timed."""
+    found: list[VariantRecord] = []
+    for make in (lambda: (choices.generic(),), choices.library_variants, choices.variants_in_parts):
+        try:
+            found += make()
+        except ScheduleError:
+            continue
+    return tuple(found)

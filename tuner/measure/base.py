@@ -21,8 +21,8 @@ class Runner(Protocol):
       more: the device or the cluster is gone, or the runner was closed.
     * An id given twice in a batch is measured once. An id may be submitted again later: measuring has no lasting
       effect.
-    * Batches are measured one after another in the order of submission; candidates of one batch are timed in
-      interleaved rounds on the same data, so their times may be compared with each other.
+    * As many batches are measured at a time as `slots` says, taken in the order of submission; candidates of one batch
+      are timed in interleaved rounds on the same data, so their times may be compared with each other.
     * No deadline is needed by the caller: every step is bounded by `MeasureRequest.deadline_secs`, so futures resolve.
     * Requests and results are copied on the way: the runner keeps no reference to the caller's arrays once the future
       is done.
@@ -36,6 +36,10 @@ class Runner(Protocol):
 
     def device_info(self) -> DeviceInfo:
         """Describe the measured device. Raises MeasureError when it cannot be opened within the runner's time limit."""
+        ...
+
+    def slots(self) -> int:
+        """Return how many batches it pays to submit at a time: 1 for one device."""
         ...
 
     def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:

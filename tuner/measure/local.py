@@ -107,6 +107,10 @@ class LocalRunner:
         """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
+    def slots(self) -> int:
+        """Return 1: one device measures one batch at a time."""
+        return 1
+
     def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
         """Return `reference`: one device has nobody to differ from."""
         return reference

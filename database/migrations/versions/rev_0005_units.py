@@ -1,4 +1,4 @@
-"""Schema 5: the worker, host and unit of a measurement, and the reference times of a target's units.
+"""Schema 5: the unit of a measurement, the reference times of a target's units, the trials of a lease.
 
 Earlier records name no unit, and earlier targets have no reference times.
 """
@@ -17,6 +17,7 @@ depends_on = None
 def upgrade() -> None:
     """Upgrade schema 4 to schema 5."""
     op.add_column("targets", sa.Column("reference", sa.Text(), nullable=False, server_default="{}"))
+    op.add_column("leases", sa.Column("trials", sa.Integer(), nullable=False, server_default="0"))
     for name in ("worker", "host", "unit"):
         op.add_column("measurements", sa.Column(name, sa.Text(), nullable=False, server_default=""))
     for name in ("clock_mhz", "celsius"):

@@ -117,6 +117,9 @@ def test_the_same_again_measures_nothing_and_writes_the_same_bytes(tuned: Tuned,
         def calibrate(self, reference: Any) -> Any:
             return reference
 
+        def slots(self) -> int:
+            return 1
+
         def close(self) -> None:
             pass
 

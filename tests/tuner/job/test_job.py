@@ -195,6 +195,9 @@ class _Unused:
     def calibrate(self, reference: Any) -> Any:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def close(self) -> None:
         pass
 

@@ -55,6 +55,9 @@ class AlteringRunner:
     def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def close(self) -> None:
         self.runner.close()
 

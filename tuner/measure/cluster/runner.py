@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -34,6 +34,7 @@ from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests, failed
 
 _POLL_SECS = 1.0
+_FETCHES = 8
 # A worker that refused a batch is left out for so long; meanwhile the scheduler hears of its state.
 _REFUSED_SECS = 30.0
 # The first word about waiting comes after so long, further ones at this interval.
@@ -79,8 +80,11 @@ class _Flight:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
+    """A new task, or the end of a flight: its key, and the answer or the error."""
+
     key: str | None = None
     task: _Task | None = None
+    answer: Any = None
 
 
 class DaskRunner:
@@ -126,6 +130,9 @@ class DaskRunner:
         self._waiting: deque[_Task] = deque()
         self._flying: dict[str, _Flight] = {}
         self._refused: dict[str, float] = {}
+        self._fetching = ThreadPoolExecutor(_FETCHES, "dask-fetch")
+        self._others: tuple[float, dict[str, int]] = (0.0, {})
+        self._landed: set[str] = set()
         self._listed: tuple[float, list[LentDevice]] = (0.0, [])
         self._lock = threading.Lock()
         self._closed = False
@@ -157,6 +164,11 @@ class DaskRunner:
         """Describe the measured device; see `Runner.device_info`."""
         return self._info
 
+    def slots(self) -> int:
+        """Return the number of fitting workers, and with several a quarter more: a worker then finds its next batch ready."""
+        count = sum(not d.misfit(self._identity, self._reference) for d in self._asked())
+        return count + count // 4 if count > 1 else 1
+
     def calibrate(self, reference: Reference) -> Reference:
         """Measure on units of these reference times only; see `Runner.calibrate`. Raises MeasureError when no unit has them."""
         if not reference:
@@ -180,6 +192,7 @@ class DaskRunner:
             self._closed = True
             self._events.put(None)
         self._thread.join()
+        self._fetching.shutdown(cancel_futures=True)
         self._connection.close()
 
     def __enter__(self) -> DaskRunner:
@@ -263,12 +276,17 @@ class DaskRunner:
                 event = self._events.get(timeout=_POLL_SECS)
             except queue.Empty:
                 event = _Event()
+            while event is not None:  # all that has come meanwhile, before workers are looked for
+                if event.task is not None:
+                    self._waiting.append(event.task)
+                if event.key is not None and event.key in self._flying:
+                    self._land(self._flying.pop(event.key), event.answer)
+                try:
+                    event = self._events.get_nowait()
+                except queue.Empty:
+                    break
             if event is None:
                 break
-            if event.task is not None:
-                self._waiting.append(event.task)
-            if event.key is not None and event.key in self._flying:
-                self._land(self._flying.pop(event.key))
             if not self._waiting and not self._flying:
                 alone_since = None
                 continue
@@ -324,7 +342,7 @@ class DaskRunner:
         silent = {d.address: d.silent_secs for d in fitting if d.silent_secs >= SILENT_SECS}
         if not free or not (self._waiting or any(self._late(f, silent, now) for f in self._flying.values())):
             return
-        foreign = {a: sum(k not in self._flying for k in keys) for a, keys in self._client.processing().items()}
+        foreign = self._foreign()
         free.sort(key=lambda d: (foreign.get(d.address, 0), d.address), reverse=True)
         late = [f for f in self._flying.values() if self._late(f, silent, now)]
         while free and (self._waiting or late):
@@ -346,6 +364,18 @@ class DaskRunner:
                 self._tell(f"waiting behind batches of other jobs, {ahead} on {device.worker}", "behind")
             self._launch(task, device, ahead)
 
+    def _foreign(self) -> dict[str, int]:
+        """Count the batches of other jobs by worker. The scheduler is asked at most once in `_POLL_SECS`."""
+        asked, found = self._others
+        if time.monotonic() - asked >= _POLL_SECS:
+            processing = self._client.processing()
+            found = {
+                a: sum(k not in self._flying and k not in self._landed for k in ks) for a, ks in processing.items()
+            }
+            self._landed.clear()
+            self._others = time.monotonic(), found
+        return found
+
     def _late(self, flight: _Flight, silent: dict[str, float], now: float) -> bool:
         open_ = not flight.sent_on and not flight.task.job.future.done()
         return open_ and (now > flight.give_up or flight.device.address in silent)
@@ -364,19 +394,30 @@ class DaskRunner:
         )
         deadline = sum(request.deadline_secs for request in task.requests) * (1 + ahead)
         self._flying[future.key] = _Flight(task, future, device, time.monotonic() + deadline)
-        future.add_done_callback(lambda done: self._events.put(_Event(key=done.key)))
+        future.add_done_callback(lambda done: self._fetching.submit(self._fetch, done))
 
-    def _land(self, flight: _Flight) -> None:
+    def _fetch(self, future: Any) -> None:
+        """Fetch the answer of a worker, on a thread of its own: others need not wait for it."""
+        try:
+            answer = future.result() if future.status == "finished" else future.exception()
+        except Exception as error:
+            answer = error
+        self._events.put(_Event(key=future.key, answer=answer))
+
+    def _land(self, flight: _Flight, answer: Any) -> None:
         task, future = flight.task, flight.future
+        self._landed.add(future.key)
         if future.status == "finished":
             try:
-                self._accept(flight, future.result())
+                if isinstance(answer, Exception):
+                    raise answer
+                self._accept(flight, answer)
             except MeasureError as error:
                 task.job.fail(error)
             except Exception as error:  # an answer that cannot even be read must not end this thread
                 task.job.fail(MeasureError(f"wanted results from a worker, found {type(error).__name__}: {error}"))
         elif future.status == "error":
-            reason = future.exception()
+            reason = answer
             if isinstance(reason, self._distributed.KilledWorker):
                 self._lost(flight)
             elif isinstance(reason, MeasureError):

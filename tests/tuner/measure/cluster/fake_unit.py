@@ -56,6 +56,9 @@ class FakeRunner:
     def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
         return reference
 
+    def slots(self) -> int:
+        return 1
+
     def close(self) -> None:
         pass
 
