@@ -10,7 +10,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +17,7 @@ from relax_tune.errors import FleetAway, MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.address import TlsFiles
+from relax_tune.tuner.measure.cluster.batches import CallerBatch, RunnerEvent, SentFlight, SentTask
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection, device_info_of, import_dask
 from relax_tune.tuner.measure.cluster.fleet import (
     SILENT_SECS,
@@ -35,56 +35,12 @@ from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, dis
 
 _POLL_SECS = 1.0
 _FETCHES = 8
+# A worker that is missing for so long has left.
+_GONE_SECS = 3.0
 # A worker that refused a batch is left out for so long; meanwhile the scheduler hears of its state.
 _REFUSED_SECS = 30.0
 # The first word about waiting comes after so long, further ones at this interval.
 _WAITING_SECS, _WAITING_AGAIN_SECS = 5.0, 60.0
-
-
-@dataclass(slots=True)
-class _Job:
-    """One caller's batch. Results are kept by request id, so an answer that comes twice changes nothing."""
-
-    requests: list[MeasureRequest]
-    future: Future[list[MeasureResult]]
-    results: dict[str, MeasureResult]
-
-    def finish(self) -> None:
-        if not self.future.done() and all(request.id in self.results for request in self.requests):
-            self.future.set_result([self.results[request.id] for request in self.requests])
-
-    def fail(self, error: MeasureError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Task:
-    """Requests of a job that a worker is running, and the number of workers lost while running them."""
-
-    job: _Job
-    requests: list[MeasureRequest]
-    losses: int = 0
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A task under way on one worker. give_up: when it is sent to another worker too; sent_on: that was done"""
-
-    task: _Task
-    future: Any
-    device: LentDevice
-    give_up: float
-    sent_on: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """A new task, or the end of a flight: its key, and the answer or the error."""
-
-    key: str | None = None
-    task: _Task | None = None
-    answer: Any = None
 
 
 class DaskRunner:
@@ -126,9 +82,9 @@ class DaskRunner:
         self._attempts = attempts
         self._notice = notice
         self._noticed: set[str] = set()
-        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
-        self._waiting: deque[_Task] = deque()
-        self._flying: dict[str, _Flight] = {}
+        self._events: queue.SimpleQueue[RunnerEvent | None] = queue.SimpleQueue()
+        self._waiting: deque[SentTask] = deque()
+        self._flying: dict[str, SentFlight] = {}
         self._refused: dict[str, float] = {}
         self._fetching = ThreadPoolExecutor(_FETCHES, "dask-fetch")
         self._others: tuple[float, dict[str, int]] = (0.0, {})
@@ -151,13 +107,13 @@ class DaskRunner:
     def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
         """Submit a batch; see `Runner.submit`. Raises MeasureError when the runner is closed."""
         distinct = distinct_requests(batch)
-        job = _Job(distinct, Future(), {})
+        job = CallerBatch(distinct, Future(), {})
         job.finish()  # an empty batch is already answered
         with self._lock:
             if self._closed:
                 raise MeasureError(f"wanted to measure on {self._target!r}, found its runner closed; open a new one")
             if distinct:
-                self._events.put(_Event(task=_Task(job, distinct)))
+                self._events.put(RunnerEvent(task=SentTask(job, distinct)))
         return job.future
 
     def device_info(self) -> DeviceInfo:
@@ -275,7 +231,7 @@ class DaskRunner:
             try:
                 event = self._events.get(timeout=_POLL_SECS)
             except queue.Empty:
-                event = _Event()
+                event = RunnerEvent()
             while event is not None:  # all that has come meanwhile, before workers are looked for
                 if event.task is not None:
                     self._waiting.append(event.task)
@@ -295,6 +251,7 @@ class DaskRunner:
                 alone_since = None if fitting else (alone_since or time.monotonic())
                 if alone_since is not None:
                     self._alone(time.monotonic() - alone_since)
+                self._requeue_gone()
                 self._send(fitting)
             except Exception as error:  # the client raises many kinds when its scheduler is gone
                 self._give_up(f"the scheduler at {self._address} does not answer ({type(error).__name__}: {error})")
@@ -364,6 +321,17 @@ class DaskRunner:
                 self._tell(f"waiting behind batches of other jobs, {ahead} on {device.worker}", "behind")
             self._launch(task, device, ahead)
 
+    def _requeue_gone(self) -> None:
+        """Count a worker that has left without an answer as lost. Dask keeps its task for it, and says nothing."""
+        known, now = {device.address for device in self._devices()}, time.monotonic()
+        for flight in list(self._flying.values()):
+            here = flight.device.address in known
+            flight.gone_since = 0.0 if here else flight.gone_since or now
+            if not here and now - flight.gone_since > _GONE_SECS and not flight.sent_on:
+                self._lost(flight)
+                flight.task.job.finish()
+                flight.sent_on = True
+
     def _foreign(self) -> dict[str, int]:
         """Count the batches of other jobs by worker. The scheduler is asked at most once in `_POLL_SECS`."""
         asked, found = self._others
@@ -376,11 +344,11 @@ class DaskRunner:
             self._others = time.monotonic(), found
         return found
 
-    def _late(self, flight: _Flight, silent: dict[str, float], now: float) -> bool:
+    def _late(self, flight: SentFlight, silent: dict[str, float], now: float) -> bool:
         open_ = not flight.sent_on and not flight.task.job.future.done()
         return open_ and (now > flight.give_up or flight.device.address in silent)
 
-    def _launch(self, task: _Task, device: LentDevice, ahead: int) -> None:
+    def _launch(self, task: SentTask, device: LentDevice, ahead: int) -> None:
         future = self._client.submit(
             self._tasks.measure_batch,
             self._label,
@@ -393,7 +361,7 @@ class DaskRunner:
             allow_other_workers=False,
         )
         deadline = sum(request.deadline_secs for request in task.requests) * (1 + ahead)
-        self._flying[future.key] = _Flight(task, future, device, time.monotonic() + deadline)
+        self._flying[future.key] = SentFlight(task, future, device, time.monotonic() + deadline)
         future.add_done_callback(lambda done: self._fetching.submit(self._fetch, done))
 
     def _fetch(self, future: Any) -> None:
@@ -402,9 +370,9 @@ class DaskRunner:
             answer = future.result() if future.status == "finished" else future.exception()
         except Exception as error:
             answer = error
-        self._events.put(_Event(key=future.key, answer=answer))
+        self._events.put(RunnerEvent(key=future.key, answer=answer))
 
-    def _land(self, flight: _Flight, answer: Any) -> None:
+    def _land(self, flight: SentFlight, answer: Any) -> None:
         task, future = flight.task, flight.future
         self._landed.add(future.key)
         if future.status == "finished":
@@ -434,7 +402,7 @@ class DaskRunner:
         future.release()
         task.job.finish()
 
-    def _accept(self, flight: _Flight, text: Any) -> None:
+    def _accept(self, flight: SentFlight, text: Any) -> None:
         """Take the results of a batch, or send a refused batch to another worker. Raises MeasureError for another answer."""
         task = flight.task
         if not isinstance(text, str):
@@ -452,20 +420,20 @@ class DaskRunner:
         if missing:
             raise MeasureError(f"wanted a result for each request from the worker, found none for {missing}")
 
-    def _again(self, task: _Task) -> None:
+    def _again(self, task: SentTask) -> None:
         if not task.job.future.done():
             self._waiting.appendleft(task)
 
-    def _lost(self, flight: _Flight) -> None:
+    def _lost(self, flight: SentFlight) -> None:
         task = flight.task
         if flight.sent_on or task.job.future.done():
             return
         losses = task.losses + 1
         if losses < self._attempts - 1 or (losses == self._attempts - 1 and len(task.requests) == 1):
-            self._again(_Task(task.job, task.requests, losses))
+            self._again(SentTask(task.job, task.requests, losses))
         elif losses == self._attempts - 1:
             for request in reversed(task.requests):
-                self._again(_Task(task.job, [request], losses))
+                self._again(SentTask(task.job, [request], losses))
         else:
             for request in task.requests:
                 message = (

@@ -123,6 +123,18 @@ def test_batch_of_stopped_worker_goes_to_another(
 
 
 @pytest.mark.process
+def test_batch_of_worker_told_to_end_goes_to_another(address: str, start: StartFake) -> None:
+    first = start("first", secs=30.0)
+    with DaskRunner(address, "c") as runner:
+        future = runner.submit([request("good", "c")])
+        with pytest.raises(TimeoutError):
+            future.result(1.0)
+        os.kill(first.pid, signal.SIGTERM)
+        start("second")
+        assert [r.unit.unit for r in future.result(LIMIT_SECS)] == ["second"]
+
+
+@pytest.mark.process
 def test_batch_over_the_deadline_goes_to_another_worker(address: str, start: StartFake) -> None:
     start("sleepy", secs=600.0)
     with DaskRunner(address, "c") as runner:
