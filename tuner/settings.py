@@ -1,5 +1,7 @@
 """Settings of a tuning job: declared once, read from flags, `RELAX_TUNE_*` variables and `relax-tune.toml`.
 
+The file counts in full once the user allowed it (`allowed_files`). Before, its settings that `reaches_out` marks are refused.
+
 The fields of `Settings` carry their declarations. The options of the commands, the keyword arguments of `rt.tune` and `rt.build`,
 the keys of `relax-tune.toml` and the table of the settings page (`describe`) are made from them.
 """
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from relax_tune.errors import UserError
+from relax_tune.tuner.allowed_files import is_allowed
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -30,6 +33,7 @@ Command = Literal["tune", "build", "plan", "show"]
 T = TypeVar("T")
 
 FILE = "relax-tune.toml"
+_FILE_BYTES = 1 << 20
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "quick": (16, 8, 6, 0.02),
@@ -62,6 +66,7 @@ class Option:
     choices: permitted values; empty permits any
     suggestions: values that a shell offers
     metavar: placeholder of the value in a command's help
+    reaches_out: True for a setting that names a file, a host or a database
     """
 
     help: str
@@ -71,6 +76,7 @@ class Option:
     choices: tuple[str, ...] = ()
     suggestions: tuple[str, ...] = ()
     metavar: str = ""
+    reaches_out: bool = False
 
 
 def option(
@@ -83,12 +89,12 @@ def option(
     choices: tuple[str, ...] = (),
     suggestions: tuple[str, ...] = (),
     metavar: str = "",
+    reaches_out: bool = False,
 ) -> T:
     """Declare a field of `Settings` with the default `value`. default: its text, if `value` does not say it"""
     suggested = suggestions or choices
-    declared = Option(
-        help, default or str(value), commands, kind, choices, suggested, metavar or "|".join(suggested).replace(" ", "")
-    )
+    shown = metavar or "|".join(suggested).replace(" ", "")
+    declared = Option(help, default or str(value), commands, kind, choices, suggested, shown, reaches_out)
     made: T = field(default=value, metadata={"option": declared})
     return made
 
@@ -110,6 +116,7 @@ class Settings:
         commands=MODEL,
         default="records.db in the user data folder",
         metavar="URL",
+        reaches_out=True,
     )
     effort: Effort = option(
         "normal",
@@ -132,6 +139,7 @@ class Settings:
         commands=TUNE,
         default="measure here",
         metavar="ADDRESS",
+        reaches_out=True,
     )
     wait_secs: int = option(
         60,
@@ -146,14 +154,18 @@ class Settings:
         commands=TUNE,
         default="no TLS",
         metavar="FILE.pem",
+        reaches_out=True,
     )
-    certificate: str | None = option(None, "Our certificate.", commands=TUNE, default="no TLS", metavar="FILE.pem")
+    certificate: str | None = option(
+        None, "Our certificate.", commands=TUNE, default="no TLS", metavar="FILE.pem", reaches_out=True
+    )
     key: str | None = option(
         None,
         "The certificate's key, readable by its owner only.",
         commands=TUNE,
         default="no TLS",
         metavar="FILE.key",
+        reaches_out=True,
     )
     qkv: Qkv = option(
         "separate",
@@ -227,6 +239,7 @@ class Settings:
         commands=MODEL,
         default="with --shapes profile, those the database has",
         metavar="FILE.json",
+        reaches_out=True,
     )
     prior: str | None = option(
         None,
@@ -234,6 +247,7 @@ class Settings:
         commands=("build", "plan", "show"),
         default="the package's for this family of devices, if it has one; else the rules guess",
         metavar="FILE",
+        reaches_out=True,
     )
 
     def __post_init__(self) -> None:
@@ -324,37 +338,83 @@ def merge_settings(command: Command, settings: Settings | None, overrides: Mappi
     return replace(base, **overrides)
 
 
+@dataclass(frozen=True, slots=True)
+class SettingSource:
+    """The place that a setting's value comes from.
+
+    name: its name there, such as `--seed`
+    value: the value, of the setting's type
+    path: the settings file; None for flags and variables
+    refused: True for a value that counts only once its file is allowed
+    """
+
+    name: str
+    value: Any
+    path: Path | None = None
+    refused: bool = False
+
+
+def find_sources(
+    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> dict[str, SettingSource]:
+    """Return the source of each setting that is not a default: a flag, else a variable, else `relax-tune.toml`.
+
+    Raises UserError for a file or a variable that cannot be read."""
+    variables = _read_environment(os.environ if environment is None else environment)
+    found = _read_file((folder or Path.cwd()) / FILE)
+    found |= {name: SettingSource(variable_of(name), value) for name, value in variables.items()}
+    return found | {name: SettingSource(flag_of(name), value) for name, value in flags.items() if value is not None}
+
+
 def load_settings(
     flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Settings:
     """Merge flags over variables over `relax-tune.toml` over defaults. A flag that is None was not given.
 
-    Raises UserError that names the wrong source."""
-    data = _read_file((folder or Path.cwd()) / FILE)
-    variables = _read_environment(os.environ if environment is None else environment)
-    sources = {name: f"{FILE}: {name}" for name in data} | {name: variable_of(name) for name in variables}
-    given = {k: v for k, v in flags.items() if v is not None}
+    Raises UserError that names the wrong source, and for settings that reach out in a file that is not allowed."""
+    return settings_of(find_sources(flags, environment, folder))
+
+
+def settings_of(sources: Mapping[str, SettingSource]) -> Settings:
+    """Return the defaults with these values over them. Raises UserError as `load_settings` does."""
+    refused = [name for name, source in sources.items() if source.refused]
+    if refused:
+        raise UserError(
+            f"{sources[refused[0]].path}: wanted no {', '.join(refused)} here until you allow the file, since they name files, "
+            "hosts or databases; read it, then run `relax-tune allow`, or give them as flags or variables"
+        )
     try:
-        return replace(Settings(), **data | variables | given)
+        return replace(Settings(), **{name: source.value for name, source in sources.items()})
     except UserError as error:
         flag, _, rest = str(error).partition(" ")
         name = flag.removeprefix("--").replace("-", "_")
-        if name in given or name not in sources:
+        if name not in sources or sources[name].name == flag:
             raise
-        raise UserError(f"{sources[name]} {rest}") from None
+        raise UserError(f"{sources[name].name} {rest}") from None
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_settings_file(path: Path) -> bytes:
+    """Return the content of a settings file; empty if there is none. Raises UserError for one that cannot be read."""
     if not path.is_file():
-        return {}
+        return b""
     try:
-        data = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path.name}: wanted TOML, found {error}") from None
+        with path.open("rb") as file:
+            content = file.read(_FILE_BYTES + 1)
     except OSError as error:
         raise UserError(
             f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
         ) from None
+    if len(content) > _FILE_BYTES:
+        raise UserError(f"{path}: wanted settings of at most {_FILE_BYTES} bytes, found more; correct or remove it")
+    return content
+
+
+def parse_settings_file(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the values of a settings file. Raises UserError for unknown names and values of a wrong type."""
+    try:
+        data = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path.name}: wanted TOML, found {error}") from None
     for name in sorted(set(data) & set(RENAMED_SETTINGS)):
         raise UserError(f"{path.name}: {_renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
     unknown = sorted(set(data) - set(OPTIONS))
@@ -365,6 +425,17 @@ def _read_file(path: Path) -> dict[str, Any]:
             kind = _KINDS[OPTIONS[name].kind]
             raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
     return data
+
+
+def _read_file(path: Path) -> dict[str, SettingSource]:
+    """Return the sources that a settings file gives. The content that is judged is the content that counts."""
+    content = read_settings_file(path)
+    data = parse_settings_file(path, content)
+    allowed = all(not OPTIONS[name].reaches_out for name in data) or is_allowed(path, content)
+    return {
+        name: SettingSource(f"{FILE}: {name}", value, path, OPTIONS[name].reaches_out and not allowed)
+        for name, value in data.items()
+    }
 
 
 def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:

@@ -149,6 +149,12 @@ COMMANDS: dict[str, CommandEntry] = {
         "Say what is installed, what is missing, what would be faster.",
         ("relax-tune doctor", "relax-tune doctor --json --db sqlite:///records.db"),
     ),
+    "allow": CommandEntry(
+        "devices",
+        "allow",
+        "Let a folder's relax-tune.toml choose files, hosts and databases.",
+        ("relax-tune allow", "relax-tune allow ./project --revoke"),
+    ),
 }
 
 

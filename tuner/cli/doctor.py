@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from relax_tune.database.engine import default_url, parse_url, sqlite_path
+from relax_tune.database.engine import default_url, masked, parse_url, sqlite_path
 from relax_tune.database.store import MEMORY_URL, open_store
 from relax_tune.errors import BuildError, DatabaseError, RelaxTuneError, UserError
 from relax_tune.runtime.device import host
@@ -26,6 +26,7 @@ from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program.program import KernelSource
+from relax_tune.tuner.settings import SettingSource
 from relax_tune.tuner.task.alternatives import all_alternatives
 
 State = Literal["ok", "advice", "missing"]
@@ -108,6 +109,21 @@ def examine(db: str | None, environment: Mapping[str, str] | None = None) -> lis
         *_threads(variables),
         *_packages(),
     ]
+
+
+def settings_findings(sources: Mapping[str, SettingSource]) -> Iterator[Finding]:
+    """Yield each setting that is not a default, with its source; one that a file may not choose yet has advice."""
+    for name, source in sources.items():
+        place = f"{source.path}" if source.path is not None else source.name
+        text = f"{masked(str(source.value))}, from {place}"
+        if source.refused:
+            advice = (
+                f"{place} is not allowed to choose it: read the file, then run `relax-tune allow`, or remove the line"
+            )
+            yield Finding("settings", name, "advice", f"{text}, refused", advice)
+        else:
+            yield Finding("settings", name, "ok", text)
+    yield Finding("settings", "others" if sources else "all", "ok", "defaults")
 
 
 def _machine() -> Iterator[Finding]:

@@ -166,6 +166,22 @@ def test_the_settings_file_counts(elsewhere: Path, bert: Path) -> None:
     assert "heroic" in refused("tune", str(bert))
 
 
+def test_allow_lets_a_settings_file_choose_the_database(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(elsewhere / "config"))
+    monkeypatch.setattr("relax_tune.tuner.cli.commands.devices.examine", lambda db: [])
+    assert "wanted a settings file" in refused("allow")
+    (elsewhere / "relax-tune.toml").write_text('db = "postgresql://me:secret@far/records"\nseed = 1\n')
+    assert "wanted no db here until you allow the file" in refused("db", "stats")
+    found = {f["name"]: f for f in json.loads(ok("doctor", "--json"))}
+    assert found["db"]["state"] == "advice" and "relax-tune.toml, refused" in found["db"]["found"]
+    assert "relax-tune.toml" in found["seed"]["found"] and found["others"]["found"] == "defaults"
+    said = ok("allow")
+    assert "allowed: db = postgresql://***@far/records" in said and "seed" not in said
+    assert {f["name"]: f["state"] for f in json.loads(ok("doctor", "--json"))}["db"] == "ok"
+    assert "1 allowed contents forgotten" in ok("allow", "--revoke")
+    assert "wanted no db" in refused("db", "stats")
+
+
 def test_a_model_inside_a_package() -> None:
     assert "no_such_package_here" in refused("tune", "package:no_such_package_here/model")
     assert "no/such/folder" in refused("tune", "package:numpy/no/such/folder")

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from tests.support.effort import examples
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.settings import EFFORTS, OPTIONS, Settings, describe, load_settings, merge_settings
+from relax_tune.tuner.allowed_files import allow, is_allowed, revoke
+from relax_tune.tuner.settings import (
+    EFFORTS,
+    FILE,
+    OPTIONS,
+    Settings,
+    describe,
+    find_sources,
+    load_settings,
+    merge_settings,
+)
 
 SOURCES: dict[str, st.SearchStrategy[Any]] = {
     "target": st.sampled_from(["c", "opencl", "opencl:part"]),
@@ -41,7 +51,10 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(
     (folder / "relax-tune.toml").write_text(text)
     variables = {f"RELAX_TUNE_{k.upper()}": str(v) for k, v in environment.items()}
     unset = {k: None for k in SOURCES if k not in flags}
-    found = load_settings({**unset, **flags}, variables, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder))
+        allow(folder / FILE, text.encode())
+        found = load_settings({**unset, **flags}, variables, folder)
     for name in SOURCES:
         wanted = next((s[name] for s in (flags, environment, file) if name in s), getattr(Settings(), name))
         assert getattr(found, name) == wanted, name
@@ -107,7 +120,7 @@ def test_load_settings_unreadable_file_is_named(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"relax-tune.toml: wanted a file that can be read, found: Permission denied"):
         load_settings({}, {}, tmp_path)
 
@@ -154,3 +167,67 @@ def test_describe_has_a_row_per_setting() -> None:
     assert len(rows) == len(OPTIONS) + 2
     for name, row in zip(OPTIONS, rows[2:], strict=True):
         assert row.startswith(f"| `{name}` | `--{name.replace('_', '-')}` | `RELAX_TUNE_{name.upper()}` |")
+
+
+REACHING = {name: "x" for name, declared in OPTIONS.items() if declared.reaches_out}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration folder in which nothing is allowed."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config"
+
+
+def test_settings_reaching_out_name_files_hosts_or_databases() -> None:
+    assert set(REACHING) == {"db", "scheduler", "ca", "certificate", "key", "profile", "prior"}
+    plain = [n for n, o in OPTIONS.items() if not o.reaches_out]
+    assert not [n for n in plain if "FILE" in OPTIONS[n].metavar or OPTIONS[n].metavar in ("URL", "ADDRESS")]
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_settings_file_not_allowed_chooses_nothing_outside(tmp_path: Path, config: Path, name: str) -> None:
+    (tmp_path / FILE).write_text(f'seed = 7\n{name} = "x"\n')
+    with pytest.raises(UserError, match=rf"relax-tune.toml: wanted no {name} here until .*`relax-tune allow`"):
+        load_settings({}, {}, tmp_path)
+    assert getattr(load_settings({name: "y"}, {}, tmp_path), name) == "y"  # the file's value is not used
+    (tmp_path / FILE).write_text("seed = 7\n")
+    assert load_settings({}, {}, tmp_path).seed == 7
+
+
+def test_settings_file_allowed_counts_until_changed_or_moved(tmp_path: Path, config: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    text = 'db = "postgresql://head/records"\n'
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / FILE).write_text(text)
+    allow(here / FILE, text.encode())
+    assert load_settings({}, {}, here).db == "postgresql://head/records"
+    with pytest.raises(UserError, match="wanted no db"):
+        load_settings({}, {}, there)
+    (there / FILE).unlink()
+    (there / FILE).symlink_to(here / FILE)  # its relative paths would mean others here
+    with pytest.raises(UserError, match="wanted no db"):
+        load_settings({}, {}, there)
+    (here / FILE).write_text(text + "seed = 1\n")
+    with pytest.raises(UserError, match="wanted no db"):
+        load_settings({}, {}, here)
+    assert revoke(here / FILE) == 1 and not is_allowed(here / FILE, text.encode())
+
+
+def test_find_sources_says_the_place_of_each_setting(tmp_path: Path, config: Path) -> None:
+    (tmp_path / FILE).write_text('seed = 7\ndb = "a.db"\neffort = "full"\n')
+    found = find_sources({"effort": "quick", "trials": None}, {"RELAX_TUNE_TARGET": "c"}, tmp_path)
+    assert {n: s.name for n, s in found.items()} == {
+        "seed": "relax-tune.toml: seed",
+        "db": "relax-tune.toml: db",
+        "effort": "--effort",
+        "target": "RELAX_TUNE_TARGET",
+    }
+    assert [n for n, s in found.items() if s.refused] == ["db"]
+
+
+def test_settings_file_too_long_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(UserError, match="at most 1048576 bytes"):
+        load_settings({}, {}, tmp_path)

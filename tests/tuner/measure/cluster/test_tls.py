@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 
 import relax_tune as rt
 from relax_tune.errors import MeasureError
+from relax_tune.tuner.allowed_files import allow
 from relax_tune.tuner.cli.app import app, load_command
 from relax_tune.tuner.job.job import open_runner
 from relax_tune.tuner.measure.base import Runner
@@ -230,8 +231,11 @@ def test_certificates_without_a_scheduler_are_refused(folder: Path, monkeypatch:
 
 
 @pytest.mark.process
-def test_settings_carry_certificates(tmp_path: Path) -> None:
-    (tmp_path / "relax-tune.toml").write_text('scheduler = "tls://head:8786"\nca = "~/ca.pem"\nkey = "a.key"\n')
+def test_settings_carry_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    text = 'scheduler = "tls://head:8786"\nca = "~/ca.pem"\nkey = "a.key"\n'
+    (tmp_path / "relax-tune.toml").write_text(text)
+    allow(tmp_path / "relax-tune.toml", text.encode())
     found = load_settings({"key": "b.key"}, {"RELAX_TUNE_CERTIFICATE": "b.pem"}, tmp_path)
     assert (found.scheduler, found.ca, found.certificate, found.key) == (
         "tls://head:8786",
