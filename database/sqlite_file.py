@@ -40,10 +40,10 @@ def prepare(path: Path, where: str, *, write: bool, create: bool, make_folder: b
     """
     try:
         if make_folder and create:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if verify_file(path, where, write=write, create=create):
             return False
-        path.touch()
+        path.touch(mode=0o600)  # records name machines, jobs and models
     except OSError as error:
         raise DatabaseError(
             f"{where}: wanted to make this file, found {system_reason(error)}; choose another place with --db"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from pathlib import Path
 
 from relax_tune.errors import system_reason
@@ -16,21 +15,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_whole(target: Path, data: memoryview) -> None:
     """Write a file atomically: it appears whole or not at all, also to concurrent readers.
 
-    On Linux it has no name until it is whole, so that not even a killed process leaves a part of it.
+    On Linux it has no name until it is whole, so that not even a killed process leaves a part of it. Its mode is what the umask
+    allows, and no wider than that of the file it replaces.
     """
     try:
-        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
         temporary = None
     except (AttributeError, OSError):  # not on this system, or not on this kind of file system
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        temporary = str(_unused(target))
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(descriptor, 0o644)
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(descriptor, os.fstat(descriptor).st_mode & target.stat().st_mode & 0o666)
             os.fsync(descriptor)
             if temporary is None:
-                temporary = str(target.with_name(f".{target.name}-{os.urandom(8).hex()}"))
+                temporary = str(_unused(target))
                 # with a folder given, the link follows /proc's to the file itself
                 os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
         os.replace(temporary, target)
@@ -39,6 +41,11 @@ def write_whole(target: Path, data: memoryview) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         raise
+
+
+def _unused(target: Path) -> Path:
+    """Return a name in the same folder that nobody can guess."""
+    return target.with_name(f".{target.name}-{os.urandom(8).hex()}")
 
 
 def reason(error: OSError | ValueError) -> str:

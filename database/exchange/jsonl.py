@@ -116,7 +116,7 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
     Raises:
         DatabaseError: the file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part") if path.name else path
+    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part") if path.name else path
     count = 0
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -124,7 +124,10 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
         if partial.is_dir() or path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         try:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
+            # a new file of its own: no link that waits there is followed
+            with partial.open("w" if partial == path else "x", encoding="utf-8", newline="\n") as file:
+                if partial != path and path.exists():
+                    os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & path.stat().st_mode & 0o666)
                 for line in lines:
                     file.write(line + "\n")
                     count += 1

@@ -13,8 +13,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import BuildError, MeasureError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
-from relax_tune.runtime.device.binaries import cache_folder, hashed
+from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
+from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, limited, no_new_privileges, only
 from relax_tune.runtime.device.memory import Slabs, aligned_bytes, check_transfer, even_runs
 from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirks
 from relax_tune.runtime.device.source import group_by_flags, join_sources
@@ -171,12 +173,14 @@ class CDevice:
         units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
         for flags, group in group_by_flags(kernels).items():
             units += [(group[at : at + _UNIT_KERNELS], flags) for at in range(0, len(group), _UNIT_KERNELS)]
-        with ThreadPoolExecutor(max_workers=max(1, host.usable_cpus())) as pool:
-            paths = list(pool.map(lambda unit: self._build(join_sources(unit[0]), unit[1]), units))
+        with self._opened_cache() as folder:
+            # threads of their own: what they start can gain no privileges
+            with ThreadPoolExecutor(max(1, host.usable_cpus()), initializer=no_new_privileges) as pool:
+                paths = list(pool.map(lambda unit: self._build(join_sources(unit[0]), unit[1], folder), units))
+            libraries = [self._load(path, group) for path, (group, _) in zip(paths, units)]
+        self._libraries += libraries
         handles: dict[str, Any] = {}
-        for path, (group, _) in zip(paths, units):
-            library = self._load(path, group)
-            self._libraries.append(library)
+        for library, (group, _) in zip(libraries, units):
             for kernel in group:
                 try:
                     function = getattr(library, kernel.name)
@@ -186,6 +190,16 @@ class CDevice:
                 handles[kernel.name] = function
         return handles
 
+    @contextmanager
+    def _opened_cache(self) -> Iterator[Path]:
+        """Open the folder of compiled libraries. Raises MeasureError where it cannot be made."""
+        folder = cache_folder() / "c"
+        try:
+            with private_folder(folder) as opened:
+                yield opened
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+
     def _load(self, path: Path, group: Sequence[KernelSource]) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
@@ -193,7 +207,7 @@ class CDevice:
             pass  # a cached file that was damaged: make it anew
         try:
             path.unlink(missing_ok=True)
-            self._build(join_sources(group), group[0].flags)
+            self._build(join_sources(group), group[0].flags, path.parent)
             return ctypes.CDLL(str(path))
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -201,51 +215,50 @@ class CDevice:
                 f"C device: wanted a library that can be loaded from {self._compiler}, found: {error}; {_ANOTHER}"
             ) from None
 
-    def _build(self, source: str, flags: tuple[str, ...]) -> Path:
-        """Return the shared library of one translation unit, from the cache when it is there."""
-        folder = cache_folder() / "c"
+    def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
+        """Return the shared library of one translation unit, from the cache `folder` when it is there and ours."""
         command = [*BASE_FLAGS, *flags]
         target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
-        if target.exists():
+        if is_own_file(target):
             return target
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
-                text, output = Path(work, "unit.c"), Path(work, "unit.so")
-                text.write_text(source, encoding="utf-8")
-                run = [self._compiler, *command, str(text), "-o", str(output), "-lm"]
-                done = subprocess.run(
-                    run,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=_COMPILE_SECONDS,
-                    check=False,
-                    env=os.environ | {"LC_ALL": "C", "TMPDIR": work},  # its own files go where its output goes
-                )
-                if done.returncode and any(part in done.stderr for part in _NO_SPACE):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if done.returncode:
-                    raise BuildError(
-                        f"{self._compiler} refused the source ({' '.join(command)}), exit code {done.returncode}:\n"
-                        f"{done.stderr[:8000].strip() or 'it gave no reason'}"
-                    )
-                if not output.is_file():
-                    raise BuildError(
-                        f"C device: wanted a library from {self._compiler}, found that it wrote none and gave no error; "
-                        "set CC to a working gcc, or unset it"
-                    )
-                os.replace(output, target)  # atomic: another process sees all of it or nothing
+                Path(work, "unit.c").write_text(source, encoding="utf-8")
+                self._compile_in(work, command)
+                os.replace(Path(work, "unit.so"), target)  # atomic: another process sees all of it or nothing
+        except OSError as error:
+            raise _unwritable(cache_folder() / "c", error) from None
+        return target
+
+    def _compile_in(self, work: str, command: Sequence[str]) -> None:
+        """Compile `unit.c` to `unit.so` in a folder. Raises BuildError; OSError on a full disk."""
+        run = [self._compiler, *command, "unit.c", "-o", "unit.so", "-lm"]
+        try:
+            done = subprocess.run(
+                limited(run, host.memory_bytes()),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMPILE_SECONDS,
+                check=False,
+                cwd=work,
+                env=only(COMPILER_VARIABLES) | {"LC_ALL": "C", "TMPDIR": "."},  # its own files go where its output goes
+            )
         except subprocess.TimeoutExpired:
             raise BuildError(
                 f"{self._compiler}: wanted an answer within {_COMPILE_SECONDS} s, found none; is the machine overloaded?"
             ) from None
-        except OSError as error:
-            raise MeasureError(
-                f"C device: wanted to write compiled kernels to {folder}, found: {error.strerror or error}; "
-                "point RELAX_TUNE_CACHE at a writable folder with space (TMPDIR while tuning)"
-            ) from None
-        return target
+        if done.returncode and any(part in done.stderr for part in _NO_SPACE):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if done.returncode:
+            raise BuildError(
+                f"{self._compiler} refused the source ({' '.join(command)}), exit code {done.returncode}:\n"
+                f"{done.stderr[:8000].strip() or 'it gave no reason'}"
+            )
+        if not Path(work, "unit.so").is_file():
+            raise BuildError(
+                f"C device: wanted a library from {self._compiler}, found that it wrote none and gave no error; {_ANOTHER}"
+            )
 
     def alloc(self, nbytes: int, lasting: bool = False) -> CBuffer:
         return CBuffer(nbytes, self._slabs.take(nbytes) if lasting else aligned_bytes(nbytes))
@@ -311,6 +324,13 @@ class CDevice:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
 
 
+def _unwritable(folder: Path, error: OSError) -> MeasureError:
+    return MeasureError(
+        f"C device: wanted to write compiled kernels to {folder}, found: {error.strerror or error}; "
+        "point RELAX_TUNE_CACHE at a writable folder with space (TMPDIR while tuning)"
+    )
+
+
 def find_compiler() -> str:
     """Return the C compiler: `$CC`, else gcc, else cc. Raises BuildError when there is none, or a quirk refuses `$CC`."""
     wanted = os.environ.get("CC")
@@ -322,7 +342,7 @@ def find_compiler() -> str:
         asked = {"compiler": _ask([path, "--version"])}
         refused = refusal("c", asked)
         if refused is None:
-            return path
+            return os.path.abspath(path)  # it is run in other folders
         others.append((refused.matched(asked), refused.seen, path))
     if wanted:
         found = others[0][0] if others else "no such program (it must be one name or path, without options)"
@@ -339,9 +359,7 @@ def find_compiler() -> str:
 
 def _ask(command: list[str]) -> str:
     # the answer is part of the fingerprint: it must not depend on the language or the width of the terminal
-    plain = {k: v for k, v in os.environ.items() if k != "COLUMNS" and not k.startswith(("LANG", "LC_"))} | {
-        "LC_ALL": "C"
-    }
+    plain = {k: v for k, v in only(COMPILER_VARIABLES).items() if not k.startswith(("LANG", "LC_"))} | {"LC_ALL": "C"}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=60, check=False, env=plain

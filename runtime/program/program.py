@@ -205,12 +205,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 _DIMS_LIMIT = 32  # NumPy 1 has no more
 _PLACEHOLDER = re.compile(r"\{(\d{1,6})\}")
-# Flags come with the program: only those that steer code generation pass, nothing that names a file, a plugin or an
-# output, and nothing that changes floating-point semantics for the whole process.
+# Flags come with the program: these steer code generation. None names a file, a plugin or an output, or changes the meaning of
+# floating-point numbers.
 _FLAG = re.compile(
-    r"-O[0-3s]|-D[A-Za-z_]\w*(=[\w.+-]*)?|-m[a-z0-9.-]+(=[\w.+-]+)?"
-    r"|-f(?!plugin|dump|profile|auto-profile|sanitize|lto|fast-math|unsafe-math)[a-z0-9-]+(=[a-z0-9]+)?"
-    r"|-cl-(?!fast|unsafe)[a-z0-9-]+(=CL\d\.\d)?"
+    r"-O[0-3s]|-D[A-Za-z_]\w*(=[\w.+-]*)?|-m(arch|cpu|tune|prefer-vector-width)=[\w.+-]+"
+    r"|-f(no-)?(inline|unroll-loops|peel-loops|split-loops|tree-vectorize|tree-slp-vectorize|move-loop-invariants|schedule-insns"
+    r"|omit-frame-pointer|strict-aliasing|trapping-math|math-errno)"
+    r"|-ffp-contract=(off|on|fast)|-cl-(mad-enable|no-signed-zeros|opt-disable|std=CL\d\.\d)"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -230,3 +231,12 @@ def test_a_failure_has_a_stage_and_a_message_and_no_time() -> None:
         _ = failure("f", "crash").median_secs
     logged = failure("f", "compile", "a\0\ud800" + "x" * 100_000 + "end")
     assert "\0" not in logged.message and logged.message.endswith("end") and len(logged.message) <= 16_000
+
+
+def test_new_database_is_for_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with open_store(None):
+        pass
+    folder = tmp_path / "relax-tune"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}

@@ -17,12 +17,14 @@ from typing import Any
 
 from relax_tune.errors import MeasureError
 from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.runtime.device.confinement import DEVICE_VARIABLES, marked_processes, only
 from relax_tune.tuner.measure.codec import decode_device
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, StepStatus, write_frame
 
 _TAIL_BYTES = 2000
 _LOG_LIMIT = 1 << 20
 _POLL_SECS = 0.05
+_STRAY_ROUNDS = 100
 
 
 def _signal_name(number: int) -> str:
@@ -39,8 +41,8 @@ class DeviceProcess:
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
 
     folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a
-        respawn. environment: variables added to the inherited ones. wanted: called regularly while the device is being
-        opened; an exception ends the attempt.
+        respawn. environment: variables added to the inherited ones, cut down to `DEVICE_VARIABLES`. wanted:
+        called regularly while the device is being opened; an exception ends the attempt.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class DeviceProcess:
     ) -> None:
         self._spec = device_spec
         self._lock = threading.Lock()
+        self._mark = f"TMPDIR={folder}"
         self._log = folder / "device-process.log"
         self._progress = ProgressFile(folder / "progress", create=True)
         self._progress.clear()
@@ -77,7 +80,7 @@ class DeviceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **caches, **environment},
+                env={**only(DEVICE_VARIABLES), **caches, **environment},
                 pass_fds=(child_reads, child_writes),
                 start_new_session=True,
             )
@@ -182,6 +185,17 @@ class DeviceProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """Kill the processes that a kernel started and that have left the group. They inherit our private TMPDIR."""
+        for _ in range(_STRAY_ROUNDS):  # some may fork while we look
+            strays = marked_processes(self._mark)
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not strays:
+                return
 
     def close(self) -> None:
         """Kill, and release the pipes and the map. Only the thread that uses it may close it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 import weakref
@@ -75,19 +76,22 @@ def _locked(descriptor: int) -> bool:
 
 
 def _sweep(where: Path) -> None:
-    """Remove the folders of dead owners among the temporary files."""
+    """Remove the folders of this user's dead owners among the temporary files. Links are not followed."""
     if fcntl is None:
         return
     for folder in where.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or swept by another at this moment
+        with contextlib.suppress(OSError):  # swept by another at this moment
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
             try:
-                descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             except FileNotFoundError:
-                if time.time() - folder.stat().st_mtime > _MAKING_SECS:
+                if time.time() - found.st_mtime > _MAKING_SECS:
                     shutil.rmtree(folder, ignore_errors=True)
                 continue
             try:
-                if _locked(descriptor):
+                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _locked(descriptor):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)

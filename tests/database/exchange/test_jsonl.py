@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -201,3 +203,13 @@ def test_values_named_like_fields_round_trip() -> None:
     merge(source, other)
     assert other.targets() == [target] and other.targets()[0].limits == target.limits
     assert other.workload("record") == Workload("record", "v", 0)
+
+
+def test_export_follows_no_waiting_link_and_keeps_a_narrow_mode(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "r.jsonl"
+    victim.write_text("mine")
+    (tmp_path / f"r.jsonl.{os.getpid()}.part").symlink_to(victim)
+    path.touch(mode=0o600)
+    export_file(filled(MemoryStore()), path)
+    assert victim.read_text() == "mine"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size > 0

@@ -92,9 +92,9 @@ class WatchedDevice(CDevice):
         super().__init__()
         self._started = True
 
-    def _build(self, source: str, flags: tuple[str, ...]) -> Path:
+    def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
         if not self._started or _HOST in source:
-            return super()._build(source, flags)
+            return super()._build(source, flags, folder)
         text = self.prepared(self.mutate(source))
         digest = hashlib.blake2b("\0".join([text, *self.flags]).encode(), digest_size=10).hexdigest()
         target = self.folder / f"{digest}.so"

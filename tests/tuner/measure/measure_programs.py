@@ -32,6 +32,10 @@ BODIES = {
     "syntax": "y[i] = this is not a program;",
     "silent": "t[i] = x[0];",
     "stale": "y[i] = x[i] * w[i % 4] + t[i];",
+    "greedy": "for (int m = 0; m < 64 && !i; m++) { void *volatile p = __builtin_malloc(1ul << 30); if (!p) __builtin_abort(); } "
+    + GOOD,
+    "forking": "extern int fork(void), setsid(void), pause(void); for (int c = 0; c < 20; c++) if (!fork()) "
+    "{ if (c % 2) setsid(); for (;;) pause(); } for (;;) pause(); " + GOOD,
     "overrun": GOOD + " if (i == n - 1) y[n] = 1.0f;",
 }
 

@@ -171,3 +171,27 @@ def test_scratch_folder_of_killed_owner_is_removed(tmp_path: Path, monkeypatch: 
     for folder in (again, mine, mine):
         folder.remove()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "relax-tune-measure-new"]
+
+
+def test_sweep_of_foreign_links_and_devices_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders and owner files laid out by somebody else in the shared temporary folder."""
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "owner").write_text("mine")
+    (tmp_path / "relax-tune-measure-a").symlink_to(victim)
+    for name, target in (("b", victim / "owner"), ("c", Path("/dev/null"))):
+        folder = tmp_path / f"relax-tune-measure-{name}"
+        folder.mkdir()
+        (folder / "owner").symlink_to(target)
+    (tmp_path / "relax-tune-measure-d").mkdir()
+    os.mkfifo(tmp_path / "relax-tune-measure-d" / "owner")
+    with_user = tmp_path / "relax-tune-measure-e"
+    with_user.mkdir()
+    if os.geteuid() == 0:
+        os.chown(with_user, 65534, 65534)
+        os.utime(with_user, (0, 0))
+    ScratchFolder().remove()
+    assert (victim / "owner").read_text() == "mine"
+    assert sorted(p.name[-1] for p in tmp_path.glob("relax-tune-measure-*")) == ["a", "b", "c", "d", "e"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,6 +138,49 @@ def test_crashes_and_hangs_lose_no_request(runner: LocalRunner) -> None:
     batch = [request(kind, "c", id=f"{at}", deadline_secs=1.0) for at, kind in enumerate(kinds)]
     stages = [result.stage for result in runner.submit(batch).result(LIMIT_SECS)]
     assert stages == ["crash", None, "timeout", "crash", None]
+
+
+@pytest.mark.process
+def test_kernel_taking_64_gib_fails_and_loses_no_other(runner: LocalRunner) -> None:
+    results = runner.submit([request(kind, "c") for kind in ("good", "greedy", "also-good")]).result(LIMIT_SECS)
+    assert [r.stage for r in results] == [None, "crash", None], results
+    assert "SIGABRT" in results[1].message  # its allocation was refused
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment holds a text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.process
+def test_kernel_forking_is_ended_with_all_processes() -> None:
+    with LocalRunner("c") as opened:
+        mark = f"TMPDIR={opened._folder.path}"
+        batch = [request("good", "c"), request("forking", "c", deadline_secs=3.0), request("also-good", "c")]
+        results = opened.submit(batch).result(LIMIT_SECS)
+        assert [r.stage for r in results] == [None, "timeout", None], results
+    assert marked(mark) == []
+
+
+@pytest.mark.process
+def test_device_process_has_limits_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAX_TUNE_DB", "postgresql://me:secret@far/records")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    with LocalRunner("c") as opened:
+        assert opened._process is not None
+        folder = Path(f"/proc/{opened._process.pid}")
+        environment, limits = (folder / "environ").read_bytes(), (folder / "limits").read_text()
+        status = (folder / "status").read_text()
+    assert b"secret" not in environment and b"OMP_PROC_BIND=false" in environment
+    assert re.search(r"Max core file size +0 +0 ", limits) and re.search(r"Max file size +4294967296 ", limits)
+    assert re.search(r"Max processes +\d+ +\d+ ", limits) and "NoNewPrivs:\t1" in status
 
 
 @pytest.mark.process

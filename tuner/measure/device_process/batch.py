@@ -13,6 +13,7 @@ import numpy as np
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.confinement import limit_memory
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program.program import Program, program_from_json
@@ -26,6 +27,7 @@ from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, Measure
 from relax_tune.tuner.measure.protocol import ProgressFile
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
+_MORE_BYTES = 8 << 30  # private memory for compilers, libraries and copies, beyond what programs declare
 _TIMING_SEED = 0
 _Clock = Literal["build_secs", "run_secs"]
 
@@ -79,7 +81,11 @@ class BatchMeasurement:
 
         Raises DeviceLostError after answering the request that lost the device; the others stay unanswered.
         """
+        limit_memory(None)
         candidates = self._read(requests)
+        waves = _waves(candidates)
+        if self._device.info.kind == "c":  # its kernels can call whatever this process can
+            limit_memory(_MORE_BYTES + 2 * max((sum(c.own_bytes for c in wave) for wave in waves), default=0))
         candidates = self._compile(candidates, alone)
         for wave in _waves(candidates):
             survivors = [candidate for candidate in wave if self._did(candidate, self._open, "build_secs")]

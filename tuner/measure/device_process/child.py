@@ -28,6 +28,7 @@ import numpy as np
 
 from relax_tune.errors import MeasureError, RelaxTuneError
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.confinement import limit_process
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> int:
     """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened."""
     faulthandler.enable()
     _die_with_the_supervisor()
+    limit_process()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
     progress = ProgressFile(Path(arguments[3]), create=False)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
