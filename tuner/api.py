@@ -170,7 +170,7 @@ def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult
 
 def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:
     if not isinstance(model, IRModule):
-        return load_model(model, bounds, settings.cache_dtype)
+        return load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     if bounds is not None:
         raise UserError(
             "bounds belong to the loading of a model, found them beside a loaded module; give them to load_model, or to "

@@ -66,7 +66,7 @@ class Option:
     choices: permitted values; empty permits any
     suggestions: values that a shell offers
     metavar: placeholder of the value in a command's help
-    reaches_out: True for a setting that names a file, a host or a database
+    reaches_out: True for a setting that names a file, a host or a database, or lets a model run programs
     """
 
     help: str
@@ -109,6 +109,15 @@ class Settings:
         commands=MODEL,
         suggestions=("c", "opencl", "cuda"),
         metavar="DEVICE",
+    )
+    trust_model: bool = option(
+        False,
+        "Open a .pt2 file. torch unpickles parts of it, so whoever wrote the file can run any program as you.",
+        commands=MODEL,
+        default="off",
+        kind=bool,
+        metavar="true|false",
+        reaches_out=True,
     )
     db: str | None = option(
         None,
@@ -380,8 +389,8 @@ def settings_of(sources: Mapping[str, SettingSource]) -> Settings:
     refused = [name for name, source in sources.items() if source.refused]
     if refused:
         raise UserError(
-            f"{sources[refused[0]].path}: wanted no {', '.join(refused)} here until you allow the file, since they name files, "
-            "hosts or databases; read it, then run `relax-tune allow`, or give them as flags or variables"
+            f"{sources[refused[0]].path}: wanted no {', '.join(refused)} here until you allow the file, since they reach files, "
+            "hosts, databases or programs; read it, then run `relax-tune allow`, or give them as flags or variables"
         )
     try:
         return replace(Settings(), **{name: source.value for name, source in sources.items()})

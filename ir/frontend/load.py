@@ -32,6 +32,7 @@ def load_model(
     cache_dtype: CacheType = "f32",
     pooling: Pooling | None = None,
     normalize: bool | None = None,
+    trust: bool = False,
 ) -> IRModule:
     """Import a model as one cross-level program, with dynamic dims as symbols.
 
@@ -46,8 +47,10 @@ def load_model(
     bounds: inclusive ranges by symbol name, within those of the model
     cache_dtype: type of the keys and values that a decoder of a folder or a .gguf file stores (`load_hf`); `f32` for other models
     pooling, normalize: of a Hugging Face encoder, in place of what its folder says (`load_hf`)
+    trust: open a .pt2 file, which torch unpickles: whoever wrote it can run any program as you
 
-    Raises: ParseError or UserError for a file that is no model, impossible bounds, and options of folders for other models.
+    Raises: ParseError or UserError for a file that is no model, impossible bounds, options of folders for other models, and a .pt2
+    file without `trust`.
     """
     bounds = checked_bounds(bounds)
     options = {"cache_dtype": None if cache_dtype == "f32" else cache_dtype, "pooling": pooling, "normalize": normalize}
@@ -67,6 +70,12 @@ def load_model(
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if path.is_file() and path.suffix == ".pt2":
+        if not trust:
+            raise UserError(
+                f"{path}: wanted your word for a .pt2 file, found none. torch.export.load unpickles parts of it, so whoever wrote the "
+                "file can run any program as you. If you trust them, give --trust-model (trust=True in Python); else export the "
+                "model to ONNX, which runs nothing when it is opened"
+            )
         return load_torch_export(path, bounds)
     if path.is_file() and path.suffix == text.SUFFIX:
         return text.load_text(path, bounds)

@@ -166,6 +166,15 @@ def test_the_settings_file_counts(elsewhere: Path, bert: Path) -> None:
     assert "heroic" in refused("tune", str(bert))
 
 
+@pytest.mark.parametrize("command", ["show", "tune", "build", "plan"])
+def test_pt2_file_without_trust_is_refused(elsewhere: Path, command: str) -> None:
+    (elsewhere / "model.pt2").write_bytes(b"PK")
+    (elsewhere / "relax-tune.toml").write_text("target = 'c'\n")
+    assert "give --trust-model" in refused(command, "model.pt2")
+    (elsewhere / "relax-tune.toml").write_text("trust_model = true\n")
+    assert "wanted no trust_model here until you allow the file" in refused(command, "model.pt2")
+
+
 def test_allow_lets_a_settings_file_choose_the_database(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(elsewhere / "config"))
     monkeypatch.setattr("relax_tune.tuner.cli.commands.devices.examine", lambda db: [])

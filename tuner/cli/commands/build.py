@@ -63,7 +63,7 @@ def build(
     """
     chosen = settings.load()
     wanted, console = check_policy(policy), make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
+    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
     store, notes = open_records(chosen.db)

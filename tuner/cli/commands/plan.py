@@ -90,7 +90,7 @@ def plan(
             "--check looks at the current plans and --restore changes them, found both; leave one of them out"
         )
     chosen = settings.load()
-    module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype)
+    module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     with open_store(chosen.db, read_only=restore is None) as store:
         job = Job(module, device_info(chosen.target), store, chosen)
         if restore is not None:

@@ -168,7 +168,7 @@ def _show_model(
     verify: bool,
     json: bool,
 ) -> None:
-    module = load_model(model, bounds, settings.cache_dtype)
+    module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention)
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
@@ -206,7 +206,7 @@ def _show_model_task(
     verify: bool,
     json: bool,
 ) -> None:
-    module = load_model(model, bounds, settings.cache_dtype)
+    module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
         job = Job(module, device_info(settings.target), store, settings, verify=verify)

@@ -63,7 +63,7 @@ def tune(
     _check(chosen, settings, compare)
     path = artifact_path(model, chosen.target, out)
     console = make_console(stderr=json)
-    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype)
+    module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)
     with (

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -358,7 +358,7 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.frontend.load import load_model
 program, _ = exported("qwen2")
 torch.export.save(program, sys.argv[2])
-one, two = load_model(program, {"seq": (1, 9)}), load_model(sys.argv[2], {"input_ids_1": (1, 9)})
+one, two = load_model(program, {"seq": (1, 9)}), load_model(sys.argv[2], {"input_ids_1": (1, 9)}, trust=True)
 print([(b.var.name, b.lower, b.upper) for b in (*one.bounds, *two.bounds)])
 print(list(one.constants) == list(two.constants), len(one.functions["main"].bindings) == len(two.functions["main"].bindings))
 class Keeps(torch.nn.Module):
@@ -374,7 +374,7 @@ except ParseError as error:
     print(error)
 open(sys.argv[2], "wb").write(b"no archive")
 try:
-    load_model(sys.argv[2])
+    load_model(sys.argv[2], trust=True)
 except ParseError as error:
     print(error)
 """
@@ -407,7 +407,7 @@ def export(batch, length, rows=2):
     return torch.export.export(Scored(), example, dynamic_shapes={k: {0: batch, 1: length} for k in ("ids", "mask")})
 def said(fn, *args):
     try:
-        fn(*args)
+        fn(*args, trust=True)
     except (ParseError, UserError) as error:
         print(error)
     else:
@@ -418,7 +418,7 @@ names = {k: {0: "batch", 1: "length"} for k in ("ids", "mask")}
 for dims in (names, {"ids": names["ids"]}, {"ids": {2: "width"}}, {"ids": {0: "n", 1: "n"}}, {"ids": {0: "n"}, "mask": {0: "b"}}, [], 0):
     torch.export.save(program, path, extra_files={"dims.json": json.dumps(dims)})
     try:
-        module = load_model(path, {"length": (1, 9)})
+        module = load_model(path, {"length": (1, 9)}, trust=True)
         main = module.functions["main"]
         print([(b.var.name, b.lower, b.upper) for b in module.bounds], [p.name for p in main.params], main.ret.name)
     except ParseError as error:
@@ -428,7 +428,7 @@ torch.export.save(auto, path)
 said(load_model, path, {"ids_0": (1, 8)})
 said(load_model, export(Dim.AUTO, Dim.AUTO, 1), {"ids_0": (1, 8)})
 try:
-    load_model(path, {"ids_0": (1, 8)})
+    load_model(path, {"ids_0": (1, 8)}, trust=True)
 except UserError as error:
     advised = eval("torch.export." + re.search(r"Dim\\(.*?\\)", str(error))[0])
 module = load_model(export(advised, Dim("length", min=1)), {"ids_0": (1, 8)})
@@ -508,4 +508,17 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     file = tmp_path / "model.pt2"
     file.write_bytes(b"")
     with pytest.raises(UserError, match=r"wanted the torch package .* pip install 'relax-tune\[torch\]'"):
+        load_model(file, trust=True)
+
+
+def test_pt2_file_without_trust_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> NoReturn:
+        raise AssertionError("wanted the file left alone, found torch asked for")
+
+    monkeypatch.setattr(export, "require_torch", refuse)
+    file = tmp_path / "model.pt2"
+    file.write_bytes(b"PK")
+    with pytest.raises(
+        UserError, match=r"unpickles parts of it, so whoever wrote the file can run any program .* --trust-model"
+    ):
         load_model(file)
