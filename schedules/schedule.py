@@ -22,7 +22,7 @@ from relax_tune.ir.core.expr import (
     substitute,
 )
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import For, LoopKind, Tail, blocks, loops, walk
+from relax_tune.ir.core.stmt import For, LoopKind, Stmt, Tail, blocks, loops
 from relax_tune.schedules.excerpt import loop_nest, names_in
 from relax_tune.schedules.loop_tree import enclosing, find_block, find_loop
 from relax_tune.schedules.primitives.blocks import (
@@ -305,6 +305,9 @@ def _fits(wanted: Mapping[str, str], name: str, value: Any) -> bool:
 
 # Bound on a replayed function's statements: a step can double them, and traces are untrusted.
 MAX_STATEMENTS = 1000
+# Limits of a replay, which anybody's record may ask for: steps, nested loops, and the sum of statements after each step. The sketches
+# of our rules need a quarter of them at most.
+MAX_STEPS, MAX_DEPTH, MAX_WORK = 400, 40, 100_000
 
 
 def replay(trace: Trace, func: PrimFunc) -> Schedule:
@@ -313,23 +316,37 @@ def replay(trace: Trace, func: PrimFunc) -> Schedule:
     Raises: ScheduleError for a step that does not apply. It gives the step's number and reason, the step as Python, and the
         loop nest; carets mark unknown names and the nodes that the step names.
     """
-    schedule = Schedule(func)
+    if len(trace.steps) > MAX_STEPS:
+        raise ScheduleError(f"{func.name}: wanted a trace of at most {MAX_STEPS} steps, found {len(trace.steps)}")
+    schedule, work = Schedule(func), 0
     for t in trace.tunables:
         schedule.tunables[t.name] = t
     for number, step in enumerate(trace.steps, 1):
         try:
             before = schedule.func
             schedule.apply(step.primitive, **dict(step.args))
-            if sum(1 for _ in walk(schedule.func.body)) > MAX_STATEMENTS:
+            count, depth = _size(schedule.func.body)
+            work += count
+            if count > MAX_STATEMENTS or depth > MAX_DEPTH or work > MAX_WORK:
                 schedule.func = before
                 raise ScheduleError(
-                    f"{func.name}: wanted at most {MAX_STATEMENTS} loops and blocks after a step, found more"
+                    f"{func.name}: wanted at most {MAX_STATEMENTS} loops and blocks after a step, {MAX_DEPTH} of them nested, and "
+                    f"{MAX_WORK} after all steps together, found {count}, {depth} and {work}"
                 )
         except ScheduleError as error:
             raise ScheduleError(
                 f"step {number} of the trace does not apply: {error}\n{_located(step, schedule.func)}"
             ) from None
     return schedule
+
+
+def _size(body: Stmt) -> tuple[int, int]:
+    """Return the number of statements, and how deep they are nested."""
+    count, depth, level = 0, 0, [body]
+    while level:
+        count, depth = count + len(level), depth + 1
+        level = [child for s in level for child in s.children]
+    return count, depth
 
 
 # Arguments that are keywords; all other strings are names of the function.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -37,6 +38,7 @@ from relax_tune.schedules.sketch import (
     instantiate,
     iter_sketches,
     replay_with,
+    rules_for,
     simplify_func,
 )
 from relax_tune.schedules.target import HardwareInfo
@@ -44,6 +46,7 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.program.program_builder import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 from relax_tune.tuner.task.domain import Domain
+from relax_tune.tuner.task.own_records import keep_as_own, known_as_own
 from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of
 
 # Sketches that the epilogue of a library call is tried with.
@@ -293,27 +296,51 @@ class Choices:
 
     def _made_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         if in_parts(record):
-            return self._stages_in_parts(parts_of(record))
+            parts = parts_of(record)
+            if not parts.begins or parts.begins != cut_points(self.task.func):
+                raise self._foreign(record)
+            return self._stages_in_parts(parts)
         if record.kind == "library":
             return self._library_stages(record)
-        # a build replays its few winners; a tuning job has the sketches already, which is faster and gives the same
-        # function
-        if record.kind == "tuned" and "sketches" in self.__dict__:
-            found = self._of_sketch(record)
-            if found is not None:
-                return (KernelStage(found),)
-        try:
-            return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
-        except ScheduleError:  # a fact proved over tunables may not be provable for numbers
-            found = self._of_sketch(record) if record.kind == "tuned" else None
-            if found is None:
-                raise
-            return (KernelStage(found),)
+        if record.kind == "generic":
+            return self._stages[self.generic().key]
+        identity = (self.task.text, repr(self.hardware), record.trace, record.parameters)
+        if "sketches" not in self.__dict__ and known_as_own(*identity):
+            with suppress(ScheduleError):  # of a version whose primitives were others
+                return (KernelStage(replay_with(Trace.from_json(record.trace), self.task.func, record.values)),)
+        sketch = self.own_sketch(record)
+        if sketch is None:
+            raise self._foreign(record)
+        keep_as_own(*identity)
+        return (KernelStage(instantiate(sketch, record.values)),)
 
-    def _of_sketch(self, record: VariantRecord) -> PrimFunc | None:
-        """Return the function of the sketch that a record was drawn from; None when this version has no such sketch."""
-        sketch = next((s for s in self.sketches if s.trace.to_json() == record.trace), None)
-        return None if sketch is None else instantiate(sketch, record.values)
+    def _foreign(self, record: VariantRecord) -> BuildError:
+        return BuildError(
+            f"the record {record.key} of task {self.task.name!r} does not apply: wanted a variant that the rules of this version "
+            f"make, found {record.sketch!r:.80} of another version or hand; tune again"
+        )
+
+    def own_sketch(self, record: VariantRecord) -> Sketch | None:
+        """Return the sketch that a tuned record was drawn from. None if the rules make none like it, or forbid its numbers.
+
+        What the record says is compared and not replayed, since anybody may have written it."""
+        said = _steps(record)
+        sketch = next((s for s in self._sketches_like(record) if json.loads(s.trace.to_json()) == said), None)
+        if sketch is None or any(record.values.get(t.name) not in t.domain for t in sketch.tunables):
+            return None
+        values = {t.name: np.asarray([record.values[t.name]], np.int64) for t in sketch.tunables}
+        return sketch if not values or ConstraintFunction(sketch)(values)[0] else None
+
+    def _sketches_like(self, record: VariantRecord) -> Iterator[Sketch]:
+        """Yield the sketches of the record's name. The rule that the name begins with makes its own first."""
+        if "sketches" in self.__dict__:
+            found: Iterable[Sketch] = self.sketches
+        else:
+            family = record.sketch.partition(".")[0]
+            rules = rules_for(self.hardware)
+            ordered = sorted(rules, key=lambda name: not name.endswith(family))
+            found = iter_sketches(self.task.func, self.hardware, {name: rules[name] for name in ordered})
+        return (s for s in found if s.name == record.sketch)
 
     def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         routine = record.sketch.split("+")[0]
@@ -323,6 +350,8 @@ class Choices:
                 f"task {self.task.name!r}: wanted the library routine {routine!r}, which is not at hand; "
                 f"{how_to_install(routine.split('.')[0])}, or build with another policy"
             )
+        if not any(_same(record, own) for own in self.library_variants()):
+            raise self._foreign(record)
         stages: list[Stage] = [_stage(step, self._plain(step.func)) for step in form.before]
         if form.packing is not None:
             stages.append(LibraryStage(form.packing.routine, form.packing.buffers, form.packing.scalars, once=True))
@@ -391,6 +420,18 @@ def _meaning(step: FunctionStep) -> dict[Var, Expr]:
 def points_array(points: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Return the anchors as an (S, D) array."""
     return np.asarray(points, dtype=np.int64).reshape(len(points), -1)
+
+
+def _steps(record: VariantRecord) -> object:
+    """Return a record's trace as data, since records of parts are written with blanks; None for what is no trace."""
+    try:
+        return json.loads(record.trace)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _same(a: VariantRecord, b: VariantRecord) -> bool:
+    return (a.sketch, a.values) == (b.sketch, b.values) and _steps(a) == _steps(b)
 
 
 def _from_the_middle(domains: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:

@@ -55,7 +55,7 @@ def parts_of(record: VariantRecord) -> UnfusedVariant:
             variants.append(VariantRecord(kind, sketch, json.dumps(trace), json.dumps(own_values)))
         if len(variants) != len(begins) + 1 or not all(isinstance(b, str) for b in begins):
             raise ValueError(f"{len(variants)} parts of cuts at {begins!r}")
-    except (ValueError, TypeError, KeyError, IndexError, DatabaseError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, DatabaseError) as error:
         raise ParseError(
             f"wanted the trace of a variant in parts, begins and [kind, sketch, trace] with a kind of {VARIANT_KINDS} "
             f"for each, found {record.trace:.80}: {error}"

@@ -99,6 +99,26 @@ def test_replay_of_doubling_steps_stops_at_bound(monkeypatch: pytest.MonkeyPatch
         replay(Trace(tuple(steps)), make.chain())
 
 
+def test_replay_of_deep_nest_stops_at_bound() -> None:
+    """Each split makes a loop inside the last one; what reads the nest afterwards would take for ever."""
+    steps = [Step("split", (("loop", "inc_i" + "_1" * k), ("factors", (None, 2)))) for k in range(100)]
+    with pytest.raises(ScheduleError, match=f"{schedule.MAX_DEPTH} of them nested.*found"):
+        replay(Trace(tuple(steps)), make.chain())
+
+
+def test_replay_of_many_steps_stops_at_bound() -> None:
+    steps = [Step("parallel", (("loop", "inc_i"),))] * (schedule.MAX_STEPS + 1)
+    with pytest.raises(ScheduleError, match="at most 400 steps, found 401"):
+        replay(Trace(tuple(steps)), make.chain())
+
+
+def test_replay_of_much_work_stops_at_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MAX_WORK", 50)
+    steps = [Step("split", (("loop", "inc_i" + "_1" * k), ("factors", (None, 2)))) for k in range(10)]
+    with pytest.raises(ScheduleError, match="50 after all steps together"):
+        replay(Trace(tuple(steps)), make.chain())
+
+
 _ATOMS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 9), st.just(1 << 40), st.just(0.5),
     st.sampled_from([NOWHERE, "", "inc_i", "B", "mm", "parallel", "local"]),

@@ -29,10 +29,11 @@ from tests.support.tuner_models import (
 
 from relax_tune.database.records import Environment, Measurement, Target, Workload
 from relax_tune.database.store import MemoryStore, Store, open_store
-from relax_tune.errors import ScheduleError, UserError
+from relax_tune.errors import UserError
+from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.program.program import program_from_json
-from relax_tune.schedules.sketch import generate_sketches, replay_with
+from relax_tune.schedules.sketch import generate_sketches
 from relax_tune.tuner.emit.build import check_policy
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.plans import plan_task, times_of
@@ -248,21 +249,17 @@ def test_inapplicable_record_is_passed_over(stage: Stage, records: str) -> None:
         assert stage.winners(*spoiled) == {stage.choices.guess().key}
 
 
-def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps fail: found out only when the winner is put together."""
+def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No rule makes it: found out only when the winner is put together."""
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
     stage = Stage()
     job = paper_job(row_scale, fresh=True)
     (choices,) = job.choices.values()
 
-    def broken(trace: Any, func: Any, values: Any) -> Any:
-        if values == stage.fast.values and trace.to_json() == stage.fast.trace:
-            raise ScheduleError("this step is gone")
-        return replay_with(trace, func, values)
+    def fewer(func: Any, machine: Any, rules: Any = None) -> Any:
+        return tuple(s for s in generate_sketches(func, machine, rules) if s.trace.to_json() != stage.fast.trace)
 
-    def fewer(func: Any, machine: Any) -> Any:
-        return tuple(s for s in generate_sketches(func, machine) if s.trace.to_json() != stage.fast.trace)
-
-    monkeypatch.setattr(task_module, "replay_with", broken)
+    monkeypatch.setattr(task_module, "iter_sketches", fewer)
     monkeypatch.setattr(task_module, "generate_sketches", fewer)
     records = [*stage.records(stage.fast, 1e-6), *stage.records(stage.slow, 1e-3)]
     assert plan_task(choices, records).plan.variants == (stage.slow.key,)
@@ -270,7 +267,40 @@ def test_removed_sketch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     job.store.add_workload(Workload(choices.task.key, choices.task.text, 1, choices.task.name))
     job.store.add_measurements(records)
     (note,) = job.build().notes
-    assert "1 of the kernels on record" in note and "this step is gone" in note and "relax-tune tune" in note
+    assert "1 of the kernels on record" in note and "of another version or hand" in note and "relax-tune tune" in note
+
+
+@pytest.mark.parametrize("change", ["steps", "values", "name", "long", "parts"])
+def test_record_of_another_hand_is_not_dispatched(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A legal trace whose steps, numbers or name our rules would not make, with the best times on record."""
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+    stage = Stage()
+    trace = json.loads(stage.fast.trace)
+    loop = next(args["loop"] for name, args in trace["steps"] if name == "split")
+    more = {"tunables": {}, "steps": [["split", {"divides": False, "factors": [None, 2], "loop": loop}]]}
+    nested = ["tuned", stage.fast.sketch, trace]
+    odd = {
+        "steps": replace(stage.fast, trace=json.dumps(more), parameters="{}"),
+        "values": replace(stage.fast, parameters=json.dumps(dict.fromkeys(stage.fast.values, 3))),
+        "name": replace(stage.fast, sketch="another"),
+        "long": replace(stage.fast, trace=json.dumps(more | {"steps": more["steps"] * 100}), parameters="{}"),
+        "parts": replace(stage.fast, trace=json.dumps({"parts": [nested], "begins": []}, separators=(",", ":"))),
+    }[change]
+    forbidden: list[str] = []
+    monkeypatch.setattr(task_module, "replay_with", lambda trace, *_: forbidden.append(trace))
+    assert stage.winners(*stage.records(odd, 1e-9), *stage.records(stage.slow, 1e-3)) == {stage.slow.key}
+    assert forbidden == []
+
+
+def test_record_found_to_be_own_is_replayed_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
+    stage = Stage()
+    first = replace(stage.choices, _programs={}, _stages={})
+    made = first.stages(stage.fast)
+    later = replace(stage.choices, _programs={}, _stages={})
+    monkeypatch.setattr(task_module, "iter_sketches", lambda *_: pytest.fail("wanted no sketches made again"))
+    (again,), (before,) = later.stages(stage.fast), made
+    assert structural_equal(again.func, before.func)
 
 
 def test_a_kernel_must_beat_the_library_beyond_noise() -> None:
