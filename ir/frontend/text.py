@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
 from relax_tune.ir.check.examine import examine
+from relax_tune.ir.check.in_bounds import keep_in_bounds
 from relax_tune.ir.check.verify import verify
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import Bound, IRModule
@@ -33,7 +34,8 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
     """Load a model from a file of program text.
 
     Weights are read from the .safetensors or .npz file of the same name in the same folder, if it exists. A text of one tensor
-    function gives a model that calls it: inputs marked Const with a weight of their name are constants, others inputs.
+    function gives a model that calls it: inputs marked Const with a weight of their name are constants, others inputs. Tensor
+    functions are kept within their buffers (`in_bounds`).
 
     bounds: inclusive (lower, upper) by symbol name, within the declared bounds
 
@@ -51,6 +53,7 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
         _require_whole(path, module)
         verify(module)
         examine(module)
+        module = keep_in_bounds(module)
     except (ParseError, VerifyError, DeduceError) as error:
         raise ParseError(f"{path}: {error}") from None
     return _within(module, bounds or {})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from relax_tune.ir.core.graph import CallTIR, Function
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.frontend.text import save_text
 from relax_tune.ir.interp.interp_graph import run_function
+from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.app import app
 
 GATED = """
@@ -148,3 +152,51 @@ def test_damaged_and_doubled_weights(tmp_path: Path) -> None:
 def test_load_model_unbound_symbol_raises(tmp_path: Path) -> None:
     with pytest.raises(ParseError, match=r"model\.relax: main: symbol k is bound by no parameter"):
         load_model(written(tmp_path, ALONE.replace("2 * k", "m")))
+
+
+INDEXED = """
+@prim_func(outputs=1)
+def f(x: Buffer((n,), f32), k: Buffer((n,), i64), y: Buffer((n,), f32)):
+    for i in serial(n):
+        with block("f"):
+            vi = spatial(n, i)
+            y[STORED] = x[READ]
+"""
+
+
+@pytest.mark.parametrize("stored", ["vi + k[vi]", "vi + n // 5000 * k[0]"])
+def test_text_storing_where_data_decide_is_refused(tmp_path: Path, stored: str) -> None:
+    with pytest.raises(ParseError, match="wanted a stored index of y that no data decide"):
+        load_model(written(tmp_path, INDEXED.replace("STORED", stored).replace("READ", "vi")))
+
+
+@pytest.mark.parametrize("read", ["k[vi]", "vi + (n // 50) * 100000000000"])
+def test_text_reading_outside_takes_the_nearest_element(tmp_path: Path, read: str) -> None:
+    """The interpreter refuses an index outside its dim."""
+    module = load_model(written(tmp_path, INDEXED.replace("STORED", "vi").replace("READ", read)))
+    x, k = np.arange(60, dtype=np.float32), np.full(60, 10**12, np.int64)
+    assert (np.asarray(run_function(module, "main", [x, k])) == x[-1]).all()
+
+
+def test_text_with_proved_indices_stays_as_written(tmp_path: Path) -> None:
+    text = print_text(load_model(written(tmp_path, ALONE)))
+    assert not re.search(r"\b(min|max|select|where)\b", text), text
+
+
+@pytest.mark.ccompiler
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize(("stored", "read"), [("vi + (n // 5000) * 100000000000", "vi"), ("vi", "k[vi]")])
+def test_text_reaching_far_does_so_in_no_kernel(tmp_path: Path, stored: str, read: str) -> None:
+    """In a process of its own, which dies of SIGSEGV where a kernel reaches there."""
+    path = written(tmp_path, INDEXED.replace("STORED", stored).replace("READ", read))
+    code = (
+        "import sys, numpy as np, relax_tune as rt\n"
+        "built = rt.build(rt.load_model(sys.argv[1]), target='c', db='memory://', policy='generic', self_test=False)\n"
+        "with built.open() as model:\n"
+        "    for n in (10, 6000):\n"
+        "        model.run({'x': np.ones(n, np.float32), 'k': np.full(n, 10**12 * (n > 10), np.int64)})\n"
+        "print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
