@@ -24,6 +24,8 @@ from relax_tune.ir.text.printer import FORMAT_VERSION
 
 # Longer text is refused first, since the parser of Python is not made for hostile input.
 MAX_CHARACTERS = 64 << 20
+# Of a text that a record holds: those of our own functions are far shorter.
+RECORD_CHARACTERS = 1 << 20
 
 
 def parse_text(
@@ -54,8 +56,10 @@ def parse_text(
         raise reader.error_at(1, 0, "wanted fewer levels of nesting") from None
 
 
-def parse_prim_func(text: str) -> PrimFunc:
-    """Parse the one tensor function in `text`. Raises ParseError."""
+def parse_prim_func(text: str, most: int = MAX_CHARACTERS) -> PrimFunc:
+    """Parse the one tensor function in `text`, of `most` characters. Raises ParseError."""
+    if len(text) > most:
+        raise ParseError(f"wanted at most {most} characters of a tensor function, found {len(text)}")
     found = parse_text(text)
     if not isinstance(found, PrimFunc):
         raise ParseError(f"wanted the text of one tensor function, found a {type(found).__name__}")

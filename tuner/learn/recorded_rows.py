@@ -16,7 +16,7 @@ from relax_tune.database.records import Measurement, Regime
 from relax_tune.database.store import Store
 from relax_tune.errors import RelaxTuneError
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.ir.text.parser import RECORD_CHARACTERS, parse_prim_func
 from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.schedule import replay
 from relax_tune.schedules.sketch import Sketch
@@ -182,7 +182,7 @@ def roofline(space: ParameterSpace, points: IntArray, hardware: HardwareInfo) ->
 def _parsed(text: str) -> PrimFunc | None:
     """Return a workload's function; None when this version cannot read it."""
     try:
-        return parse_prim_func(text)
+        return parse_prim_func(text, RECORD_CHARACTERS)
     except RelaxTuneError:
         return None
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import Store
+from relax_tune.ir.text.parser import RECORD_CHARACTERS
 from relax_tune.tuner.learn.recorded_rows import RecordedRows
 from relax_tune.tuner.search.base import TrainingRows
 from relax_tune.tuner.search.space import Candidate
@@ -109,7 +110,8 @@ class RecordedHistory:
     def _other_workloads(self, key: str, text: str) -> list[str]:
         """Return the workloads of other models whose texts share the most words with this one."""
         if self._texts is None:
-            self._texts = {w.key: w.text for w in self.store.workloads(self.target_key) if w.key not in self.own}
+            others = (w for w in self.store.workloads(self.target_key) if w.key not in self.own)
+            self._texts = {w.key: w.text for w in others if len(w.text) <= RECORD_CHARACTERS}
         near = sorted(self._texts, key=lambda other: _digest(key, other))[:LOOKED_AT]
         for other in near:
             if other not in self._words:

@@ -37,7 +37,8 @@ from relax_tune.ir.core.expr import (
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IfThenElse, IterVar, Seq, seq
 from relax_tune.ir.interp.interp import run_prim
-from relax_tune.ir.text.parser import parse_prim_func, parse_text
+from relax_tune.ir.text import parser
+from relax_tune.ir.text.parser import RECORD_CHARACTERS, parse_prim_func, parse_text
 from relax_tune.ir.text.printer import print_text
 
 
@@ -225,3 +226,9 @@ def test_long_chains_are_not_recursed_into() -> None:
     for _ in range(900):
         e = op("add", (e, const(1)), i64)
     round_trip(wrap(e, VI))
+
+
+def test_text_of_a_record_beyond_the_limit_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser, "parse_text", lambda *_: pytest.fail("wanted the text left alone"))
+    with pytest.raises(ParseError, match="at most 1048576 characters of a tensor function, found 1048577"):
+        parse_prim_func("#" * (RECORD_CHARACTERS + 1), RECORD_CHARACTERS)

@@ -35,9 +35,14 @@ def test_error_of_a_name_with_control_characters_is_shown_escaped() -> None:
     assert "\x1b]" not in done.output and "\x07" not in done.output
 
 
+def test_printable_text_keeps_the_direction() -> None:
+    assert printable("a\u202eb\u2066c") == "a\\u202eb\\u2066c"
+
+
 @given(st.text())
 def test_printable_any_text_has_no_control_characters(text: str) -> None:
     found = printable(text)
     assert all(c in "\t\n" or not (ord(c) < 32 or 127 <= ord(c) < 160) for c in found)
-    if not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text):
+    turning = {0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+    if not any(ord(c) < 32 or 127 <= ord(c) < 160 or ord(c) in turning for c in text):
         assert found == text

@@ -17,7 +17,7 @@ from relax_tune.database.records import Measurement, VariantRecord, Workload
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.expr import Expr, Var
-from relax_tune.ir.text.parser import parse_prim_func
+from relax_tune.ir.text.parser import RECORD_CHARACTERS, parse_prim_func
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.cli.report.explanation import opinion
@@ -51,7 +51,7 @@ def recorded_task(workload: Workload, records: Sequence[Measurement]) -> Task:
     Raises UserError for a workload whose text this version cannot read, or whose key belongs to another text.
     """
     try:
-        func = parse_prim_func(workload.text)
+        func = parse_prim_func(workload.text, RECORD_CHARACTERS)
         key = workload_key(func)
     except ParseError as error:
         raise UserError(f"workload {workload.key[:12]}: wanted a text of this version, found: {error}") from None
