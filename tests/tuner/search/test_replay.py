@@ -42,6 +42,12 @@ def reached(name: str, recorded: RecordedSpace, seed: int, evaluations: int = 11
         ("gemm-rtx_2080_ti", 17_956, 17_956, 11.48),
         ("convolution-rtx_2080_ti", 6_768, 5_256, 0.900),
         ("convolution-rtx_3090", 6_768, 5_220, 0.523),
+        ("convolution_milo-a4000", 4_362, 4_201, 1.021),
+        ("convolution_milo-a6000", 4_362, 3_889, 0.603),
+        ("convolution_milo-w6600", 4_362, 4_362, 1.728),
+        ("dedispersion_milo-a4000", 11_130, 11_130, 147.7),
+        ("gemm-rtx_titan", 17_956, 17_956, 11.47),
+        ("pnpoly-rtx_3090", 4_092, 3_774, 8.714),
     ],
 )
 def test_constraints_allow_exactly_the_recorded_rows(
