@@ -105,15 +105,29 @@ def scaled(domain: Sequence[int], values: npt.ArrayLike) -> FloatArray:
     return np.log2(array) if min(domain) > 0 else array
 
 
+def trailing_zeros(values: npt.ArrayLike) -> FloatArray:
+    """Return the exponent of the largest power of two that divides each value; 0 for zero. Any shape; float64."""
+    array = np.asarray(values, dtype=np.int64)
+    return np.asarray(np.log2(np.maximum(array & -array, 1)), dtype=np.float64)
+
+
+def has_alignment(parameter: Parameter) -> bool:
+    """Tell whether the powers of two that divide a parameter's values say more than the order of the values."""
+    exponents = trailing_zeros(sorted(parameter.domain))
+    return parameter.ordered and len(exponents) > 3 and bool((np.diff(exponents) < 0).any())
+
+
 def default_features(parameters: Sequence[Parameter], rows: IntArray, shapes: IntArray) -> FeatureArray:
     """Return default features for a space without features: (R, S, F) float32.
 
     Each parameter of more than one value and each shape dim on its scale, then sums and differences of every pair of
-    parameters (on a log scale: products and ratios of tile sizes). `rows: (R, P) int64`, `shapes: (S, D) int64`.
+    parameters (on a log scale: products and ratios of tile sizes). Last are the trailing zeros of parameters with an
+    alignment. `rows: (R, P) int64`, `shapes: (S, D) int64`.
     """
     columns = [scaled(p.domain, rows[:, j]) for j, p in enumerate(parameters) if len(p.domain) > 1]
     pairs = [(a, b) for i, a in enumerate(columns) for b in columns[i + 1 :]]
     columns = columns + [a + b for a, b in pairs] + [a - b for a, b in pairs]
+    columns += [trailing_zeros(rows[:, j]) for j, p in enumerate(parameters) if has_alignment(p)]
     own = np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0))
     extent = np.log2(np.maximum(shapes, 1).astype(np.float64))
     out = np.empty((len(rows), len(shapes), own.shape[1] + extent.shape[1]), dtype=np.float32)

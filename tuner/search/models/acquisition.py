@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_tune.tuner.search.models.surrogate import Surrogate
+from relax_tune.tuner.search.models.surrogate import Posterior, Surrogate
 from relax_tune.tuner.search.space import FloatArray
 
 _SQRT_2PI = float(np.sqrt(2.0 * np.pi))
@@ -37,16 +37,21 @@ def marginal_gain(mean: FloatArray, std: FloatArray, best: FloatArray, weights: 
 
 
 def choose_batch(
-    surrogate: Surrogate, points: FloatArray, best: FloatArray, weights: FloatArray, count: int, explore: float
+    surrogate: Surrogate,
+    points: FloatArray,
+    belief: Posterior,
+    best: FloatArray,
+    weights: FloatArray,
+    count: int,
+    explore: float,
 ) -> list[int]:
-    """Return up to `count` positions among points (R, A), chosen one after the other.
+    """Return up to `count` positions among points (R, A) with beliefs (R, S), chosen one after the other.
 
-    After each choice the process gets its own mean there as an observation. So the next choice is elsewhere, since
+    After each choice the process gets the mean there as an observation. So the next choice is elsewhere, since
     uncertainty shrinks around it, and gains count only beyond it. The last `explore` share of the batch goes by an
     optimistic bound instead, which leaves basins that expected improvement would keep refining.
     """
     known = surrogate.shapes
-    belief = surrogate.posterior(points)
     mean, best = belief.mean[:, known], best[known].copy()
     share = weights[known] / weights[known].sum()
     covariance = surrogate.correlations(points)

@@ -36,6 +36,10 @@ class Posterior:
     std: FloatArray
     works: FloatArray
 
+    def rows(self, chosen: npt.NDArray[np.intp]) -> Posterior:
+        """Return the belief about the chosen of the points."""
+        return Posterior(self.mean[chosen], self.std[chosen], self.works[chosen])
+
 
 @dataclass(eq=False)
 class _Group:

@@ -2,8 +2,9 @@
 
 A round: (1) fit a Gaussian process on this search's own measurements and boosted trees on those plus any history; (2)
 breed a pool (or take the whole space when it is smaller than a pool) from random legal points and the best measured
-ones, by mutation along ordered domains and crossover; (3) fill the batch with slots of four kinds: expected marginal
-gain under the process, the same under the trees, an optimistic bound, and now and then a random point.
+ones, by mutation along ordered domains and crossover; (3) fill the batch by expected marginal gain, a few slots by an
+optimistic bound, and now and then a random point. The belief about a point mixes both models: where their means differ,
+it is less certain than either.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_tune.tuner.search.base import Observations, Result, SearchHistory, SearchProblem, TrainingRows, isin
-from relax_tune.tuner.search.constraint_axes import Embedding
+from relax_tune.tuner.search.embedding import Embedding
 from relax_tune.tuner.search.models.acquisition import choose_batch, marginal_gain
 from relax_tune.tuner.search.models.cost_model import CostModel, GradientBoostedModel
-from relax_tune.tuner.search.models.model_trust import Forecasts
-from relax_tune.tuner.search.models.scoring import rank_population
-from relax_tune.tuner.search.models.surrogate import Surrogate
+from relax_tune.tuner.search.models.scoring import rank_population, score
+from relax_tune.tuner.search.models.surrogate import Posterior, Surrogate
 from relax_tune.tuner.search.space import Candidate, CodeArray, FloatArray
 from relax_tune.tuner.search.strategies.baselines import fresh_sample
 from relax_tune.tuner.search.strategies.genetic import crossover, mutate
 
 REFIT_GROWTH = 1.1
-TREES_MOST = 0.6
 ENOUGH = 32
 """Timed rows from which a history is used."""
 ALIKE = 6
@@ -36,15 +35,15 @@ ALIKE = 6
 class EvolutionSettings:
     """Sizes of the rounds; no value depends on a space.
 
-    `design` points spread over the space come first. Of each batch, `trees` is the share chosen by the cost model,
-    `explore` by the optimistic bound and `epsilon` at random (the rest by the process). A space of up to `exhaustive`
-    legal points is scored whole. Otherwise `population` points live through `generations`, after `screened` random ones
-    were scored by the cost model only.
+    `design` points spread over the space come first. `trees` is the weight of the cost model in the mixed belief. Of
+    each batch, `explore` is the share chosen by the optimistic bound and `epsilon` at random. A space of up to
+    `exhaustive` legal points is scored whole. Otherwise `population` points live through `generations`, after `screened`
+    random ones were scored by the cost model only.
     """
 
     design: int = 16
-    trees: float = 0.2
-    explore: float = 0.15
+    trees: float = 0.5
+    explore: float = 0.3
     epsilon: float = 0.02
     exhaustive: int = 1 << 15
     screened: int = 8192
@@ -73,7 +72,6 @@ class EvolutionarySearch:
         self._found_prior: TrainingRows | None = None
         self._model: CostModel | None = None
         self._model_rows = 0
-        self._forecasts = Forecasts()
 
     def tell(self, results: Sequence[Result]) -> None:
         """Remember results; see `SearchStrategy`."""
@@ -139,45 +137,27 @@ class EvolutionarySearch:
     def _propose(self, count: int, seen: Observations, taken: CodeArray) -> CodeArray:
         space, settings = self.problem.space, self.settings
         self._embedded = self._embedded or Embedding(space)
-        judge = _Judge(self.problem, self._embedded, seen, self._fitted(seen), settings.finalists)
+        judge = _Judge(self.problem, self._embedded, seen, self._fitted(seen), settings.trees)
         pool = self._pool(judge, seen)
         pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
         if not len(pool):
             return pool
         at_random = int((self._rng.random(count) < settings.epsilon).sum())
-        by_trees = int((self._rng.random(count) < self._trees_share(judge, seen)).sum())
-        by_trees = min(by_trees, count - at_random)
-        gain = judge.gain(pool)
-        chosen: list[int] = np.argsort(-judge.rank(pool), kind="stable")[:by_trees].tolist() if by_trees else []
-        left = np.setdiff1d(np.arange(len(pool)), chosen)
-        finalists = left[np.argsort(-gain[left], kind="stable")[: settings.finalists]]
+        belief = judge.belief(pool)
+        finalists = np.argsort(-judge.gain(belief), kind="stable")[: settings.finalists]
         picks = choose_batch(
             judge.surrogate,
             self._embedded(pool[finalists]),
+            belief.rows(finalists),
             judge.best,
             self.problem.weights,
-            count - at_random - len(chosen),
+            count - at_random,
             settings.explore,
         )
-        chosen += finalists[picks].tolist()
+        chosen = finalists[picks]
         left = np.setdiff1d(np.arange(len(pool)), chosen)
-        chosen += self._rng.permutation(left)[: count - len(chosen)].tolist()
-        if judge.has_trees:
-            self._forecasts.note(space.candidates(pool[chosen]), *judge.forecasts(pool[chosen]))
-        return pool[chosen]
-
-    def _trees_share(self, judge: _Judge, seen: Observations) -> float:
-        """Return the share of slots that the cost model fills.
-
-        It is `settings.trees` if the model orders as well as the Gaussian process, more if better, less if worse.
-        Without evidence it is 0, or `settings.trees` with a history.
-        """
-        if not judge.has_trees:
-            return 0.0
-        lead = self._forecasts.lead(self.problem.space, seen, self.problem.weights)
-        if lead is None:
-            return self.settings.trees if self._prior is not None else 0.0
-        return min(max(self.settings.trees + lead, 0.0), TREES_MOST)
+        chance = self._rng.permutation(left)[: count - len(chosen)]
+        return np.asarray(pool[np.concatenate([chosen, chance])])
 
     def _fitted(self, seen: Observations) -> CostModel:
         """Return the cost model trained on the history and all results.
@@ -222,9 +202,8 @@ class EvolutionarySearch:
             if not len(children):
                 break
             archive = space.distinct(np.concatenate([archive, children]))
-            by_gain = np.argsort(-judge.gain(archive), kind="stable")[:half]
-            by_rank = np.argsort(-judge.rank(archive), kind="stable")[: half // 2]
-            parents = np.concatenate([judge.elites(settings.population // 16), archive[by_gain], archive[by_rank]])
+            by_gain = np.argsort(-judge.gain(judge.belief(archive)), kind="stable")[:half]
+            parents = np.concatenate([judge.elites(settings.population // 16), archive[by_gain]])
         return archive
 
     def _tournament(self, parents: CodeArray, count: int) -> CodeArray:
@@ -237,16 +216,16 @@ class _Judge:
     """The two models of a round, and the best dispatchable times."""
 
     def __init__(
-        self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, finalists: int
+        self, problem: SearchProblem, embedded: Embedding, seen: Observations, model: CostModel, trees: float
     ) -> None:
         self._problem = problem
         self._embedded = embedded
         self._seen = seen
         self._model = model
-        self._finalists = finalists
+        self._trees = trees if model.ready else 0.0
+        self._middle = _medians(seen.log_time)
         self.best = seen.best(problem)
-        self.surrogate = Surrogate(embedded(seen.codes), compressed(seen.log_time), seen.failed)
-        self.has_trees = model.ready
+        self.surrogate = Surrogate(embedded(seen.codes), compressed(seen.log_time, self._middle), seen.failed)
 
     def elites(self, count: int) -> CodeArray:
         """Return the measured points that come closest to the best at any shape."""
@@ -255,35 +234,30 @@ class _Judge:
         order = np.argsort(behind, kind="stable")[:count]
         return np.asarray(self._seen.codes[order[np.isfinite(behind[order])]])
 
-    def gain(self, codes: CodeArray) -> FloatArray:
-        """Return log expected marginal gain (R,) under the process, discounted by the probability of success."""
+    def belief(self, codes: CodeArray) -> Posterior:
+        """Return the belief about codes (R, 1 + P): mean and deviation of a mixture of the process and the trees.
+
+        Both count as equally uncertain, so that their disagreement adds to the deviation of the process.
+        """
         belief = self.surrogate.posterior(self._embedded(codes))
+        if not self._trees or not len(codes):
+            return belief
+        space, problem = self._problem.space, self._problem
+        mean = score(space, codes, problem.shapes, lambda rows: self._model.predict(rows)[0])
+        apart = compressed(mean + np.log(problem.roofline), self._middle) - belief.mean
+        spread = np.sqrt(np.square(belief.std) + self._trees * (1.0 - self._trees) * np.square(apart))
+        return Posterior(belief.mean + self._trees * apart, spread, belief.works)
+
+    def gain(self, belief: Posterior) -> FloatArray:
+        """Return log expected marginal gain (R,), discounted by the probability of success."""
         known = self.surrogate.shapes
         return marginal_gain(
             belief.mean[:, known], belief.std[:, known], self.best[known], self._problem.weights[known]
         ) + np.log(belief.works)
 
-    def forecasts(self, codes: CodeArray) -> tuple[FloatArray, FloatArray]:
-        """Return the mean log seconds (R, S), (R, S) that the process and the trees predict."""
-        space, shapes = self._problem.space, self._problem.shapes
-        features = space.features(codes, shapes)
-        trees = self._model.predict(features.reshape(-1, features.shape[2]))[0].reshape(len(codes), len(shapes))
-        return self.surrogate.posterior(self._embedded(codes)).mean, trees + np.log(self._problem.roofline)
-
     def rank(self, codes: CodeArray) -> FloatArray:
-        """Return scores (R,) under the trees.
-
-        The ranking head scores all rows, the time heads' marginal gain its best few.
-        """
-        space, shapes = self._problem.space, self._problem.shapes
-        total = rank_population(self._model, space, codes, shapes, self._problem.weights)
-        front = np.argsort(-total, kind="stable")[: max(self._finalists, len(codes) // 25)]
-        features = space.features(codes[front], shapes)
-        mean, std = self._model.predict(features.reshape(-1, features.shape[2]))
-        best = self.best - np.log(self._problem.roofline)
-        gain = marginal_gain(mean.reshape(len(front), -1), std.reshape(len(front), -1), best, self._problem.weights)
-        total[front] = total.max(initial=0.0) + 1.0 + np.argsort(np.argsort(gain, kind="stable"), kind="stable")
-        return total
+        """Return scores (R,) of the trees' ranking head."""
+        return rank_population(self._model, self._problem.space, codes, self._problem.shapes, self._problem.weights)
 
 
 def _farthest(points: FloatArray, count: int, references: FloatArray | None = None) -> list[int]:
@@ -303,16 +277,11 @@ def _farthest(points: FloatArray, count: int, references: FloatArray | None = No
     return chosen
 
 
-def compressed(log_time: FloatArray) -> FloatArray:
-    """Return log times (N, S) with the slower half compressed, so that the process resolves the fast ones."""
-    out = log_time.copy()
-    for shape in range(log_time.shape[1]):
-        known = np.isfinite(log_time[:, shape])
-        if known.any():
-            middle = np.median(log_time[known, shape])
-            out[known, shape] = np.where(
-                log_time[known, shape] > middle,
-                middle + 0.25 * (log_time[known, shape] - middle),
-                log_time[known, shape],
-            )
-    return out
+def _medians(log_time: FloatArray) -> FloatArray:
+    """Return the median log time (S,) at each shape, inf without times."""
+    return np.array([np.median(of[np.isfinite(of)]) if np.isfinite(of).any() else np.inf for of in log_time.T])
+
+
+def compressed(log_time: FloatArray, middle: FloatArray) -> FloatArray:
+    """Return log times (N, S), compressed above the medians (S,), so that the process resolves the fast ones."""
+    return np.asarray(log_time - 0.75 * np.maximum(log_time - middle, 0.0))

@@ -95,9 +95,9 @@ def test_a_batch_spreads() -> None:
     grid = np.random.default_rng(5).random((400, 3))
     twins = np.concatenate([grid, grid + 1e-4])
     best, weights = field(points).min(axis=0), np.array([0.5, 0.5])
-    picks = choose_batch(surrogate, twins, best, weights, 8, 0.25)
+    picks = choose_batch(surrogate, twins, surrogate.posterior(twins), best, weights, 8, 0.25)
     belief = surrogate.posterior(twins)
     greedy = np.argsort(-marginal_gain(belief.mean, belief.std, best, weights))[:8]
     assert len(set(picks)) == 8
     assert len({p % 400 for p in picks}) > len({p % 400 for p in greedy})  # a point makes its twin worth less
-    assert len(choose_batch(surrogate, grid[:3], best, weights, 8, 0.0)) == 3
+    assert len(choose_batch(surrogate, grid[:3], surrogate.posterior(grid[:3]), best, weights, 8, 0.0)) == 3

@@ -1,4 +1,7 @@
-"""Axes that constraints suggest, for a model of distances.
+"""Axes for a model of distances, beside one a parameter: alignments, and what constraints tie together.
+
+Hardware prefers multiples of powers of two: 96 and 128 are neighbours, but 128 may be more like 32. So the largest
+power of two that divides a value is an axis, where the order of the values does not imply it.
 
 A constraint may tie parameters together: a tile and the threads that share it by their ratio, the two sides of a
 work-group by their product. Tied pairs are found among the legal points, where the two are dependent, whatever form the
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, scaled
+from relax_tune.tuner.search.space import CodeArray, FloatArray, ParameterSpace, has_alignment, scaled, trailing_zeros
 
 SAMPLE = 4096
 """Legal points of a sketch that are examined; of more, a random sample."""
@@ -31,8 +34,17 @@ class _Axis:
     span: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Alignment:
+    """The trailing zeros of a parameter's values, moved to 0..1."""
+
+    columns: tuple[int | None, ...]  # of each sketch, None where it lacks the parameter
+    low: float
+    span: float
+
+
 class Embedding:
-    """Points of a space for a model of distances: coordinates, then an axis for each pair of tied parameters.
+    """Points of a space for a model of distances: coordinates, axes of tied pairs, axes of alignment.
 
     On a log scale a sum is a product and a difference a ratio. Parameters that grow together (one divides the other) get
     their difference. Parameters that limit one another get their sum.
@@ -41,10 +53,11 @@ class Embedding:
     def __init__(self, space: ParameterSpace) -> None:
         self._space = space
         self._axes = _axes(space)
+        self._alignments = _alignments(space)
 
     def __call__(self, codes: CodeArray) -> FloatArray:
         """Return points (R, A) float64; 0.5 on the axes a sketch does not have."""
-        out = np.full((len(codes), len(self._axes)), 0.5)
+        out = np.full((len(codes), len(self._axes) + len(self._alignments)), 0.5)
         for sketch in np.unique(codes[:, 0]).tolist():
             where = np.flatnonzero(codes[:, 0] == sketch)
             rows = self._space.sketches[sketch].values(codes[where, 1:])
@@ -54,6 +67,10 @@ class Embedding:
                 if pair is not None:
                     a, b = (scaled(parameters[c].domain, rows[:, c]) for c in pair)
                     out[where, number] = (a + axis.sign * b - axis.low) / axis.span
+            for number, alignment in enumerate(self._alignments, len(self._axes)):
+                column = alignment.columns[sketch]
+                if column is not None:
+                    out[where, number] = (trailing_zeros(rows[:, column]) - alignment.low) / alignment.span
         return np.concatenate([self._space.coordinates(codes), out], axis=1)
 
 
@@ -86,6 +103,21 @@ def _axes(space: ParameterSpace) -> tuple[_Axis, ...]:
         if high > low:
             axes.append(_Axis(tuple(columns), key[2], float(low), float(high - low)))
     return tuple(axes)
+
+
+def _alignments(space: ParameterSpace) -> tuple[_Alignment, ...]:
+    """Return an axis for each name whose parameter has an alignment in some sketch."""
+    names = dict.fromkeys(p.name for s in space.sketches for p in s.parameters if has_alignment(p))
+    out = []
+    for name in names:
+        columns = tuple(
+            next((c for c, p in enumerate(s.parameters) if p.name == name and p.ordered), None) for s in space.sketches
+        )
+        exponents = np.concatenate(
+            [trailing_zeros(s.parameters[c].domain) for s, c in zip(space.sketches, columns) if c is not None]
+        )
+        out.append(_Alignment(columns, float(exponents.min()), float(np.ptp(exponents))))
+    return tuple(out)
 
 
 def _dependence(a: CodeArray, b: CodeArray) -> tuple[float, float]:
