@@ -1,0 +1,148 @@
+"""What each part of the default search earns: the recorded spaces played without it, or with another size of it.
+
+    python experiments/replay_ablation.py [--seeds 5] [--evaluations 200] [--variants "default,no trees"] [--spaces NAMES]
+
+A variant's score on a space is the mean, over seeds, of the fraction of the optimum reached after 50, 100 and 200 evaluations (those
+that were played). Leave one out: the variant with the best mean score on the other spaces is reported on the one left out, so that
+no choice is judged by the space it was made on. `naive ranker` is the baseline (`naive_ranker.py`).
+
+Appends to experiments/results/replay_ablation.json, and plays nothing twice while the search's code stays; replay_ablation.md is
+the table. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from naive_ranker import NaiveRanker
+from replay import DATA, ROOT, code_digest, environment
+
+from relax_tune.tuner.search import embedding, space
+from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
+from relax_tune.tuner.search.replay import RecordedSpace, recorded_spaces, replay
+from relax_tune.tuner.search.strategies import evolution
+from relax_tune.tuner.search.strategies.evolution import EvolutionarySearch, EvolutionSettings
+
+CHECKPOINTS = (50, 100, 200)
+BATCH = 8
+# Changed settings, and parts of modules that are replaced.
+VARIANTS: dict[str, tuple[dict[str, Any], list[tuple[Any, str, Callable[..., Any]]]]] = {
+    "default": ({}, []),
+    "no trees": ({"trees": 0.0}, []),
+    "trees .25": ({"trees": 0.25}, []),
+    "trees .75": ({"trees": 0.75}, []),
+    "trees' mean alone": ({"trees": 1.0}, []),
+    "no alignment": ({}, [(m, "has_alignment", lambda parameter: False) for m in (space, embedding)]),
+    "no tied pairs": ({}, [(embedding, "_axes", lambda of: ())]),
+    "no compression": ({}, [(evolution, "compressed", lambda log_time, middle: log_time)]),
+    "no optimistic bound": ({"explore": 0.0}, []),
+    "optimistic bound .15": ({"explore": 0.15}, []),
+    "no random points": ({"epsilon": 0.0}, []),
+    "random design": ({}, [(evolution, "_farthest", lambda points, count, *_: list(range(min(count, len(points)))))]),
+    "design of 8": ({"design": 8}, []),
+    "design of 24": ({"design": 24}, []),
+}
+
+
+@contextmanager
+def strategy(variant: str, problem: SearchProblem, seed: int) -> Iterator[SearchStrategy]:
+    """A variant of the search, while its parts are replaced."""
+    rng = np.random.default_rng(seed)
+    if variant == "naive ranker":
+        yield NaiveRanker(problem, rng)
+        return
+    settings, parts = VARIANTS[variant]
+    with ExitStack() as stack:
+        for module, name, part in parts:
+            stack.enter_context(patch.object(module, name, part))
+        yield EvolutionarySearch(problem, rng, replace(EvolutionSettings(), **settings))
+
+
+def play(variant: str, recorded: RecordedSpace, seed: int, evaluations: int) -> dict[str, float]:
+    """The fractions of the optimum reached at the checkpoints that are played."""
+    with strategy(variant, SearchProblem(recorded.space), seed) as search:
+        curve = replay(search, recorded, evaluations, BATCH)
+    return {str(at): round(float(curve[at - 1]), 4) for at in CHECKPOINTS if at <= evaluations}
+
+
+Runs = dict[str, dict[str, dict[str, dict[str, float]]]]  # variant, space, seed, checkpoint
+
+
+def scores(runs: Runs, at: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The mean fraction of every variant on every space that all seeds have played."""
+    out: dict[str, dict[str, float]] = defaultdict(dict)
+    for variant, spaces in runs.items():
+        for name, seeds in spaces.items():
+            played = [[run[c] for c in at] for run in seeds.values() if all(c in run for c in at)]
+            if played:
+                out[variant][name] = float(np.mean(played))
+    return out
+
+
+def table(runs: Runs, at: Sequence[str]) -> list[str]:
+    """The scores of the variants that played all spaces, and the choices with one space left out."""
+    found = scores(runs, at)
+    names = sorted({name for of in found.values() for name in of})
+    whole = {v: of for v, of in found.items() if len(of) == len(names)}
+    seeds = {v: min(sum(all(c in run for c in at) for run in s.values()) for s in runs[v].values()) for v in whole}
+    lines = ["", f"## Mean fraction at {', '.join(at)} evaluations", ""]
+    lines += ["| variant | seeds | mean | worst space | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
+    for variant in sorted(whole, key=lambda v: -np.mean(list(whole[v].values()))):
+        of = whole[variant]
+        cells = [f"{of[n]:.3f}" for n in names]
+        lines.append(
+            f"| {variant} | {seeds[variant]} | {np.mean(list(of.values())):.4f} | {min(of.values()):.3f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+    lines += ["", "| left out | chosen on the others | its score | default's score |", "|---|---|---|---|"]
+    for name in names:
+        rest = [n for n in names if n != name]
+        chosen = max(whole, key=lambda v: (np.mean([whole[v][n] for n in rest]), v))
+        default = f"{whole['default'][name]:.3f}" if "default" in whole else ""
+        lines.append(f"| {name} | {chosen} | {whole[chosen][name]:.3f} | {default} |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--evaluations", type=int, default=200)
+    parser.add_argument("--variants", help="names; all by default")
+    parser.add_argument("--spaces", help="names; all by default")
+    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    chosen = parser.parse_args(arguments)
+    file = chosen.out / "replay_ablation.json"
+    old = json.loads(file.read_text()) if file.exists() else {}
+    runs: Runs = old.get("runs", {}) if old.get("code") == code_digest() else {}
+    found = recorded_spaces(DATA)
+    variants = chosen.variants.split(",") if chosen.variants else [*VARIANTS, "naive ranker"]
+    names = chosen.spaces.split(",") if chosen.spaces else list(found)
+    last = str(max(c for c in CHECKPOINTS if c <= chosen.evaluations))
+    for seed in map(str, range(chosen.seeds)):
+        for variant in variants:
+            for name in names:
+                done = runs.setdefault(variant, {}).setdefault(name, {})
+                if last in done.get(seed, {}):
+                    continue
+                done[seed] = play(variant, found[name], int(seed), chosen.evaluations)
+                print(seed, variant, name, done[seed], flush=True)
+                document = {"environment": environment(None), "code": code_digest(), "batch": BATCH, "runs": runs}
+                file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    lines = ["# What each part of the default search earns", "", "Written by `experiments/replay_ablation.py`."]
+    for at in (("50",), tuple(map(str, CHECKPOINTS))):
+        lines += table(runs, at) if any(len(of) == len(found) for of in scores(runs, at).values()) else []
+    (chosen.out / "replay_ablation.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
