@@ -25,9 +25,10 @@ from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.job.job import Bounds, Job, build_here, device_info, open_runner
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
+from relax_tune.tuner.option import Command
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
-from relax_tune.tuner.settings import Command, Policy, Settings, merge_settings, settings_taken_by
+from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
 Database = Store | str | Path | None

@@ -14,12 +14,13 @@ import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
+from relax_tune.tuner.option import Command, Option, option
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -29,8 +30,6 @@ Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
-Command = Literal["tune", "build", "plan", "show"]
-T = TypeVar("T")
 
 FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
@@ -53,50 +52,6 @@ RENAMED_VALUES: Mapping[tuple[str, str], str] = {
 TUNE: tuple[Command, ...] = ("tune",)
 BUILD: tuple[Command, ...] = ("tune", "build")
 MODEL: tuple[Command, ...] = ("tune", "build", "plan", "show")
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """The declaration of a setting.
-
-    help: sentences that say what the setting does
-    default: the default as help prints it
-    commands: commands that take the setting
-    kind: type of the value
-    choices: permitted values; empty permits any
-    suggestions: values that a shell offers
-    metavar: placeholder of the value in a command's help
-    reaches_out: True for a setting that names a file, a host or a database, or lets a model run programs
-    """
-
-    help: str
-    default: str
-    commands: tuple[Command, ...]
-    kind: type = str
-    choices: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()
-    metavar: str = ""
-    reaches_out: bool = False
-
-
-def option(
-    value: T,
-    help: str,
-    *,
-    commands: tuple[Command, ...],
-    default: str = "",
-    kind: type = str,
-    choices: tuple[str, ...] = (),
-    suggestions: tuple[str, ...] = (),
-    metavar: str = "",
-    reaches_out: bool = False,
-) -> T:
-    """Declare a field of `Settings` with the default `value`. default: its text, if `value` does not say it"""
-    suggested = suggestions or choices
-    shown = metavar or "|".join(suggested).replace(" ", "")
-    declared = Option(help, default or str(value), commands, kind, choices, suggested, shown, reaches_out)
-    made: T = field(default=value, metadata={"option": declared})
-    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+"""How a setting is declared: its help, default, values, and the commands that take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+Command = Literal["tune", "build", "plan", "show"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The declaration of a setting.
+
+    help: sentences that say what the setting does
+    default: the default as help prints it
+    commands: commands that take the setting
+    kind: type of the value
+    choices: permitted values; empty permits any
+    suggestions: values that a shell offers
+    metavar: placeholder of the value in a command's help
+    reaches_out: True for a setting that names a file, a host or a database, or lets a model run programs
+    """
+
+    help: str
+    default: str
+    commands: tuple[Command, ...]
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    metavar: str = ""
+    reaches_out: bool = False
+
+
+def option(
+    value: T,
+    help: str,
+    *,
+    commands: tuple[Command, ...],
+    default: str = "",
+    kind: type = str,
+    choices: tuple[str, ...] = (),
+    suggestions: tuple[str, ...] = (),
+    metavar: str = "",
+    reaches_out: bool = False,
+) -> T:
+    """Declare a field of `Settings` with the default `value`. default: its text, if `value` does not say it"""
+    suggested = suggestions or choices
+    shown = metavar or "|".join(suggested).replace(" ", "")
+    declared = Option(help, default or str(value), commands, kind, choices, suggested, shown, reaches_out)
+    made: T = field(default=value, metadata={"option": declared})
+    return made
