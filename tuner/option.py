@@ -1,4 +1,4 @@
-"""How a setting is declared: its help, default, values, and the commands that take it."""
+"""Declarations of settings: help, default, values, and the commands that take them."""
 
 from __future__ import annotations
 
