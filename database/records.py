@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -125,9 +126,10 @@ def _known_number(value: Any, where: str) -> float | None:
     """Return a finite number as a float, or None for an unknown one."""
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise DatabaseError(f"{where}: wanted a finite number or none, found {_shown(value)}")
-    return float(value)
+    with suppress(OverflowError):  # of an integer beyond all floats
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    raise DatabaseError(f"{where}: wanted a finite number or none, found {_shown(value)}")
 
 
 def _integer(value: Any, where: str, lower: int = -INT64_MAX - 1) -> int:

@@ -25,12 +25,12 @@ FILE_BYTES = 4 << 30
 MORE_THREADS = 4096
 """Threads that a user may have beyond those of the moment when a device process starts."""
 COMPILER_VARIABLES = re.compile(
-    r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_\w+|GCC_\w+|COMPILER_PATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CCACHE_\w+|SCCACHE_DIR"
+    r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_(?!PRELOAD)\w+|GCC_\w+|COMPILER_PATH|LIBRARY_PATH|CPATH|C_INCLUDE_PATH|CCACHE_\w+|SCCACHE_DIR"
     r"|NIX_\w+|CONDA_PREFIX|CONDA_BUILD_SYSROOT|SOURCE_DATE_EPOCH"
 )
-"""Names of the variables that gcc, its wrappers and the loader read."""
+"""Names of the variables that gcc, its wrappers and the loader read. What is preloaded here is no part of a compiler."""
 DEVICE_VARIABLES = re.compile(
-    rf"{COMPILER_VARIABLES.pattern}|USER|LOGNAME|TZ|XDG_\w+|PYTHON\w*|VIRTUAL_ENV|CC|RELAX_TUNE_CACHE"
+    rf"{COMPILER_VARIABLES.pattern}|LD_PRELOAD|USER|LOGNAME|TZ|XDG_\w+|PYTHON\w*|VIRTUAL_ENV|CC|RELAX_TUNE_CACHE"
     r"|(OMP|GOMP|KMP|OPENBLAS|DNNL|ONEDNN|CLBLAST|CUDA|CUBLAS\w*|NVIDIA|NV|OCL|OPENCL|POCL|PYOPENCL|CL|INTEL|RUSTICL|MESA|ROCR|HSA|HIP"
     r"|GPU|MALLOC|ASAN|TSAN|UBSAN|COV|COVERAGE)_\w+|GLIBC_TUNABLES|NUMEXPR_\w+|MKL_\w+"
 )

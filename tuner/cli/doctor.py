@@ -52,6 +52,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "cuda-bindings": ("cuda-compiler", "compiling for NVIDIA GPUs"),
     "tokenizers": ("text", "sentences as input"),
     "distributed": ("cluster", "far devices"),
+    "filelock": ("cluster", "one worker on a device"),
     "platformdirs": ("tune", "this user's database"),
     "onnx": ("onnx", "ONNX models"),
     "gguf": ("gguf", "GGUF files"),

@@ -250,7 +250,7 @@ def test_inapplicable_records_are_build_errors() -> None:
     for record in (
         VariantRecord("tuned", "gone", "[]"),
         VariantRecord("library", "nolib.gemm"),
-        VariantRecord("generic", "fallback", '{"tunables": {}, "steps": [["split", {}]]}'),
+        VariantRecord("tuned", "fallback", '{"tunables": {}, "steps": [["split", {}]]}'),
     ):
         with pytest.raises(BuildError, match=r"apply|not at hand"):
             choices.program(record)
