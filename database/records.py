@@ -12,7 +12,6 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -126,9 +125,8 @@ def _known_number(value: Any, where: str) -> float | None:
     """Return a finite number as a float, or None for an unknown one."""
     if value is None:
         return None
-    with suppress(OverflowError):  # of an integer beyond all floats
-        if type(value) in (int, float) and math.isfinite(value):
-            return float(value)
+    if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= INT64_MAX):
+        return float(value)
     raise DatabaseError(f"{where}: wanted a finite number or none, found {_shown(value)}")
 
 
