@@ -23,6 +23,7 @@ from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.job import Job
 
+pytestmark = pytest.mark.ccompiler
 DEVICES = ["c", pytest.param("opencl", marks=pytest.mark.process)]
 PROMPT = np.array([[3, 1, 4], [1, 5, 9]], np.int64)
 

@@ -20,6 +20,7 @@ def tool(folder: Path, script: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.process
 def test_gpu_is_named_by_uuid_with_clock_and_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     tool(tmp_path, 'for last; do :; done; test "$last" = --id=0000:0a:00.0 && echo "GPU-1234, 1980, 41"')
@@ -27,6 +28,7 @@ def test_gpu_is_named_by_uuid_with_clock_and_temperature(tmp_path: Path, monkeyp
     assert unit_state("w", "pci:0000:0b:00.0") == UnitState("w", HOST, "pci:0000:0b:00.0")
 
 
+@pytest.mark.process
 def test_driver_without_sensors_leaves_clock_and_temperature_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
