@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ LEAST = 64 << 10
 
 
 class HostPool:
-    """Memory of arrays that are gone, for new ones: the system takes longer to map fresh pages than a kernel to fill them.
+    """Memory of arrays that are gone, for new ones: the system may take longer to map fresh pages than a kernel to fill them.
 
     It keeps at most as many bytes as the largest call took. The caller holds the device's turn in all but `close`; arrays may end
     in any thread.
     """
 
     def __init__(self) -> None:
-        self._idle: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._idle: dict[int, list[NDArray[np.uint8]]] = {}
         self._taken = self._most = 0
 
     def begin(self) -> None:
@@ -40,7 +39,7 @@ class HostPool:
         memory = self._found(nbytes)
         if memory is None:
             memory = aligned_bytes(-(-nbytes // step) * step)
-            self._idle[memory.nbytes]  # a key, which `_keep` must not make while others read them
+            self._idle.setdefault(memory.nbytes, [])  # here, since `_keep` must add no key while others read them
         self._taken += memory.nbytes
         block = _Block(memory)
         weakref.finalize(block, self._keep, memory).atexit = False

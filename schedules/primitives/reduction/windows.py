@@ -75,7 +75,7 @@ def separable_reduce(func: PrimFunc, block: str, loop: str, step: str) -> PrimFu
     own = {i.var: Var(i.var.name) for i in (*kept, *inside)}
     c = Var(f"{x.var.name}_{k.var.name}")
     where = (*(own[i.var] for i in kept), c)
-    moved = substitute(stride.along(term, c), own)
+    moved = substitute(stride.along(func, term, c), own)
     if stride.of_k > 1 or stride.of_x > (as_int(k.extent) or 0):
         _require_readable_gaps(func, moved, c)
     iters = (
@@ -184,18 +184,18 @@ class _Stride:
     of_x: int
     of_k: int
 
-    def along(self, e: Expr, place: Var) -> Expr:
+    def along(self, func: PrimFunc, e: Expr, place: Var) -> Expr:
         """Write an expression of x and k as one of their place."""
 
         def change(rest: Expr, a: int, b: int) -> Expr:
             if a * self.of_k != b * self.of_x or a % self.of_x:
                 raise ScheduleError(
-                    f"separable_reduce wants {self.x.name!r} and {self.k.name!r} as {self.of_x} * {self.x.name} + "
+                    f"{func.name}: separable_reduce wants {self.x.name!r} and {self.k.name!r} as {self.of_x} * {self.x.name} + "
                     f"{self.of_k} * {self.k.name} alone, found {e!r}"
                 )
             return add(mul(const(a // self.of_x), place), rest)
 
-        return _affine_parts(e, self.x, self.k, change)
+        return _affine_parts(func, e, self.x, self.k, change)
 
 
 def _stride(func: PrimFunc, term: Expr, x: Var, k: Var) -> _Stride:
@@ -206,7 +206,7 @@ def _stride(func: PrimFunc, term: Expr, x: Var, k: Var) -> _Stride:
         found.add((a // math.gcd(a, b), b // math.gcd(a, b)))
         return rest
 
-    _affine_parts(term, x, k, note)
+    _affine_parts(func, term, x, k, note)
     if len(found) != 1 or min(next(iter(found))) < 1:
         raise ScheduleError(
             f"{func.name}: separable_reduce wants sums of {x.name!r} and {k.name!r} in one ratio above 0, found {term!r}"
@@ -214,7 +214,7 @@ def _stride(func: PrimFunc, term: Expr, x: Var, k: Var) -> _Stride:
     return _Stride(x, k, *next(iter(found)))
 
 
-def _affine_parts(e: Expr, x: Var, k: Var, change: Callable[[Expr, int, int], Expr]) -> Expr:
+def _affine_parts(func: PrimFunc, e: Expr, x: Var, k: Var, change: Callable[[Expr, int, int], Expr]) -> Expr:
     """Replace every largest affine expression of x and k. change: from the rest and the two coefficients. Raises ScheduleError."""
 
     def part(n: Expr) -> Expr | None:
@@ -226,7 +226,7 @@ def _affine_parts(e: Expr, x: Var, k: Var, change: Callable[[Expr, int, int], Ex
             if parts is not None and numbers is not None and None not in numbers:
                 return change(parts[1], *(number or 0 for number in numbers))
         if isinstance(n, Var):
-            raise ScheduleError(f"separable_reduce wants {n.name!r} in sums, found it in {e!r}")
+            raise ScheduleError(f"{func.name}: separable_reduce wants {n.name!r} in sums, found it in {e!r}")
         return None
 
     return replaced(e, part)

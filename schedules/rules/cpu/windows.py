@@ -1,7 +1,8 @@
 """Padded rows: pooling, which reduces over small overlapping windows, and padding itself, with whatever is fused around them.
 
 The columns of a row are cut where padding begins, so that those between need no condition on the column, and vectors lie along
-them. A row of a pool is accumulated where it is close, and the epilogue takes it from there.
+them. A row of a pool is accumulated where it is close, and the epilogue takes it from there. Or pooling is separable: rows of windows
+first, which neighbouring windows share, then along the columns.
 """
 
 from __future__ import annotations

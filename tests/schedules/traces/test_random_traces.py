@@ -18,6 +18,7 @@ from tests.support.meaning import assert_same_meaning
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.check.structural import structural_equal
+from relax_tune.ir.core.expr import free_vars
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.schedule import PRIMITIVES, Schedule, replay
 from relax_tune.schedules.trace import Trace
@@ -81,6 +82,12 @@ STARTS: dict[str, Case] = {
 }
 
 
+def sizes_in_scope(func: PrimFunc) -> bool:
+    """Whether no buffer's size depends on a loop."""
+    known = {*func.symbols, *TUNABLES, T}
+    return all(v in known for b in func.allocs for d in b.shape for v in free_vars(d))
+
+
 def started(primitive: str, rng: random.Random, steps: int) -> tuple[PrimFunc, Schedule]:
     """A function, and its schedule by a primitive (after what that needs) and random steps that it does not refuse."""
     func = STARTS[primitive].func()
@@ -97,6 +104,7 @@ def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
     for steps in (3, 9):
         func, s = started(primitive, rng, steps)
         assert any(step.primitive == primitive for step in s.trace.steps)
+        assert sizes_in_scope(s.func)
         for size in (0, 1, rng.choice(SIZES), rng.choice(SIZES)):
             dims = {v.name: rng.choice((size, rng.choice(SIZES))) for v in func.symbols}
             assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in (T, *TUNABLES)})
@@ -107,6 +115,7 @@ def test_every_primitive_keeps_the_meaning_among_others(primitive: str) -> None:
 def test_legal_traces_keep_the_meaning(rng: random.Random, number: int, steps: int) -> None:
     func = functions()[number % len(functions())]
     s = random_schedule(func, rng, steps)
+    assert sizes_in_scope(s.func)
     for _ in range(2):
         dims = {v.name: rng.choice(SIZES) for v in func.symbols}
         assert_same_meaning(func, s.func, dims, tunables={t: rng.choice(t.domain) for t in TUNABLES})

@@ -14,7 +14,8 @@ from relax_tune.errors import MeasureError
 class UnitLock:
     """A file lock by unit in the host's temporary folder; it ends with its process.
 
-    Workers that do not share that folder, such as those of separate containers, are not seen.
+    Workers that do not share that folder, such as those of separate containers, are not seen. A link in the file's place is not
+    followed (filelock 3.20.1 and later), since anybody may put one there.
 
     Raises MeasureError when another worker holds the unit.
     """
@@ -31,7 +32,7 @@ class UnitLock:
             ) from None
         except OSError as error:
             raise MeasureError(
-                f"wanted to lock the unit {unit} by the file {path}.lock, found: {error.strerror}; make it writable"
+                f"wanted to lock the unit {unit} by the file {path}.lock, found: {error.strerror}; remove it, or make it writable"
             ) from None
 
     def release(self) -> None:

@@ -187,6 +187,20 @@ def test_second_worker_of_a_unit_is_refused(tmp_path: Path, monkeypatch: pytest.
     UnitLock("pci:0000:0a:00.0", "third").release()
 
 
+def test_link_in_place_of_the_lock_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may put one into the temporary folder; the file that it leads to stays as it is."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    UnitLock("cpu:here", "first").release()
+    (lock,) = tmp_path.glob("*.lock")
+    lock.unlink(missing_ok=True)
+    other = tmp_path / "other"
+    other.write_text("kept")
+    lock.symlink_to(other)
+    with pytest.raises(MeasureError, match=r"wanted to lock the unit cpu:here by the file .*remove it"):
+        UnitLock("cpu:here", "second")
+    assert other.read_text() == "kept"
+
+
 def test_identity_ignores_unit_and_limits() -> None:
     info = FakeRunner({"unit": "a"}, "").device_info()
     assert differences(info, replace(info, unit="b", limits=(("workers", 2),))) == ""
