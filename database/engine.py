@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
+import os
 import re
 import sqlite3
 import time
@@ -33,10 +35,13 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from relax_tune.database import sqlite_file
+from relax_tune.database.rules import MISTYPED
 from relax_tune.errors import DatabaseError, TryAgainLater, system_reason
 
 BUSY_SECS = 60
 """Time limit of a writer that waits for another write transaction."""
+MAX_VALUE = 64 * 2**20
+"""Bytes of the longest value and row that SQLite reads or writes."""
 CONNECT_SECS = 10
 """Time limit of a PostgreSQL server to answer a new connection."""
 SILENT_SECS = 30
@@ -52,7 +57,8 @@ _COMING = (
     "server closed the connection",
     "imeout expired",
 )
-_AWAY = ("57P01", "57P02", "57P03")  # shut down by its administrator, crashed, starting up
+# Shut down by its administrator, crashed, starting up; one of several transactions that wait for each other.
+_AWAY = ("57P01", "57P02", "57P03", "40P01")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,6 +149,43 @@ def asks_read_only(url: URL) -> bool:
     return dict(url.query) == {"mode": "ro"} and url.get_backend_name() == "sqlite"
 
 
+def is_far(url: URL) -> bool:
+    """Return True for a PostgreSQL server that is reached over a network: any but a socket and this machine by name or address."""
+    given = url.query.get("host", url.host or os.environ.get("PGHOST", ""))
+    hosts = given.split(",") if isinstance(given, str) else given
+    return url.get_backend_name() == "postgresql" and not all(map(_is_near, hosts))
+
+
+def _is_near(host: str) -> bool:
+    if host in ("", "localhost") or host.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def transport(url: URL) -> dict[str, str]:
+    """Return libpq's options of TLS for a server beyond this machine: its certificate and name are verified, unless the URL says less."""
+    if not is_far(url) or "sslmode" in url.query or os.environ.get("PGSSLMODE"):
+        return {}
+    wanted = {"sslmode": "verify-full"}
+    own = Path.home() / ".postgresql" / "root.crt"
+    if "sslrootcert" not in url.query and not os.environ.get("PGSSLROOTCERT") and not own.exists():
+        wanted["sslrootcert"] = "system"
+    return wanted
+
+
+def weaknesses(url: URL) -> Iterator[str]:
+    """Yield a sentence about the transport to a server that is not verified."""
+    mode = url.query.get("sslmode", os.environ.get("PGSSLMODE", ""))
+    if is_far(url) and mode not in ("", "verify-full"):
+        yield (
+            f"{shown(url)}: sslmode={mode!s:.20} does not verify the server, so others on the network may read and alter records; leave "
+            "it out, or give verify-full"
+        )
+
+
 def make_engine(url: URL, *, read_only: bool) -> Engine:
     """Make an engine that connects lazily, to a SQLite file that exists. Thread-safe, but not across a fork.
 
@@ -154,14 +197,14 @@ def make_engine(url: URL, *, read_only: bool) -> Engine:
             return _sqlite_engine(url, read_only)
         options = f"-c lock_timeout={BUSY_SECS}s" + (" -c default_transaction_read_only=on" if read_only else "")
         given = url.query.get("options")
-        arguments = {
+        arguments: dict[str, int | str] = {
             "connect_timeout": CONNECT_SECS,
             "keepalives_idle": SILENT_SECS // 3,
             "keepalives_interval": SILENT_SECS // 3,
             "keepalives_count": 2,
             "tcp_user_timeout": SILENT_SECS * 1000,
         }
-        arguments = {name: value for name, value in arguments.items() if name not in url.query}
+        arguments = {**transport(url), **{name: value for name, value in arguments.items() if name not in url.query}}
         wanted = {**arguments, "options": f"{given} {options}" if isinstance(given, str) else options}
         return create_engine(url, pool_pre_ping=True, connect_args=wanted)
     except (ImportError, NoSuchModuleError):
@@ -179,6 +222,10 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             address, uri=True, timeout=BUSY_SECS, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
+            # what a stranger's file may say: no functions in its schema, and no value larger than memory should hold
+            connection.execute("PRAGMA trusted_schema=OFF")
+            connection.execute("PRAGMA cell_size_check=ON")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA synchronous=NORMAL")
             if read_only:
@@ -234,6 +281,15 @@ def reader(engine: Engine) -> Engine:
 
 _BUSY = ("database is locked", "lock timeout", "too many clients")
 _ADVICE = (
+    (
+        "certificate verify failed",
+        "its certificate is of no authority that is known here: name that of your server by sslrootcert=FILE in the URL",
+    ),
+    (
+        "does not support SSL",
+        "beyond this machine TLS is wanted: let the server offer it (ssl = on); sslmode=disable in the URL goes without",
+    ),
+    ("does not match host name", "give the host by the name that its certificate has"),
     ("unable to open database file", "check that the file and its folder may be read and written"),
     ("readonly database", "the file or its folder is read-only: fix its permissions, or open it read-only"),
     ("read-only transaction", "it was opened read-only: open it for writing"),
@@ -303,11 +359,22 @@ def explain(error: BaseException, where: str, doing: str, path: Path | None = No
 
 
 class LostConnection(DatabaseError, TryAgainLater):
-    """The server cannot be reached, or went away during an exchange; it may come back."""
+    """The server cannot be reached, or ended an exchange; the same may succeed when it is asked again."""
 
 
 class BusyDatabase(DatabaseError, TryAgainLater):
     """Others use the database so much that a limit was reached."""
+
+
+@contextlib.contextmanager
+def typed_rows(where: str, doing: str) -> Iterator[None]:
+    """Turn what a row with a value of another type raises inside into a `DatabaseError`."""
+    try:
+        yield
+    except MISTYPED as error:
+        raise DatabaseError(
+            f"{where}: could not {doing}: a row holds a value of another type ({error!s:.80}); see `relax-tune db check`, restore a backup"
+        ) from error
 
 
 def _lost(error: BaseException) -> bool:

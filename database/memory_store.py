@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.records import (
     Environment,
     JobRecord,
@@ -22,28 +24,41 @@ from relax_tune.database.records import (
     ShapeHistogram,
     Status,
     Target,
-    TargetStats,
-    UnitStats,
     VariantKind,
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, Spent, best_of, grant, verify_batch, verify_same_subjects
+from relax_tune.database.rules import (
+    RefusedRecord,
+    Spent,
+    best_of,
+    choose_plan,
+    grant,
+    plan_after,
+    plan_to_add,
+    stats_of,
+    verify_batch,
+    verify_same_subjects,
+)
 
 
 class MemoryStore:
-    """A `relax_tune.database.store.Store` in memory, which ends with the process. One lock guards it."""
+    """A `relax_tune.database.store.Store` in memory, which ends with the process. One lock guards it.
+
+    id: the name by which other databases know its plans; None for a new one
+    """
 
     where = "memory://"
 
-    def __init__(self) -> None:
+    def __init__(self, id: str | None = None) -> None:
+        self.id = id or secrets.token_hex(16)
         self._lock = threading.RLock()
         self._targets: dict[str, Target] = {}
         self._environments: dict[str, Environment] = {}
         self._workloads: dict[str, Workload] = {}
         self._measurements: dict[str, Measurement] = {}
         self._by_task: dict[tuple[str, str], dict[str, Measurement]] = {}
-        self._plans: dict[tuple[str, str], dict[int, PlanRecord]] = {}
+        self._plans: dict[tuple[str, str], dict[tuple[str, int], PlanRecord]] = {}
         self._leases: dict[tuple[str, str], Lease] = {}
         self._jobs: dict[str, JobRecord] = {}
         self._histograms: dict[tuple[str, str], ShapeHistogram] = {}
@@ -87,8 +102,19 @@ class MemoryStore:
 
     def workloads(self, target: str | None) -> list[Workload]:
         with self._lock:
-            measured = {task[0] for task, found in self._by_task.items() if task[1] == target and found}
-            return [self._workloads[key] for key in sorted(self._workloads if target is None else measured)]
+            return self.known_workloads(self._workloads if target is None else self.measured(target))
+
+    def measured(self, target: str, since: float | None = None) -> list[str]:
+        with self._lock:
+            return sorted(
+                workload
+                for (workload, key), found in self._by_task.items()
+                if key == target and any(since is None or m.measured_at >= since for m in found.values())
+            )
+
+    def known_workloads(self, keys: Iterable[str]) -> list[Workload]:
+        with self._lock:
+            return [self._workloads[key] for key in sorted(set(keys)) if key in self._workloads]
 
     def _verify_known(self, table: str, known: Mapping[str, object], keys: Iterable[str]) -> None:
         for key in sorted(set(keys)):
@@ -127,11 +153,16 @@ class MemoryStore:
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        since: float | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
         with self._lock:
             found = sorted(self._matching(target, workload, status, kinds, symbols, regime), key=lambda m: m.id)
-        return [_copy(measurement) for measurement in found[:limit]]
+        return [_copy(m) for m in [m for m in found if since is None or m.measured_at >= since][:limit]]
+
+    def measurements(self, ids: Iterable[str]) -> list[Measurement]:
+        with self._lock:
+            return [_copy(self._measurements[id]) for id in sorted(set(ids)) if id in self._measurements]
 
     def _matching(
         self,
@@ -188,16 +219,8 @@ class MemoryStore:
             if known is None:
                 return None
             found = self._of_target(target)
-        ok = [m for m in found if m.status == "ok"]
-        return TargetStats(
-            known,
-            len({m.workload for m in found}),
-            len(found),
-            len(ok),
-            sum(m.checked for m in ok),
-            tuple(sorted(Counter(str(m.variant.kind) for m in ok).items())),
-            tuple(sorted(Counter(str(m.stage) for m in found if m.stage is not None).items())),
-        )
+        counts = Counter((str(m.variant.kind), m.stage, m.checked) for m in found)
+        return stats_of(known, len({m.workload for m in found}), ((*key, count) for key, count in counts.items()))
 
     def units(self, target: str) -> list[UnitStats]:
         with self._lock:
@@ -220,12 +243,8 @@ class MemoryStore:
             found = []
             for plan in firsts:
                 versions = self._plans.setdefault((plan.workload, target), {})
-                newest = versions[max(versions)] if versions else None
-                if newest is not None and newest.entries == plan.entries:
-                    found.append(newest)
-                    continue
-                found.append(plan if newest is None else replace(plan, version=newest.version + 1))
-                versions[found[-1].version] = found[-1]
+                found.append(plan_after(list(versions.values()), plan))
+                versions[found[-1].origin, found[-1].version] = found[-1]
             return found
 
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
@@ -235,15 +254,15 @@ class MemoryStore:
                 self._verify_task(plan.workload, plan.target)
             before = sum(len(versions) for versions in self._plans.values())
             for plan in plans:
-                self._plans.setdefault((plan.workload, plan.target), {}).setdefault(plan.version, plan)
+                versions = self._plans.setdefault((plan.workload, plan.target), {})
+                added = plan_to_add(list(versions.values()), plan, named_origins=True)
+                if added is not None:
+                    versions[added.origin, added.version] = added
             return sum(len(versions) for versions in self._plans.values()) - before
 
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         with self._lock:
-            versions = self._plans.get((workload, target), {})
-            if version is not None:
-                return versions.get(version)
-            return versions[max(versions)] if versions else None
+            return choose_plan(self._plans.get((workload, target), {}).values(), version)
 
     def plans(self, target: str) -> list[PlanRecord]:
         with self._lock:

@@ -1,7 +1,7 @@
-"""The tables, as typed SQLAlchemy models, and the queries over them.
+"""The tables of the newest schema, as typed SQLAlchemy models.
 
-Everything is text and numbers (JSON as text), readable without this code. `relax_tune.database.migrations` creates
-these tables; a test compares the two.
+Texts, points and origins that many measurements share are kept once, and are referred to by number. Samples and ids are binary
+(`relax_tune.database.sql.codec`). `relax_tune.database.migrations` creates these tables; a test compares the two.
 """
 
 from __future__ import annotations
@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, Select, case, distinct, func, literal_column, select
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Identity,
+    Index,
+    Select,
+    UniqueConstraint,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
-from sqlalchemy.types import Double, Text
+from sqlalchemy.types import BigInteger, Double, SmallInteger, Text
 
-from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, STATUSES, VARIANT_KINDS, Selection
+from relax_tune.database.jobs.submitted import SUBMITTED_STATES
+from relax_tune.database.records import JOB_STATES, REGIMES, STAGES, TEXT_LIMIT, VARIANT_KINDS
 
 _SQLITE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 
@@ -24,10 +35,22 @@ def one_of(column: str, values: Sequence[str]) -> str:
     return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
+def _below(column: str, limit: int) -> str:
+    return f"{column} BETWEEN 0 AND {limit - 1}"
+
+
 class Base(DeclarativeBase):
     """Text is unbounded and floats are 64 bits on every engine."""
 
     type_annotation_map = {str: Text(), float: Double()}  # noqa: RUF012 - SQLAlchemy reads it from the class
+
+    @classmethod
+    def columns(cls) -> list[ColumnElement[Any]]:
+        """Return all columns. A text that is too long for a record is cut to one that still is, so that its row takes little memory."""
+        return [
+            func.substr(c, 1, TEXT_LIMIT + 1).label(c.name) if isinstance(c.type, Text) and not c.primary_key else c
+            for c in cls.__table__.columns
+        ]
 
 
 class TargetRow(Base):
@@ -57,160 +80,156 @@ class WorkloadRow(Base):
     hint: Mapped[str]
 
 
+class TraceRow(Base):
+    """Kind, sketch and trace, which the variants that differ in their parameters share."""
+
+    __tablename__ = "traces"
+    __table_args__ = (CheckConstraint(_below("kind", len(VARIANT_KINDS)), name="traces_kind"),)
+
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    key: Mapped[bytes] = mapped_column(unique=True)
+    kind: Mapped[int] = mapped_column(SmallInteger)
+    sketch: Mapped[str]
+    trace: Mapped[str]
+
+
 class VariantRow(Base):
     """Tuned, library and generic variants alike: a library call is a variant whose sketch names the routine."""
 
     __tablename__ = "variants"
-    __table_args__ = (CheckConstraint(one_of("kind", VARIANT_KINDS), name="variants_kind"),)
 
-    key: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str]
-    sketch: Mapped[str]
-    trace: Mapped[str]
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    key: Mapped[bytes] = mapped_column(unique=True)
+    trace: Mapped[int] = mapped_column(ForeignKey("traces.number"))
     parameters: Mapped[str]
 
 
+class WorkloadTaskRow(Base):
+    """A workload that was measured on a target."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (UniqueConstraint("target", "workload", name="tasks_by_target"),)
+
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    target: Mapped[str] = mapped_column(ForeignKey("targets.key"))
+    workload: Mapped[str] = mapped_column(ForeignKey("workloads.key"))
+
+
+class PointRow(Base):
+    """The symbols of a measurement."""
+
+    __tablename__ = "points"
+
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    key: Mapped[bytes] = mapped_column(unique=True)
+    symbols: Mapped[str]
+
+
+class PlaceRow(Base):
+    """The origin of a measurement: job, libraries, worker, host, unit. environment: key, empty if unknown"""
+
+    __tablename__ = "places"
+
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    key: Mapped[bytes] = mapped_column(unique=True)
+    job: Mapped[str]
+    environment: Mapped[str]
+    worker: Mapped[str]
+    host: Mapped[str]
+    unit: Mapped[str]
+
+
+class MessageRow(Base):
+    """The message of failures."""
+
+    __tablename__ = "messages"
+
+    number: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    key: Mapped[bytes] = mapped_column(unique=True)
+    text: Mapped[str]
+
+
 class MeasurementRow(Base):
+    """Columns are in the order in which PostgreSQL packs them best.
+
+    kind, stage, regime: places in `VARIANT_KINDS`, `STAGES` (from 1; 0 is ok) and `REGIMES`; message: 0 for none
+    """
+
     __tablename__ = "measurements"
     __table_args__ = (
-        CheckConstraint(one_of("status", STATUSES), name="measurements_status"),
-        CheckConstraint(one_of("regime", REGIMES), name="measurements_regime"),
-        CheckConstraint(
-            f"(status = 'ok' AND stage IS NULL) OR (status = 'failed' AND {one_of('stage', STAGES)})",
-            name="measurements_stage",
-        ),
-        Index("measurements_by_point", "target", "workload", "symbols"),
-        Index("measurements_by_variant", "variant"),
+        CheckConstraint(_below("kind", len(VARIANT_KINDS)), name="measurements_kind"),
+        CheckConstraint(_below("stage", len(STAGES) + 1), name="measurements_stage"),
+        CheckConstraint(_below("regime", len(REGIMES)), name="measurements_regime"),
+        CheckConstraint("(stage = 0) = (message = 0)", name="measurements_message"),
+        Index("measurements_by_task", "task", "point"),
+        Index("measurements_by_number", "variant"),
     )
 
-    id: Mapped[str] = mapped_column(primary_key=True)
-    workload: Mapped[str] = mapped_column(ForeignKey("workloads.key"))
-    target: Mapped[str] = mapped_column(ForeignKey("targets.key"))
-    variant: Mapped[str] = mapped_column(ForeignKey("variants.key"))
-    symbols: Mapped[str]
-    status: Mapped[str]
-    stage: Mapped[str | None]
-    message: Mapped[str]
-    samples: Mapped[str]
-    regime: Mapped[str]
-    checked: Mapped[bool]
+    id: Mapped[bytes] = mapped_column(primary_key=True)
+    measured_at: Mapped[float]
     build_secs: Mapped[float]
-    job: Mapped[str]
-    environment: Mapped[str | None] = mapped_column(ForeignKey("environments.key"))
-    measured_at: Mapped[float] = mapped_column(server_default="0")
-    worker: Mapped[str] = mapped_column(server_default="")
-    host: Mapped[str] = mapped_column(server_default="")
-    unit: Mapped[str] = mapped_column(server_default="")
     clock_mhz: Mapped[float | None]
     celsius: Mapped[float | None]
+    task: Mapped[int] = mapped_column(ForeignKey("tasks.number"))
+    point: Mapped[int] = mapped_column(ForeignKey("points.number"))
+    variant: Mapped[int] = mapped_column(ForeignKey("variants.number"))
+    place: Mapped[int] = mapped_column(ForeignKey("places.number"))
+    message: Mapped[int]
+    kind: Mapped[int] = mapped_column(SmallInteger)
+    stage: Mapped[int] = mapped_column(SmallInteger)
+    regime: Mapped[int] = mapped_column(SmallInteger)
+    checked: Mapped[bool]
+    samples: Mapped[bytes]
 
-    @classmethod
-    def matching(
-        cls,
-        target: str,
-        *,
-        workload: str | None = None,
-        symbols: str | None = None,
-        status: str | None = None,
-        kinds: Sequence[str] | None = None,
-        regime: str | None = None,
-        winners_only: bool = False,
-    ) -> list[ColumnElement[bool]]:
-        """Return the conditions that select measurements of one target; `winners_only` keeps ok and checked ones."""
-        conditions: list[ColumnElement[bool]] = [cls.target == target]
-        if workload is not None:
-            conditions.append(cls.workload == workload)
-        if symbols is not None:
-            conditions.append(cls.symbols == symbols)
-        if status is not None:
-            conditions.append(cls.status == status)
-        if regime is not None:
-            conditions.append(cls.regime == regime)
-        if winners_only:
-            conditions += [cls.status == "ok", cls.checked.is_(True)]
-        if kinds is not None:
-            conditions.append(cls.variant.in_(select(VariantRow.key).where(VariantRow.kind.in_(kinds))))
-        return conditions
 
-    @classmethod
-    def selected_by(cls, target: str, selection: Selection) -> list[ColumnElement[bool]]:
-        """Return the conditions that select the measurements of one target to prune."""
-        conditions = cls.matching(target, status="failed" if selection.failed else None)
-        if selection.older_than is not None:
-            conditions += [cls.measured_at > 0, cls.measured_at < selection.older_than]
-        if selection.since is not None:
-            conditions.append(cls.measured_at >= selection.since)
-        if selection.job is not None:
-            conditions.append(cls.job == selection.job)
-        if (name := selection.worker) is not None:
-            conditions.append((cls.worker == name) | (cls.host == name) | (cls.unit == name))
-        return conditions
+class TallyRow(Base):
+    """Numbers of measurements, which whoever writes measurements keeps. last: the newest `measured_at`"""
 
-    @classmethod
-    def select_columns(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """Return all columns as plain rows; the caller orders them (engines disagree on how text sorts)."""
-        return select(*cls.__table__.columns).where(*conditions)
+    __tablename__ = "tallies"
 
-    @classmethod
-    def select_variants(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """Return the distinct variants of the same measurements."""
-        return select(*VariantRow.__table__.columns).where(VariantRow.key.in_(select(cls.variant).where(*conditions)))
+    task: Mapped[int] = mapped_column(ForeignKey("tasks.number"), primary_key=True, autoincrement=False)
+    place: Mapped[int] = mapped_column(ForeignKey("places.number"), primary_key=True, autoincrement=False)
+    kind: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    stage: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    regime: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    checked: Mapped[bool] = mapped_column(primary_key=True)
+    count: Mapped[int] = mapped_column(BigInteger)
+    last: Mapped[float]
 
-    @classmethod
-    def select_ranking(cls, conditions: Sequence[ColumnElement[bool]]) -> Select[*tuple[Any, ...]]:
-        """Return (id, variant, samples), the columns that ranking needs."""
-        return select(cls.id, cls.variant, cls.samples).where(*conditions)
 
-    @classmethod
-    def select_totals(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """Return one row of counts: workloads, measurements, ok ones, ok and checked ones."""
-        ok = cls.status == "ok"
-        return select(
-            func.count(distinct(cls.workload)),
-            func.count(),
-            func.coalesce(func.sum(case((ok, 1), else_=0)), 0),
-            func.coalesce(func.sum(case((ok & cls.checked.is_(True), 1), else_=0)), 0),
-        ).where(cls.target == target)
+class UnreadableRow(Base):
+    """Measurements of an earlier schema that could not be read, as JSON text."""
 
-    @classmethod
-    def select_failures(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """Return (stage, count) of the failures."""
-        return select(cls.stage, func.count()).where(*cls.matching(target, status="failed")).group_by(cls.stage)
+    __tablename__ = "unreadable"
 
-    @classmethod
-    def select_kinds(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """Return (variant kind, count) of the ok measurements."""
-        return (
-            select(VariantRow.kind, func.count())
-            .join(cls, cls.variant == VariantRow.key)
-            .where(*cls.matching(target, status="ok"))
-            .group_by(VariantRow.kind)
-        )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    why: Mapped[str]
+    content: Mapped[str]
 
-    @classmethod
-    def select_units(cls, target: str) -> Select[*tuple[Any, ...]]:
-        """Return (worker, host, unit, measurements, failed ones, newest time)."""
-        failed = func.sum(case((cls.status == "failed", 1), else_=0))
-        place = (cls.worker, cls.host, cls.unit)
-        counts = (func.count(), failed, func.max(cls.measured_at))
-        return select(*place, *counts).where(cls.target == target).group_by(*place)
+
+class AboutRow(Base):
+    """Facts of the database: `id`, its name for others; `reads_from` and `writes_from`, the oldest schemas whose code may."""
+
+    __tablename__ = "about"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
 
 
 class PlanRow(Base):
+    """Plans under the id of the database that made them, empty for this one.
+
+    turn: order in which plans of a task became the current one here; 0 for plans that never did
+    """
+
     __tablename__ = "plans"
 
     workload: Mapped[str] = mapped_column(ForeignKey("workloads.key"), primary_key=True)
     target: Mapped[str] = mapped_column(ForeignKey("targets.key"), primary_key=True)
+    origin: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     entries: Mapped[str]
-
-    @classmethod
-    def select_for(cls, workload: str, target: str, version: int | None) -> Select[*tuple[Any, ...]]:
-        """Return the plan of that version, or the newest."""
-        query = select(*cls.__table__.columns).where(cls.workload == workload, cls.target == target)
-        if version is not None:
-            return query.where(cls.version == version)
-        return query.order_by(cls.version.desc()).limit(1)
+    turn: Mapped[int]
 
 
 class JobRow(Base):
@@ -244,3 +263,46 @@ class HistogramRow(Base):
     task: Mapped[str] = mapped_column(primary_key=True)
     symbol: Mapped[str] = mapped_column(primary_key=True)
     counts: Mapped[str]
+
+
+class SubmittedJobRow(Base):
+    __tablename__ = "submitted_jobs"
+    __table_args__ = (
+        CheckConstraint(one_of("state", SUBMITTED_STATES), name="submitted_jobs_state"),
+        Index("submitted_jobs_by_turn", "state", "priority", "submitted_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str]
+    name: Mapped[str]
+    settings: Mapped[str]
+    label: Mapped[str]
+    priority: Mapped[int]
+    owner: Mapped[str]
+    note: Mapped[str]
+    max_secs: Mapped[float | None]
+    attempts: Mapped[int]
+    state: Mapped[str]
+    submitted_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    not_before: Mapped[float]
+    holder: Mapped[str]
+    expires_at: Mapped[float]
+    runs: Mapped[int]
+    losses: Mapped[int]
+    cancel: Mapped[bool]
+    spent_secs: Mapped[float]
+    progress: Mapped[str]
+    message: Mapped[str]
+    exit_code: Mapped[int | None]
+    result: Mapped[str]
+
+
+class JobLogRow(Base):
+    __tablename__ = "job_logs"
+
+    job: Mapped[str] = mapped_column(ForeignKey("submitted_jobs.id"), primary_key=True)
+    run: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    text: Mapped[str]

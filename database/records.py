@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import statistics
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -36,7 +37,10 @@ SYMBOLS_LIMIT = 1000
 """Longest canonical text of a point in the symbol space: it is indexed."""
 MESSAGE_LIMIT = 16_000
 """A longer failure message keeps its head and its tail."""
-TEXT_LIMIT = 64 * 2**20
+TEXT_LIMIT = 2**20
+"""Longest text of any record in characters: whoever writes rows does not choose how much memory their readers take."""
+SAMPLES_LIMIT = 100_000
+VERSION_LIMIT = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 
@@ -50,12 +54,12 @@ def canonical_json(value: Any) -> str:
         ) from None
 
 
-def parse_json(text: str, where: str) -> Any:
-    """Return the value of a JSON text; `where` names it in the error. NaN, infinity and absurd nesting are refused.
+def parse_json(text: str, where: str, limit: int = TEXT_LIMIT) -> Any:
+    """Return the value of a JSON text of at most `limit` characters; `where` names it in the error.
 
-    Raises:
-        DatabaseError: the text is not JSON.
-    """
+    Raises `DatabaseError` for other texts, NaN, infinity and absurd nesting."""
+    if isinstance(text, str) and len(text) > limit:
+        raise DatabaseError(f"{where}: wanted JSON text of at most {limit} characters, found more")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError, TypeError) as error:
@@ -63,9 +67,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def content_key(value: Any) -> str:
-    """Return 32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has
-    none.
-    """
+    """Return 32 hex digits: BLAKE2b (16 bytes) of the canonical JSON of `value`. Raises `DatabaseError` when it has none."""
     try:
         data = canonical_json(value).encode()
     except UnicodeEncodeError:
@@ -92,7 +94,7 @@ def _text(value: Any, where: str, *, limit: int = TEXT_LIMIT, empty: bool = True
     if not value and not empty:
         raise DatabaseError(f"{where}: wanted text of 1 to {limit} characters, found none")
     if len(value) > limit:
-        raise DatabaseError(f"{where}: wanted at most {limit} characters, found {len(value)}")
+        raise DatabaseError(f"{where}: wanted at most {limit} characters, found more")
     if not value.isascii() or "\0" in value:
         try:
             value.encode()
@@ -141,6 +143,15 @@ def _integers(value: Any, where: str) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise DatabaseError(f"{where}: wanted names mapped to integers, found {_shown(value)}")
     return {_key(name, where): _integer(value[name], f"{where}[{name!r}]") for name in _sorted_names(value, where)}
+
+
+def single(secs: float) -> float:
+    """Return the nearest 32-bit float, which takes half the room in a record. One that would be infinite or 0 stays as it is."""
+    try:
+        (found,) = struct.unpack("<f", struct.pack("<f", secs))
+    except OverflowError:
+        return secs
+    return found if math.isfinite(found) and (found > 0 or secs == 0) else secs
 
 
 def _sorted_names(value: Mapping[Any, Any], where: str) -> list[str]:
@@ -312,6 +323,8 @@ class Measurement:
             raise DatabaseError(f"{where} checked: wanted true or false, found {_shown(self.checked)}")
         if not isinstance(self.samples_secs, (tuple, list)):
             raise DatabaseError(f"{where} samples: wanted seconds, found {_shown(self.samples_secs)}")
+        if len(self.samples_secs) > SAMPLES_LIMIT:
+            raise DatabaseError(f"{where} samples: wanted at most {SAMPLES_LIMIT}, found {len(self.samples_secs)}")
         samples = tuple(_number(value, f"{where} samples") for value in self.samples_secs)
         object.__setattr__(self, "samples_secs", samples)
         object.__setattr__(self, "build_secs", _number(self.build_secs, f"{where} build_secs"))
@@ -384,9 +397,7 @@ class Selection:
 
 
 def symbols_text(symbols: Mapping[str, int]) -> str:
-    """Return the canonical text of a point, by which the store compares points. Raises `DatabaseError` when it is too
-    long.
-    """
+    """Return the canonical text of a point, by which the store compares points. Raises `DatabaseError` when it is too long."""
     text = canonical_json(dict(symbols))
     if len(text) > SYMBOLS_LIMIT:
         raise DatabaseError(f"wanted symbols of at most {SYMBOLS_LIMIT} characters in all, found {len(text)}")
@@ -395,20 +406,28 @@ def symbols_text(symbols: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The dispatch of a workload on a target. entries: the caller's JSON text; version: counts from 1."""
+    """The dispatch of a workload on a target.
+
+    entries: the caller's JSON text; version: counts from 1; origin: id of the database that made it, empty for the one it is in;
+    turn: when it became the task's current plan here, counted from 1, 0 if never
+    """
 
     workload: str
     target: str
     version: int
     entries: str
+    origin: str = ""
+    turn: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         _key(self.workload, "plan workload")
         _key(self.target, "plan target")
         _integer(self.version, "plan version", 1)
-        if self.version >= 2**31:
+        if self.version > VERSION_LIMIT:
             raise DatabaseError(f"plan version: wanted less than 2**31, found {self.version}")
         parse_json(_text(self.entries, "plan entries"), "plan entries")
+        _text(self.origin, "plan origin", limit=KEY_LIMIT)
+        _integer(self.turn, "plan turn", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,32 +487,3 @@ class ShapeHistogram:
         """Value -> count, sorted by value."""
         counts: dict[str, int] = json.loads(self.counts)
         return dict(sorted((int(value), count) for value, count in counts.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class UnitStats:
-    """Counts of the records that one worker made on one unit. last: Unix seconds of the newest, 0 if unknown"""
-
-    worker: str
-    host: str
-    unit: str
-    measurements: int
-    failed: int
-    last: float
-
-
-@dataclass(frozen=True, slots=True)
-class TargetStats:
-    """Counts of the records of one target.
-
-    workloads: distinct ones; ok, checked: ok measurements, and ok and checked ones; kinds: (variant kind, ok
-    measurements); failures: (stage, failed measurements). Both lists are sorted by name; an absent name means 0.
-    """
-
-    target: Target
-    workloads: int
-    measurements: int
-    ok: int
-    checked: int
-    kinds: tuple[tuple[str, int], ...]
-    failures: tuple[tuple[str, int], ...]

@@ -146,11 +146,21 @@ def measurement_of(row: Row, variant: VariantRecord) -> Measurement:
 
 
 def plan_values(plan: PlanRecord) -> dict[str, Any]:
-    return {"workload": plan.workload, "target": plan.target, "version": plan.version, "entries": plan.entries}
+    return {
+        "workload": plan.workload,
+        "target": plan.target,
+        "origin": plan.origin,
+        "version": plan.version,
+        "entries": plan.entries,
+        "turn": plan.turn,
+    }
 
 
 def plan_of(row: Row) -> PlanRecord:
-    return PlanRecord(row["workload"], row["target"], row["version"], row["entries"])
+    version = row["version"]  # before schema 7 versions are also the turns
+    return PlanRecord(
+        row["workload"], row["target"], version, row["entries"], row.get("origin", ""), row.get("turn", version)
+    )
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:

@@ -1,13 +1,22 @@
-"""The rules that every store follows: which measurements may win, and the subject of an id."""
+"""The rules that every store follows: which measurements may win, which plan is the current one, and the subject of an id."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from relax_tune.database.records import Measurement, Regime, parse_json
+from relax_tune.database.counts import TargetStats
+from relax_tune.database.records import VERSION_LIMIT, Measurement, PlanRecord, Regime, Target
 from relax_tune.errors import DatabaseError
+
+CHUNK = 500
+K = TypeVar("K")
+
+MISTYPED = (TypeError, AttributeError, ValueError, OverflowError)
+"""What reading a row raises that holds a value of another type: SQLite keeps anything in any column."""
 
 
 class RefusedRecord(DatabaseError):
@@ -72,25 +81,78 @@ def grant(workload: str, wanted: int, budget: int, spent: Mapping[str, Spent], c
     return max(0, min(wanted, max(budget - others, spent[workload].kept) - mine))
 
 
+def same_version(plan: PlanRecord, other: PlanRecord) -> bool:
+    """Return True for plans of one task, origin and version: one of them can be stored."""
+    same = (plan.workload, plan.target, plan.origin, plan.version)
+    return same == (other.workload, other.target, other.origin, other.version)
+
+
+def plan_after(known: Sequence[PlanRecord], plan: PlanRecord) -> PlanRecord:
+    """Return a plan as the current one of its task: the current one that says the same, or the next version of this database.
+
+    After the last version, which only another hand writes, comes the last version again."""
+    current = choose_plan(known, None)
+    if current is not None and current.entries == plan.entries:
+        return current
+    version = 1 + max((p.version for p in known if not p.origin), default=0)
+    turn = 1 + max((p.turn for p in known), default=0)
+    return replace(plan, version=min(version, VERSION_LIMIT), turn=min(turn, VERSION_LIMIT))
+
+
+def plan_to_add(known: Sequence[PlanRecord], plan: PlanRecord, named_origins: bool) -> PlanRecord | None:
+    """Return what to store of a plan that is added under its own version; None for nothing.
+
+    One of this database takes its turn by its version. One of another becomes the current one only if it has a turn.
+    """
+    plan = plan if named_origins else replace(plan, origin="")
+    taken = max((p.turn for p in known), default=0)
+    there = next((p for p in known if same_version(p, plan)), None)
+    if plan.origin == "":
+        return None if there is not None else replace(plan, turn=plan.version)
+    turn = taken + 1 if plan.turn else 0
+    if there is None:
+        return replace(plan, turn=turn)
+    return replace(there, turn=turn) if turn and there.entries == plan.entries else None
+
+
+def choose_plan(known: Iterable[PlanRecord], version: int | None) -> PlanRecord | None:
+    """Return the current plan of a task, or that of a version: of this database, else of the first origin that has it."""
+    if version is None:
+        return max((p for p in known if p.turn), key=lambda p: p.turn, default=None)
+    return min((p for p in known if p.version == version), key=lambda p: p.origin, default=None)
+
+
+def stats_of(target: Target, workloads: int, counts: Iterable[tuple[str, str | None, bool, int]]) -> TargetStats:
+    """Return the counts of a target from those by kind, stage and check."""
+    kinds: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    checked = 0
+    for kind, stage, is_checked, count in counts:
+        (kinds if stage is None else failures)[kind if stage is None else stage] += count
+        checked += count if is_checked and stage is None else 0
+    ok = kinds.total()
+    measurements = ok + failures.total()
+    return TargetStats(
+        target, workloads, measurements, ok, checked, tuple(sorted(kinds.items())), tuple(sorted(failures.items()))
+    )
+
+
 def best_of(measurements: Iterable[Measurement], n: int) -> list[Measurement]:
     """Return the `n` best variants, each by its best ok and checked measurement, best first."""
     able = {m.id: m for m in measurements if m.status == "ok" and m.checked}
     return [able[id] for id in _rank([(m.median_secs, m.variant.key, m.id) for m in able.values()], n)]
 
 
-def rank(stored: Iterable[tuple[str, str, str]], n: int) -> list[str]:
-    """Return the ids that `best_of` selects, for (id, variant key, samples as JSON text) of ok, checked measurements.
+def rank(stored: Iterable[tuple[str, str, float]], n: int) -> list[str]:
+    """Return the ids that `best_of` selects, for (id, variant key, median seconds) of ok, checked measurements."""
+    return _rank([(secs, variant, id) for id, variant, secs in stored], n)
 
-    Raises:
-        DatabaseError: samples that are not a list of numbers.
-    """
-    scored = []
-    for id, variant, samples in stored:
-        values = parse_json(samples, f"measurements row {id!r} samples")
-        if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
-            raise DatabaseError(f"measurements row {id!r} samples: wanted a list of seconds, found something else")
-        scored.append((statistics.median(values), variant, id))
-    return _rank(scored, n)
+
+def median_of(id: str, values: Any) -> float:
+    """Return the median of a measurement's stored samples. Raises `DatabaseError` where they are no list of numbers."""
+    if not isinstance(values, (list, tuple)) or not values or not all(type(value) in (int, float) for value in values):
+        raise DatabaseError(f"measurements row {id!r:.80} samples: wanted a list of seconds, found something else")
+    return float(statistics.median(values))
 
 
 def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
@@ -104,3 +166,9 @@ def _rank(scored: list[tuple[float, str, str]], n: int) -> list[str]:
     for _, variant, id in sorted(scored):
         best.setdefault(variant, id)
     return list(best.values())[:n]
+
+
+def chunks(keys: Sequence[K]) -> Iterator[Sequence[K]]:
+    """Yield keys in parts that one statement takes."""
+    for start in range(0, len(keys), CHUNK):
+        yield keys[start : start + CHUNK]

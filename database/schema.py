@@ -5,14 +5,16 @@ A fresh database runs the same migrations as an old one, so there is one tested 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text
 
-from relax_tune.database.models import Base
+from relax_tune.database.models import AboutRow, Base
+from relax_tune.database.sql import plain
 from relax_tune.errors import DatabaseError
 
 VERSION_TABLE = "alembic_version"
@@ -54,17 +56,28 @@ def current(connection: Connection, where: str) -> str | None:
     return found[0] if found else None
 
 
-def verify(connection: Connection, where: str) -> None:
-    """Check that the database has the newest schema.
+def verify(connection: Connection, where: str, *, write: bool) -> str:
+    """Check that this code may read the database, or write it; return the schema whose statements it understands.
+
+    Databases of the schema before (`plain.VERSION`) are served as they are. A newer schema says which older code may read and
+    write it.
 
     Raises:
         DatabaseError: empty, foreign, older (with the command that upgrades it) or newer than this code.
     """
     found = current(connection, where)
     known = versions()
-    if found == known[-1]:
-        _verify_columns(connection, where)
-        return
+    if found == plain.VERSION:
+        _verify_columns(connection, where, _TABLES_BEFORE)
+        return found
+    if found == known[-1] or (found is not None and found not in known and _serves(connection, known[-1], write)):
+        _verify_columns(connection, where, {name: set(table.c.keys()) for name, table in Base.metadata.tables.items()})
+        return known[-1]
+    if found is not None and found not in known and write and _serves(connection, known[-1], False):
+        raise DatabaseError(
+            f"{where}: wanted to write schema {known[-1]}, found {found[:40]!r} of a newer relax-tune, which this one may only read; "
+            "upgrade the tool (`pip install --upgrade relax-tune`)"
+        )
     if found is None:
         raise DatabaseError(
             f"{where}: wanted a relax-tune database, found an empty one; tune into it, or create it with "
@@ -75,30 +88,56 @@ def verify(connection: Connection, where: str) -> None:
             f"{where}: wanted schema version {known[-1]}, found the older {found}; back it up, then run "
             f"`relax-tune db upgrade --db {where}`"
         )
-    _refuse_newer(found, known, where)
+    raise _newer(found, known, where)
 
 
-def _verify_columns(connection: Connection, where: str) -> None:
-    """Check that every table and column of ours exists. Others are ignored."""
+_NEW = {"traces", "tasks", "points", "places", "messages", "tallies", "unreadable", "about"}
+_TABLES_BEFORE = {
+    **{name: set(table.c.keys()) for name, table in Base.metadata.tables.items() if name not in _NEW},
+    **{name: set(table.c.keys()) for name, table in plain.TABLES.tables.items()},
+}
+
+
+def _serves(connection: Connection, version: str, write: bool) -> bool:
+    """Return True if a database of a newer schema lets the code of `version` read or write."""
+    if "about" not in inspect(connection).get_table_names():
+        return False
+    name = "writes_from" if write else "reads_from"
+    oldest = connection.execute(select(AboutRow.value).where(AboutRow.name == name)).scalar_one_or_none()
+    return oldest is not None and oldest <= version
+
+
+def _verify_columns(connection: Connection, where: str, wanted_tables: Mapping[str, set[str]]) -> None:
+    """Check that every table and column of ours exists, and that nothing runs when they are read or written. Others are ignored."""
     looking = inspect(connection)
+    if connection.dialect.name == "sqlite":
+        triggers = "SELECT name FROM sqlite_schema WHERE type = 'trigger'"
+        computed = "SELECT t.name || '.' || c.name FROM sqlite_schema t, pragma_table_xinfo(t.name) c WHERE t.type = 'table' AND c.hidden"
+        foreign = [*connection.exec_driver_sql(triggers).scalars(), *connection.exec_driver_sql(computed).scalars()]
+        if foreign:
+            raise DatabaseError(
+                f"{where}: wanted tables without triggers and generated columns, found {', '.join(map(str, sorted(foreign)[:5]))!r:.200}: "
+                "the database was altered; restore a backup"
+            )
     tables = set(looking.get_table_names())
-    for name, table in Base.metadata.tables.items():
-        wanted = {column.name for column in table.columns}
+    for name, wanted in wanted_tables.items():
         missing = sorted(wanted - {str(c["name"]) for c in looking.get_columns(name)} if name in tables else wanted)
         if missing:
             what = f"the columns {', '.join(missing)} of {name}" if name in tables else f"the table {name}"
             raise DatabaseError(f"{where}: wanted {what}, found none: the database was altered; restore a backup")
 
 
-def _refuse_newer(found: str, known: tuple[str, ...], where: str) -> None:
-    raise DatabaseError(
+def _newer(found: str, known: tuple[str, ...], where: str) -> DatabaseError:
+    return DatabaseError(
         f"{where}: wanted schema version {known[-1]} or older, found {found[:40]!r}, which a newer relax-tune wrote; "
         "upgrade the tool (`pip install --upgrade relax-tune`) or give another database"
     )
 
 
-def migrate(connection: Connection, where: str) -> tuple[str | None, str]:
+def migrate(connection: Connection, where: str, to: str = "head") -> tuple[str | None, str]:
     """Bring the database to the newest schema inside the caller's transaction. Returns (version before, version after).
+
+    to: an earlier version to stop at
 
     Two processes may do this at once: the transaction (SQLite) or an advisory lock (PostgreSQL) lets one do the work.
 
@@ -110,9 +149,10 @@ def migrate(connection: Connection, where: str) -> tuple[str | None, str]:
     found = current(connection, where)
     known = versions()
     if found is not None and found not in known:
-        _refuse_newer(found, known, where)
-    if found != known[-1]:
+        raise _newer(found, known, where)
+    wanted = known[-1] if to == "head" else to
+    if found is None or found < wanted:
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-    return found, known[-1]
+        command.upgrade(config, to)
+    return found, wanted

@@ -7,15 +7,15 @@ are inserted in the order of their keys, so that two PostgreSQL writers never de
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, delete, func, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, select, text, update
 
-from relax_tune.database import rows, schema, sql_leases, sqlite_file
+from relax_tune.database import rows, schema, sqlite_file
+from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.engine import (
     asks_read_only,
     explained,
@@ -25,21 +25,20 @@ from relax_tune.database.engine import (
     reader,
     shown,
     sqlite_path,
+    typed_rows,
     use_wal,
     wait_for_server,
+    weaknesses,
     writer,
 )
-from relax_tune.database.integrity import find_problems
 from relax_tune.database.models import (
+    AboutRow,
     Base,
     EnvironmentRow,
     HistogramRow,
     JobRow,
     LeaseRow,
-    MeasurementRow,
-    PlanRow,
     TargetRow,
-    VariantRow,
     WorkloadRow,
 )
 from relax_tune.database.records import (
@@ -54,18 +53,30 @@ from relax_tune.database.records import (
     ShapeHistogram,
     Status,
     Target,
-    TargetStats,
-    UnitStats,
     VariantKind,
-    VariantRecord,
     Workload,
     symbols_text,
 )
-from relax_tune.database.rules import RefusedRecord, Spent, rank, verify_batch, verify_same_subjects
-from relax_tune.errors import DatabaseError
+from relax_tune.database.rules import (
+    RefusedRecord,
+    Spent,
+    choose_plan,
+    chunks,
+    rank,
+    stats_of,
+    verify_batch,
+    verify_same_subjects,
+)
+from relax_tune.database.sql import leases
+from relax_tune.database.sql import plans as sql_plans
+from relax_tune.database.sql.integrity import find_problems
+from relax_tune.database.sql.layout import RecordQuestion, TableLayout, add_missing, insert, left_out
+from relax_tune.database.sql.packed import PackedLayout
+from relax_tune.database.sql.plain import PlainLayout
+from relax_tune.errors import DatabaseError, TryAgainLater
 
 T = TypeVar("T")
-_CHUNK = 500
+_LOG = logging.getLogger(__name__)
 
 
 class SqlStore:
@@ -79,7 +90,7 @@ class SqlStore:
         read_only: bool = False,
         make_folder: bool = False,
         wait_secs: float | None = None,
-        notice: Callable[[str], None] = lambda _: None,
+        notice: Callable[[str], None] = _LOG.warning,
     ) -> None:
         parsed = parse_url(url)
         self.where = shown(parsed)
@@ -92,6 +103,9 @@ class SqlStore:
         self._identity = None if self._path is None else sqlite_file.identity_of(self._path)
         self._engine = make_engine(parsed, read_only=self.read_only)
         self.away_secs = wait_secs
+        self.left_out, self._notice = Counter[str](), notice  # malformed rows by table
+        for weak in weaknesses(parsed):
+            notice(weak)
         try:
             wait_for_server(lambda: self._open(create), wait_secs or 0.0, notice)
         except BaseException:
@@ -110,14 +124,41 @@ class SqlStore:
             if not self.read_only and (create or not empty):
                 use_wal(self._engine)
             with reader(self._engine).begin() as connection:
-                schema.verify(connection, self.where)
+                self._verify_schema(connection)
                 postgres = connection.dialect.name == "postgresql"
                 if postgres and not self.read_only and connection.scalar(text("SHOW transaction_read_only")) == "on":
                     raise DatabaseError(
                         f"{self.where}: wanted to write it, found the server read-only (a standby?); give the primary server"
                     )
 
+    def _verify_schema(self, connection: Connection) -> None:
+        version = schema.verify(connection, self.where, write=not self.read_only)
+        self.layout: TableLayout = PlainLayout() if version == PlainLayout.version else PackedLayout()
+        about = select(AboutRow.value).where(AboutRow.name == "id")
+        self.id = connection.execute(about).scalar_one_or_none() or "" if self.layout.named_origins else ""
+
     # Transactions
+
+    @contextlib.contextmanager
+    def _of_one_schema(self) -> Iterator[None]:
+        """Say so where an error comes from an upgrade by another process after this store was opened."""
+        try:
+            yield
+        except RefusedRecord:
+            raise
+        except DatabaseError as error:
+            if isinstance(error, TryAgainLater) or self._is_same_schema():
+                raise
+            raise DatabaseError(
+                f"{self.where}: wanted schema {self.layout.version} as it was opened, found it upgraded meanwhile; run the same "
+                "command again"
+            ) from None
+
+    def _is_same_schema(self) -> bool:
+        with contextlib.suppress(Exception), reader(self._engine).begin() as connection:
+            version = schema.current(connection, self.where) or ""
+            return self.layout.version != PlainLayout.version or version <= PlainLayout.version
+        return True
 
     def _verify_same(self) -> None:
         """Check that the file is still the one that was opened, since writes to a deleted one are lost."""
@@ -127,37 +168,26 @@ class SqlStore:
     @contextlib.contextmanager
     def _read(self, doing: str) -> Iterator[Connection]:
         self._verify_same()
-        with explained(self.where, doing, self._path), reader(self._engine).begin() as connection:
-            yield connection
+        told = explained(self.where, doing, self._path)
+        with self._of_one_schema(), told, reader(self._engine).begin() as c, typed_rows(self.where, doing):
+            yield c
 
     @contextlib.contextmanager
     def _write(self, doing: str) -> Iterator[Connection]:
         if self.read_only:
             raise DatabaseError(f"{self.where}: could not {doing}: it was opened read-only; open it for writing")
         self._verify_same()
-        with explained(self.where, doing, self._path), writer(self._engine).begin() as connection:
+        with (
+            self._of_one_schema(),
+            explained(self.where, doing, self._path),
+            writer(self._engine).begin() as connection,
+        ):
             yield connection
             self._verify_same()
 
-    def _insert(self, model: type[Base]) -> Any:
-        """Return this engine's INSERT, which supports conflict clauses."""
-        if self._engine.dialect.name == "postgresql":
-            return postgresql.insert(model.__table__)  # type: ignore[arg-type]
-        return sqlite.insert(model.__table__)  # type: ignore[arg-type]
-
-    def _add(self, connection: Connection, model: type[Base], values: Sequence[Mapping[str, Any]]) -> int:
-        """Insert the rows that are missing; return their number."""
-        if not values:
-            return 0
-        statement = self._insert(model).on_conflict_do_nothing()
-        if connection.dialect.name == "postgresql":  # its driver does not count the rows of many statements
-            keys = connection.execute(statement.returning(*model.__table__.primary_key), list(values))
-            return len(keys.all())
-        return connection.execute(statement, list(values)).rowcount
-
     def _one(self, model: type[Base], make: Callable[[rows.Row], T], **keys: Any) -> T | None:
         with self._read(f"read {model.__tablename__}") as connection:
-            row = connection.execute(select(*model.__table__.columns).filter_by(**keys)).mappings().first()
+            row = connection.execute(select(*model.columns()).filter_by(**keys)).mappings().first()
         return None if row is None else self._made(make, row)
 
     def _made(self, make: Callable[..., T], *row: Any) -> T:
@@ -169,15 +199,24 @@ class SqlStore:
 
     def _all(self, model: type[Base], make: Callable[[rows.Row], T], *conditions: Any) -> list[T]:
         with self._read(f"read {model.__tablename__}") as connection:
-            found = connection.execute(select(*model.__table__.columns).where(*conditions)).mappings().all()
-        return [self._made(make, row) for row in found]
+            found = connection.execute(select(*model.columns()).where(*conditions)).mappings()
+            return self._readable(model.__tablename__, make, found)
+
+    def _readable(self, table: str, make: Callable[..., T], found: Iterable[Any]) -> list[T]:
+        """Make records of stored rows. Malformed ones are left out, counted, and the first of a table is told."""
+        return left_out(table, make, found, self._tell_left_out)
+
+    def _tell_left_out(self, table: str, error: Exception) -> None:
+        if not self.left_out[table]:
+            self._notice(f"{self.where}: left out what cannot be read: {error}; see `relax-tune db check`")
+        self.left_out[table] += 1
 
     # Targets, environments, workloads
 
     @patient
     def add_target(self, target: Target) -> str:
         with self._write("add a target") as connection:
-            self._add(connection, TargetRow, [rows.target_values(target)])
+            add_missing(connection, TargetRow.__table__, [rows.target_values(target)])
             for column in (TargetRow.limits, TargetRow.reference):
                 unknown = update(TargetRow).where((TargetRow.key == target.key) & (column == "{}"))
                 connection.execute(unknown.values({column: rows.target_values(target)[column.key]}))
@@ -186,13 +225,13 @@ class SqlStore:
     @patient
     def add_environment(self, environment: Environment) -> str:
         with self._write("add an environment") as connection:
-            self._add(connection, EnvironmentRow, [rows.environment_values(environment)])
+            add_missing(connection, EnvironmentRow.__table__, [rows.environment_values(environment)])
         return environment.key
 
     @patient
     def add_workload(self, workload: Workload) -> str:
         with self._write("add a workload") as connection:
-            self._add(connection, WorkloadRow, [rows.workload_values(workload)])
+            add_missing(connection, WorkloadRow.__table__, [rows.workload_values(workload)])
         return workload.key
 
     @patient
@@ -217,9 +256,21 @@ class SqlStore:
 
     @patient
     def workloads(self, target: str | None) -> list[Workload]:
-        measured = select(MeasurementRow.workload).where(MeasurementRow.target == target).distinct()
-        conditions = [] if target is None else [WorkloadRow.key.in_(measured)]
-        return sorted(self._all(WorkloadRow, rows.workload_of, *conditions), key=lambda workload: workload.key)
+        if target is None:
+            return sorted(self._all(WorkloadRow, rows.workload_of), key=lambda workload: workload.key)
+        return self.known_workloads(self.measured(target))
+
+    @patient
+    def measured(self, target: str, since: float | None = None) -> list[str]:
+        with self._read("read the measured workloads") as connection:
+            return sorted(self.layout.workloads(connection, target, since))
+
+    @patient
+    def known_workloads(self, keys: Iterable[str]) -> list[Workload]:
+        found: list[Workload] = []
+        for chunk in chunks(sorted(set(keys))):
+            found += self._all(WorkloadRow, rows.workload_of, WorkloadRow.key.in_(chunk))
+        return sorted(found, key=lambda workload: workload.key)
 
     # Measurements
 
@@ -228,19 +279,17 @@ class SqlStore:
         new = verify_batch(batch)
         if not new:
             return 0
-        variants = {measurement.variant.key: measurement.variant for measurement in new.values()}
         with self._write("add measurements") as connection:
             self._verify_known(connection, TargetRow, {m.target for m in new.values()})
             self._verify_known(connection, WorkloadRow, {m.workload for m in new.values()})
             self._verify_known(connection, EnvironmentRow, {m.environment for m in new.values() if m.environment})
-            self._add(connection, VariantRow, [rows.variant_values(variants[key]) for key in sorted(variants)])
-            added = self._add(connection, MeasurementRow, [rows.measurement_values(new[id]) for id in sorted(new)])
+            added = self.layout.add(connection, new)
             if added < len(new):
-                verify_same_subjects(new, self._subjects(connection, new), self.where)
+                verify_same_subjects(new, self.layout.subjects(connection, list(new)), self.where)
         return added
 
     def _verify_known(self, connection: Connection, model: Any, keys: set[str]) -> None:
-        for chunk in _chunks(sorted(keys)):
+        for chunk in chunks(sorted(keys)):
             known = set(connection.execute(select(model.key).where(model.key.in_(chunk))).scalars())
             for key in chunk:
                 if key not in known:
@@ -248,24 +297,6 @@ class SqlStore:
                         f"{self.where}: wanted measurements whose {model.__tablename__} were added before, found the unknown "
                         f"key {key!r}; add it first"
                     )
-
-    def _subjects(self, connection: Connection, ids: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-        row = MeasurementRow
-        columns = (row.id, row.workload, row.target, row.variant, row.symbols, row.regime)
-        for chunk in _chunks(sorted(ids)):
-            for found in connection.execute(select(*columns).where(row.id.in_(chunk))):
-                yield found[0], tuple(found[1:])
-
-    def _select(self, doing: str, conditions: Sequence[Any]) -> list[Measurement]:
-        with self._read(doing) as connection:
-            found = connection.execute(MeasurementRow.select_columns(conditions)).mappings().all()
-            used = connection.execute(MeasurementRow.select_variants(conditions)).mappings().all()
-        variants: dict[str, VariantRecord] = {row["key"]: self._made(rows.variant_of, row) for row in used}
-        for row in found:
-            if row["variant"] not in variants:
-                raise DatabaseError(f"{self.where}: measurement {row['id']!r} has lost its variant; restore a backup")
-        made = (self._made(rows.measurement_of, row, variants[row["variant"]]) for row in found)
-        return sorted(made, key=lambda m: m.id)
 
     @patient
     def query(
@@ -277,20 +308,30 @@ class SqlStore:
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        since: float | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
         point = None if symbols is None else symbols_text(symbols)
-        conditions = MeasurementRow.matching(
-            target, workload=workload, symbols=point, status=status, kinds=kinds, regime=regime
-        )
-        if limit is None:
-            return self._select("read measurements", conditions)
-        with self._read("read ids") as connection:  # sorted here: engines disagree on how text sorts
-            ids = sorted(connection.execute(select(MeasurementRow.id).where(*conditions)).scalars())
+        of_kinds = None if kinds is None else tuple(kinds)
+        question = RecordQuestion(target, workload, point, status, of_kinds, regime, since=since)
+        with self._read("read measurements") as connection:
+            if limit is None:
+                return sorted(self.layout.select(connection, question, self._readable), key=lambda m: m.id)
+            ids = sorted(self.layout.ids(connection, question, self._readable))[
+                :limit
+            ]  # sorted here: engines disagree on how text sorts
+            return self._by_ids(connection, ids)
+
+    def _by_ids(self, connection: Connection, ids: Sequence[str]) -> list[Measurement]:
         found: list[Measurement] = []
-        for chunk in _chunks(ids[:limit]):
-            found += self._select("read measurements", [MeasurementRow.id.in_(chunk)])
-        return found
+        for chunk in chunks(ids):
+            found += self.layout.by_ids(connection, chunk, self._readable)
+        return sorted(found, key=lambda m: m.id)
+
+    @patient
+    def measurements(self, ids: Iterable[str]) -> list[Measurement]:
+        with self._read("read measurements") as connection:
+            return self._by_ids(connection, sorted(set(ids)))
 
     @patient
     def count(
@@ -300,9 +341,8 @@ class SqlStore:
         status: Status | None = None,
         regime: Regime | None = None,
     ) -> int:
-        conditions = MeasurementRow.matching(target, workload=workload, status=status, regime=regime)
         with self._read("count measurements") as connection:
-            return connection.execute(select(func.count()).where(*conditions)).scalar_one()
+            return self.layout.count(connection, RecordQuestion(target, workload, status=status, regime=regime))
 
     def best(
         self, workload: str, target: str, symbols: Mapping[str, int], regime: Regime = "warm"
@@ -313,44 +353,25 @@ class SqlStore:
     def top(
         self, workload: str, target: str, symbols: Mapping[str, int], n: int, regime: Regime = "warm"
     ) -> list[Measurement]:
-        conditions = MeasurementRow.matching(
-            target, workload=workload, symbols=symbols_text(symbols), regime=regime, winners_only=True
-        )
+        question = RecordQuestion(target, workload, symbols_text(symbols), regime=regime, winners=True)
         with self._read("rank measurements") as connection:
-            stored = connection.execute(MeasurementRow.select_ranking(conditions)).all()
-        ranking = self._made(rank, ((row[0], row[1], row[2]) for row in stored), n)
-        found = {}
-        for chunk in _chunks(ranking):
-            found.update({m.id: m for m in self._select("read the best", [*conditions, MeasurementRow.id.in_(chunk)])})
-        return [found[id] for id in ranking if id in found]  # one pruned in between is gone
+            ranking = rank(self.layout.ranking(connection, question, self._readable), n)
+            found = {m.id: m for m in self._by_ids(connection, ranking)}
+        return [found[id] for id in ranking if id in found]
 
     @patient
     def stats(self, target: str) -> TargetStats | None:
         with self._read("read statistics") as connection:
-            row = connection.execute(select(*TargetRow.__table__.columns).filter_by(key=target)).mappings().first()
+            row = connection.execute(select(*TargetRow.columns()).filter_by(key=target)).mappings().first()
             if row is None:
                 return None
-            totals = connection.execute(MeasurementRow.select_totals(target)).one()
-            failures = [
-                (str(stage), int(count)) for stage, count in connection.execute(MeasurementRow.select_failures(target))
-            ]
-            kinds = [(str(kind), int(count)) for kind, count in connection.execute(MeasurementRow.select_kinds(target))]
-        workloads, measurements, ok, checked = (int(value) for value in totals)
-        return TargetStats(
-            self._made(rows.target_of, row),
-            workloads,
-            measurements,
-            ok,
-            checked,
-            tuple(sorted(kinds)),
-            tuple(sorted(failures)),
-        )
+            workloads, counts = self._made(self.layout.counts, connection, target)
+        return stats_of(self._made(rows.target_of, row), workloads, counts)
 
     @patient
     def units(self, target: str) -> list[UnitStats]:
         with self._read("read units") as connection:
-            found = connection.execute(MeasurementRow.select_units(target)).all()
-        return sorted((UnitStats(*row) for row in found), key=lambda u: (u.worker, u.host, u.unit))
+            return sorted(self._made(self.layout.units, connection, target), key=lambda u: (u.worker, u.host, u.unit))
 
     # Plans
 
@@ -358,40 +379,33 @@ class SqlStore:
     def put_plans(self, target: str, entries: Mapping[str, str]) -> list[PlanRecord]:
         firsts = [PlanRecord(workload, target, 1, entries[workload]) for workload in sorted(entries)]
         with self._write("put plans") as connection:
-            if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
-                connection.execute(text("LOCK TABLE plans IN SHARE ROW EXCLUSIVE MODE"))
+            sql_plans.lock(connection)
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, set(entries))
-            found, new = [], []
-            for plan in firsts:
-                row = connection.execute(PlanRow.select_for(plan.workload, target, None)).mappings().first()
-                newest = None if row is None else self._made(rows.plan_of, row)
-                if newest is not None and newest.entries == plan.entries:
-                    found.append(newest)
-                    continue
-                new.append(plan if newest is None else replace(plan, version=newest.version + 1))
-                found.append(new[-1])
-            self._add(connection, PlanRow, [rows.plan_values(plan) for plan in new])
-        return found
+            return sql_plans.put(connection, self.layout, firsts, self._strictly)
+
+    def _strictly(self, _: str, make: Callable[[Any], Any], found: Iterable[Any]) -> list[Any]:
+        return [self._made(make, row) for row in found]
 
     @patient
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
-        plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.version))
+        plans = sorted(batch, key=lambda plan: (plan.workload, plan.target, plan.origin, plan.version))
         with self._write("add plans") as connection:
+            sql_plans.lock(connection)
             self._verify_known(connection, TargetRow, {plan.target for plan in plans})
             self._verify_known(connection, WorkloadRow, {plan.workload for plan in plans})
-            return self._add(connection, PlanRow, [rows.plan_values(plan) for plan in plans])
+            return sql_plans.add(connection, self.layout, plans, self._readable)
 
     @patient
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
         with self._read("read a plan") as connection:
-            row = connection.execute(PlanRow.select_for(workload, target, version)).mappings().first()
-        return None if row is None else self._made(rows.plan_of, row)
+            return choose_plan(self.layout.plans(connection, target, workload, self._strictly), version)
 
     @patient
     def plans(self, target: str) -> list[PlanRecord]:
-        found = self._all(PlanRow, rows.plan_of, PlanRow.target == target)
-        return sorted(found, key=lambda plan: (plan.workload, plan.version))
+        with self._read("read plans") as connection:
+            found = self.layout.plans(connection, target, None, self._readable)
+        return sorted(found, key=lambda plan: (plan.workload, plan.origin, plan.version))
 
     # Leases
 
@@ -400,29 +414,29 @@ class SqlStore:
         with self._write("acquire a lease") as connection:
             self._verify_known(connection, TargetRow, {target})
             self._verify_known(connection, WorkloadRow, {workload})
-            return sql_leases.acquire(connection, self._insert(LeaseRow), (workload, target), holder, secs)
+            return leases.acquire(connection, insert(connection, LeaseRow.__table__), (workload, target), holder, secs)
 
     @patient
     def renew_lease(self, lease: Lease, *, secs: float) -> Lease | None:
         with self._write("renew a lease") as connection:
-            return sql_leases.renew(connection, lease, secs)
+            return leases.renew(connection, lease, secs)
 
     @patient
     def release_lease(self, lease: Lease) -> bool:
         with self._write("release a lease") as connection:
-            return sql_leases.release(connection, lease)
+            return leases.release(connection, lease)
 
     @patient
     def claim_trials(
         self, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
     ) -> tuple[Lease, int] | None:
         with self._write("claim trials") as connection:
-            return sql_leases.claim(connection, lease, wanted, budget, spent)
+            return leases.claim(connection, self.layout, lease, wanted, budget, spent)
 
     @patient
     def settle_trials(self, lease: Lease, trials: int) -> Lease:
         with self._write("settle trials") as connection:
-            return sql_leases.settle(connection, lease, trials)
+            return leases.settle(connection, lease, trials)
 
     @patient
     def lease(self, workload: str, target: str) -> Lease | None:
@@ -432,9 +446,9 @@ class SqlStore:
 
     @patient
     def put_job(self, job: JobRecord) -> None:
-        statement = self._insert(JobRow).values(rows.job_values(job))
         replaced = {"settings": job.settings, "state": job.state}
         with self._write("put a job") as connection:
+            statement = insert(connection, JobRow.__table__).values(rows.job_values(job))
             connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=replaced))
 
     @patient
@@ -448,10 +462,10 @@ class SqlStore:
 
     @patient
     def put_histogram(self, histogram: ShapeHistogram) -> None:
-        insert = self._insert(HistogramRow).values(rows.histogram_values(histogram))
-        statement = insert.on_conflict_do_update(index_elements=["task", "symbol"], set_={"counts": histogram.counts})
         with self._write("put a histogram") as connection:
-            connection.execute(statement)
+            statement = insert(connection, HistogramRow.__table__).values(rows.histogram_values(histogram))
+            replaced = {"counts": histogram.counts}
+            connection.execute(statement.on_conflict_do_update(index_elements=["task", "symbol"], set_=replaced))
 
     @patient
     def histograms(self, task: str | None) -> list[ShapeHistogram]:
@@ -461,21 +475,15 @@ class SqlStore:
     # Care
 
     def prune(self, target: str, selection: Selection, *, dry_run: bool = False) -> int:
-        conditions = MeasurementRow.selected_by(target, selection)
         if dry_run:
             with self._read("count what to prune") as connection:
-                return connection.execute(select(func.count()).where(*conditions)).scalar_one()
+                return self.layout.prune(connection, target, selection, True)
         with self._write("prune") as connection:
-            if connection.dialect.name == "postgresql":  # no writer may refer to a variant while we call it unused
-                connection.execute(text("LOCK TABLE variants IN SHARE ROW EXCLUSIVE MODE"))
-            removed = connection.execute(delete(MeasurementRow).where(*conditions)).rowcount
-            used = select(MeasurementRow.variant).distinct()
-            connection.execute(delete(VariantRow).where(VariantRow.key.not_in(used)))
-        return removed
+            return self.layout.prune(connection, target, selection, False)
 
     def check(self) -> list[str]:
         with self._read("check it") as connection:
-            return find_problems(connection)
+            return sorted(find_problems(connection, self.layout))
 
     def close(self) -> None:
         self._engine.dispose()
@@ -483,12 +491,5 @@ class SqlStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _chunks(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(keys), _CHUNK):
-        yield keys[start : start + _CHUNK]

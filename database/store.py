@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from relax_tune.database.counts import TargetStats, UnitStats
 from relax_tune.database.engine import default_file, default_url, parse_url
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import (
@@ -21,8 +23,6 @@ from relax_tune.database.records import (
     ShapeHistogram,
     Status,
     Target,
-    TargetStats,
-    UnitStats,
     VariantKind,
     Workload,
 )
@@ -30,6 +30,7 @@ from relax_tune.database.rules import Spent
 from relax_tune.database.sql_store import SqlStore
 from relax_tune.database.sqlite_file import is_missing
 
+_LOG = logging.getLogger(__name__)
 __all__ = ["Store", "SqlStore", "MemoryStore", "open_store"]
 
 MEMORY_URL = "memory://"
@@ -55,6 +56,11 @@ class Store(Protocol):
     @property
     def where(self) -> str:
         """The URL, without password."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """The name of this database for others, by which they know its plans; empty before schema 7."""
         ...
 
     def add_target(self, target: Target) -> str:
@@ -93,6 +99,14 @@ class Store(Protocol):
         """List the workloads measured on `target`, or all for None, by key."""
         ...
 
+    def measured(self, target: str, since: float | None = None) -> list[str]:
+        """List the keys of the workloads measured on `target`. since: only those measured from then on"""
+        ...
+
+    def known_workloads(self, keys: Iterable[str]) -> list[Workload]:
+        """List the workloads of these keys that there are, by key."""
+        ...
+
     def add_measurements(self, batch: Iterable[Measurement]) -> int:
         """Commit a batch at once; return the number of new measurements.
 
@@ -111,14 +125,20 @@ class Store(Protocol):
         kinds: Sequence[VariantKind] | None = None,
         symbols: Mapping[str, int] | None = None,
         regime: Regime | None = None,
+        since: float | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
-        """List the measurements of a target, by id. Each further argument narrows the selection. limit: the number of
-        first ids to return.
+        """List the measurements of a target, by id. Each further argument narrows the selection.
+
+        since: Unix seconds of the earliest `measured_at`; limit: the number of first ids to return
 
         Tuning jobs make ids by hashing, so the first few are a fair sample, which does not depend on the order of
         arrival.
         """
+        ...
+
+    def measurements(self, ids: Iterable[str]) -> list[Measurement]:
+        """List the measurements of these ids that there are, by id."""
         ...
 
     def count(
@@ -160,15 +180,19 @@ class Store(Protocol):
         ...
 
     def add_plans(self, batch: Iterable[PlanRecord]) -> int:
-        """Add plans under their own versions; existing versions stay. Returns the number of new ones."""
+        """Add plans under their own origins and versions; existing versions stay. Returns the number of new ones.
+
+        A plan of this database (no origin) is current if its version is the highest. One of another never becomes current,
+        unless it has a turn.
+        """
         ...
 
     def plan(self, workload: str, target: str, version: int | None = None) -> PlanRecord | None:
-        """Return the plan of that version, or the newest."""
+        """Return the current plan, or that of a version: of this database, else of the first origin that has one."""
         ...
 
     def plans(self, target: str) -> list[PlanRecord]:
-        """Return all versions, by workload and version."""
+        """Return all versions, by workload, origin and version."""
         ...
 
     def acquire_lease(self, workload: str, target: str, holder: str, *, secs: float) -> Lease | None:
@@ -263,7 +287,7 @@ def open_store(
     create: bool = True,
     read_only: bool = False,
     wait_secs: float | None = None,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Callable[[str], None] = _LOG.warning,
 ) -> SqlStore | MemoryStore:
     """Open a store. None is this user's database on this machine, `memory://` one that is not kept.
 
@@ -272,7 +296,7 @@ def open_store(
     read_only: nothing can be written, so the file and its folder need not be writable; `sqlite:///FILE?mode=ro` means
         the same.
     wait_secs: how long to wait for a server that is away, now and later. None: not now, and AWAY_SECS later.
-    notice: receives a sentence when a server is waited for now
+    notice: receives a sentence when a server is waited for now, and when rows are left out that cannot be read
 
     Raises:
         DatabaseError: the URL is malformed, the database cannot be reached, is not ours, is older (with the command that
@@ -283,7 +307,7 @@ def open_store(
     if url is None and read_only and create and is_missing(default_file()):
         return MemoryStore()
     if url is None:
-        return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True)
+        return SqlStore(default_url(), create=create, read_only=read_only, make_folder=True, notice=notice)
     return SqlStore(url, create=create, read_only=read_only, wait_secs=wait_secs, notice=notice)
 
 

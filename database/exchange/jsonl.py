@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from relax_tune.database import rows
-from relax_tune.database.records import Measurement, PlanRecord, VariantRecord, canonical_json, parse_json
-from relax_tune.database.rules import RefusedRecord
+from relax_tune.database.records import (
+    Measurement,
+    PlanRecord,
+    VariantRecord,
+    Workload,
+    canonical_json,
+    parse_json,
+)
+from relax_tune.database.rules import RefusedRecord, chunks
 from relax_tune.database.store import Store
 from relax_tune.database.stored_names import plan_set_of, rename_plans, rename_variant
 from relax_tune.errors import DatabaseError, system_reason
@@ -25,8 +32,12 @@ FORM = 2
 """The version of the form, on every line as `v`. Form 1 has the old names of sketches and primitives, which are renamed."""
 _OLD_FORM = 1
 
-LINE_LIMIT = 256 * 2**20
+LINE_LIMIT = 32 * 2**20
 """Bytes of the longest line that is read."""
+
+UNKNOWN = "unknown"
+"""Origin of plans from a database that has no id: one before schema 7, or an export of it."""
+Judge = Callable[[Workload], None]
 
 _BATCH = 1000
 _JSON_FIELDS = {"fingerprint", "limits", "reference", "facts", "symbols", "samples"}
@@ -43,13 +54,18 @@ class Problem:
 
 @dataclass(slots=True)
 class ImportReport:
-    """Counts of an import. measurements, plans: the new ones; lines: all read; problems: the first ones of `left_out`."""
+    """Counts of an import. measurements, plans: the new ones; lines: all read; problems: the first ones of `left_out`.
+
+    conflicting: records that say other things than those on record under the same name, which stay; conflicts: the first names
+    """
 
     lines: int = 0
     measurements: int = 0
     plans: int = 0
     left_out: int = 0
+    conflicting: int = 0
     problems: list[Problem] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
 
     def add_problem(self, line: int, why: str) -> None:
         """Count a problem, and keep the first hundred."""
@@ -57,15 +73,23 @@ class ImportReport:
         if len(self.problems) < 100:
             self.problems.append(Problem(line, why))
 
+    def add_conflict(self, name: str) -> None:
+        """Count a conflict, and keep the first hundred names."""
+        self.conflicting += 1
+        if len(self.conflicts) < 100:
+            self.conflicts.append(name)
+
 
 def _line(kind: str, values: dict[str, Any]) -> str:
     content = {name: parse_json(value, name) if name in _JSON_FIELDS else value for name, value in values.items()}
     return canonical_json({"v": FORM, "record": kind, **content})
 
 
-def export_lines(store: Store, targets: Sequence[str] | None = None) -> Iterator[str]:
+def export_lines(store: Store, targets: Sequence[str] | None = None, since: float | None = None) -> Iterator[str]:
     """Yield the lines (without line ends) of all records of these target keys, or of all targets. The same records give
     the same lines. Leases and jobs belong to one database and are left out.
+
+    since: Unix seconds; only measurements made from then on, with all plans
 
     Raises:
         DatabaseError: a target key is unknown.
@@ -82,32 +106,44 @@ def export_lines(store: Store, targets: Sequence[str] | None = None) -> Iterator
     for environment in store.environments():
         yield _line("environment", rows.environment_values(environment))
     plans = {target.key: store.plans(target.key) for target in chosen}
-    needed = {w.key for target in chosen for w in store.workloads(target.key)}
+    measured = {target.key: store.measured(target.key, since) for target in chosen}
+    needed = {key for found in measured.values() for key in found}
     needed |= {plan.workload for found in plans.values() for plan in found}
-    for workload in store.workloads(None):
-        if targets is None or workload.key in needed:
+    if targets is None and since is None:
+        for workload in store.workloads(None):
             yield _line("workload", rows.workload_values(workload))
-    written: set[str] = set()
+    for chunk in chunks(sorted(needed) if targets is not None or since is not None else ()):
+        for workload in store.known_workloads(chunk):
+            yield _line("workload", rows.workload_values(workload))
+    written: set[bytes] = set()  # keys are hashes: half of their bytes keep millions apart in little memory
     for target in chosen:
-        for workload in store.workloads(target.key):
-            for measurement in store.query(target.key, workload.key):
-                if measurement.variant.key not in written:
-                    written.add(measurement.variant.key)
+        for key in measured[target.key]:
+            for measurement in store.query(target.key, key, since=since):
+                if (mark := bytes.fromhex(measurement.variant.key)[:8]) not in written:
+                    written.add(mark)
                     yield _line("variant", rows.variant_values(measurement.variant))
                 yield _line("measurement", rows.measurement_values(measurement))
-        for plan in plans[target.key]:
-            yield _line("plan", rows.plan_values(plan))
+        current = {(p.workload, p.target): p for p in sorted(plans[target.key], key=lambda p: p.turn) if p.turn}
+        for plan in sorted(plans[target.key], key=lambda p: (p.workload, p.origin or store.id, p.version)):
+            yield _line("plan", _plan_values(plan, store.id, plan is current.get((plan.workload, plan.target))))
     for histogram in store.histograms(None):
         yield _line("histogram", rows.histogram_values(histogram))
 
 
-def export_file(store: Store, path: Path, targets: Sequence[str] | None = None) -> int:
+def _plan_values(plan: PlanRecord, id: str, current: bool) -> dict[str, Any]:
+    """Return the fields of a plan as another database should know it: by its origin, and whether it is current here."""
+    values = rows.plan_values(plan)
+    del values["turn"]
+    return {**values, "origin": plan.origin or id, "current": current}
+
+
+def export_file(store: Store, path: Path, targets: Sequence[str] | None = None, since: float | None = None) -> int:
     """Write `export_lines` to a new file that appears only when complete; returns the number of lines.
 
     Raises:
         DatabaseError: the file cannot be written, or a target is unknown.
     """
-    return write_whole(path, export_lines(store, targets))
+    return write_whole(path, export_lines(store, targets, since))
 
 
 def write_whole(path: Path, lines: Iterable[str]) -> int:
@@ -116,6 +152,11 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
     Raises:
         DatabaseError: the file cannot be written.
     """
+    return write_parts(path, (line + "\n" for line in lines))
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> int:
+    """Write the parts of a text to a file as `write_whole` does; returns how many there were."""
     partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part") if path.name else path
     count = 0
     try:
@@ -128,8 +169,8 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
             with partial.open("w" if partial == path else "x", encoding="utf-8", newline="\n") as file:
                 if partial != path and path.exists():
                     os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & path.stat().st_mode & 0o666)
-                for line in lines:
-                    file.write(line + "\n")
+                for part in parts:
+                    file.write(part)
                     count += 1
                 file.flush()
                 if partial != path:
@@ -147,15 +188,15 @@ def write_whole(path: Path, lines: Iterable[str]) -> int:
     return count
 
 
-def import_file(store: Store, path: Path) -> ImportReport:
-    """Import a file written by `export_file`, here or elsewhere.
+def import_file(store: Store, path: Path, judge: Judge | None = None) -> ImportReport:
+    """Import a file written by `export_file`, here or elsewhere. judge: as of `import_lines`
 
     Raises:
         DatabaseError: it cannot be read, holds nothing of ours, or the store cannot be written.
     """
     try:
         with path.open("rb") as file:
-            report = import_lines(store, _numbered(file))
+            report = import_lines(store, _numbered(file), judge)
     except (OSError, ValueError) as error:
         raise DatabaseError(f"{path}: wanted a file to import, found: {system_reason(error)}; check the path") from None
     if report.left_out and report.left_out == report.lines:
@@ -172,46 +213,60 @@ def _numbered(file: BinaryIO) -> Iterator[bytes]:
         if len(line) > LINE_LIMIT:
             while line and not line.endswith(b"\n"):
                 line = file.readline(2**20)
-            line = b"a line of more than 256 MiB\n"
+            line = b"a line of more than 32 MiB\n"
         yield line
 
 
-def import_lines(store: Store, lines: Iterable[str | bytes]) -> ImportReport:
-    """Import lines in the form of `export_lines`. Idempotent; existing records do not change.
+def import_lines(store: Store, lines: Iterable[str | bytes], judge: Judge | None = None) -> ImportReport:
+    """Import lines in the form of `export_lines`. Idempotent; existing records and current plans do not change.
+
+    judge: raises `DatabaseError` for a workload whose text is not what its key says
 
     Raises:
         DatabaseError: the store cannot be written. What is wrong with a line is in the report instead.
     """
-    reading = _Import(store)
+    reading = _Import(store, judge)
     for number, line in enumerate(lines, 1):
         reading.read(number, line)
     reading.finish()
     return reading.report
 
 
-def merge(source: Store, into: Store) -> ImportReport:
-    """Copy all records of `source` into `into`, which keeps its own.
+def merge(source: Store, into: Store, since: float | None = None, judge: Judge | None = None) -> ImportReport:
+    """Copy all records of `source` into `into`, which keeps its own. since, judge: as of `export_lines` and `import_lines`
 
     Raises:
         DatabaseError: one of the stores cannot be read or written.
     """
-    return import_lines(into, export_lines(source))
+    return import_lines(into, export_lines(source, None, since), judge)
+
+
+def says_other(stored: Measurement, given: Measurement) -> bool:
+    """Return True for two measurements of one id with other results."""
+    return stored.subject == given.subject and (stored.stage, stored.samples_secs) != (given.stage, given.samples_secs)
+
+
+def _subject(plan: PlanRecord) -> tuple[str, str]:
+    """Return the model of a plan, or its workload where the text names no model."""
+    model, _ = plan_set_of(plan.entries)
+    return (model, "") if model else ("", plan.workload)
 
 
 class _Import:
     """One pass over the lines: variants are remembered, measurements and plans are committed in batches."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, judge: Judge | None) -> None:
         self.store = store
+        self._judge = judge
         self.report = ImportReport()
         self._variants: dict[str, VariantRecord] = {}
         self._measurements: list[tuple[int, Measurement]] = []
         self._plans: list[tuple[int, PlanRecord]] = []
         self._sets: dict[tuple[str, str, str], list[tuple[int, PlanRecord]]] = {}
         self._readers: dict[str, Callable[[int, dict[str, Any]], None]] = {
-            "target": lambda _, values: self._add(store.add_target, rows.target_of(values)),
+            "target": self._read_target,
             "environment": lambda _, values: self._add(store.add_environment, rows.environment_of(values)),
-            "workload": lambda _, values: self._add(store.add_workload, rows.workload_of(values)),
+            "workload": self._read_workload,
             "histogram": lambda _, values: self._add(store.put_histogram, rows.histogram_of(values)),
             "variant": self._read_variant,
             "measurement": self._read_measurement,
@@ -247,7 +302,7 @@ class _Import:
             raise DatabaseError("wanted UTF-8 text, found other bytes") from None
         if not text.strip():
             return
-        values = parse_json(text, "line")
+        values = parse_json(text, "line", LINE_LIMIT)
         if not has_shape(values, {"v": object, "record": object}):
             raise DatabaseError("wanted an object with `v` and `record`, found something else")
         form, kind = values.pop("v"), values.pop("record")
@@ -265,6 +320,22 @@ class _Import:
         except KeyError as error:
             raise DatabaseError(f"wanted the field {error.args[0]!r} of a {kind}, found none") from None
 
+    def _read_target(self, _: int, values: dict[str, Any]) -> None:
+        made = rows.target_of(values)
+        self._add(self.store.add_target, made)
+        known = self.store.target(made.key)
+        if known is not None and made.reference and known.reference != made.reference:
+            self.report.add_conflict(f"reference times of target {made.key[:12]} ({made.name})")
+
+    def _read_workload(self, _: int, values: dict[str, Any]) -> None:
+        made = rows.workload_of(values)
+        if self._judge is not None:
+            self._judge(made)
+        self._add(self.store.add_workload, made)
+        known = self.store.workload(made.key)
+        if known is not None and known.text != made.text:
+            self.report.add_conflict(f"text of workload {made.key[:12]} ({made.hint})")
+
     def _read_variant(self, _: int, values: dict[str, Any]) -> None:
         made = rows.variant_of(values)
         self._variants[made.key] = rename_variant(made)
@@ -278,23 +349,57 @@ class _Import:
 
     def _read_plan(self, line: int, values: dict[str, Any]) -> None:
         """Collect a plan until the end, since the name of a set hashes all its plans."""
-        plan = rows.plan_of(values)
+        current = values.get("current", False)
+        origin = values.get("origin", "") or UNKNOWN
+        plan = rows.plan_of(
+            {**values, "origin": "" if origin == self.store.id else origin, "turn": int(current is True)}
+        )
+        if "origin" not in values:  # of a tool that knew no origins: the highest version is the current one
+            plan = replace(plan, turn=plan.version)
         self._sets.setdefault((plan.target, *plan_set_of(plan.entries)), []).append((line, plan))
 
     def finish(self) -> None:
         """Commit all records that were read."""
-        for plans in self._sets.values():
-            texts = rename_plans([(plan.workload, plan.entries) for _, plan in plans])
-            self._plans += [
-                (line, replace(plan, entries=text)) for (line, plan), text in zip(plans, texts, strict=True)
-            ]
         self.flush()
+        found: list[tuple[int, str, PlanRecord]] = []
+        for (_, model, _), plans in self._sets.items():
+            texts = rename_plans([(plan.workload, plan.entries) for _, plan in plans])
+            found += [
+                (line, model, replace(plan, entries=text)) for (line, plan), text in zip(plans, texts, strict=True)
+            ]
+        self._plans = self._in_turn(found)
+        self.flush()
+
+    def _in_turn(self, found: Sequence[tuple[int, str, PlanRecord]]) -> list[tuple[int, PlanRecord]]:
+        """Leave a turn to the newest plans of models that have no current plans here, which become current."""
+        here = {plan.target: self.store.plans(plan.target) for _, _, plan in found}
+        settled = {(t, *_subject(p)) for t, plans in here.items() for p in plans if p.turn}
+        newest: dict[tuple[str, str, str], int] = {}
+        for _, _, plan in found:
+            task = (plan.target, plan.workload, _subject(plan)[0])
+            newest[task] = max(newest.get(task, 0), plan.turn)
+        known = {(p.target, p.workload, p.origin, p.version): p.entries for plans in here.values() for p in plans}
+        made = []
+        for line, _, plan in found:
+            first = plan.turn and plan.turn == newest[plan.target, plan.workload, _subject(plan)[0]]
+            made.append((line, replace(plan, turn=int(bool(first) and (plan.target, *_subject(plan)) not in settled))))
+            if known.get((plan.target, plan.workload, plan.origin, plan.version), plan.entries) != plan.entries:
+                self.report.add_conflict(
+                    f"plan {plan.version} of workload {plan.workload[:12]} from {plan.origin or 'here'}"
+                )
+        return made
 
     def flush(self) -> None:
         """Commit the records read so far. A refused batch is tried record by record, to name the line."""
         measurements, self._measurements = self._measurements, []
         plans, self._plans = self._plans, []
-        self.report.measurements += self._commit(self.store.add_measurements, measurements)
+        new = self._commit(self.store.add_measurements, measurements)
+        self.report.measurements += new
+        if new < len(measurements):
+            given = {m.id: m for _, m in measurements}
+            for stored in self.store.measurements(given):
+                if says_other(stored, given[stored.id]):
+                    self.report.add_conflict(f"measurement {stored.id}")
         self.report.plans += self._commit(self.store.add_plans, plans)
 
     def _commit(self, add: Callable[[list[Any]], int], batch: Sequence[tuple[int, Any]]) -> int:

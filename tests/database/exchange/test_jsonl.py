@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,11 @@ def rich(store: Store) -> Store:
     return store
 
 
+def as_kept(store: Store, lines: Iterable[str]) -> list[str]:
+    """The lines as a store tells them: one before schema 7 knows no origin of plans."""
+    return [line if store.id else re.sub(r'"origin":"\w*"', '"origin":""', line) for line in lines]
+
+
 def test_a_round_trip_through_a_file_is_exact(store: Store, tmp_path: Path) -> None:
     source = rich(MemoryStore())
     path = tmp_path / "records.jsonl"
@@ -45,10 +52,10 @@ def test_a_round_trip_through_a_file_is_exact(store: Store, tmp_path: Path) -> N
     assert [file.name for file in tmp_path.glob("records.jsonl*")] == ["records.jsonl"], "no half-written file stays"
     report = import_file(store, path)
     assert (report.measurements, report.plans, report.left_out, report.problems) == (4, 2, 0, [])
-    assert list(export_lines(store)) == list(export_lines(source))
+    assert as_kept(store, export_lines(store)) == as_kept(store, export_lines(source))
     again = import_file(store, path)
     assert (again.lines, again.measurements, again.plans, again.left_out) == (lines, 0, 0, 0)
-    assert list(export_lines(store)) == list(export_lines(source))
+    assert as_kept(store, export_lines(store)) == as_kept(store, export_lines(source))
 
 
 @given(st.data())
@@ -148,7 +155,7 @@ def test_hostile_lines_are_left_out_one_by_one(store: Store) -> None:
     report = import_lines(store, [*bad[:10], *good, *bad[10:], *wrong, b"\n"])
     assert report.left_out == len(bad) + len(wrong), [problem.why for problem in report.problems]
     assert report.measurements == 4 and report.plans == 2
-    assert list(export_lines(store)) == [line.decode().strip() for line in good]
+    assert as_kept(store, export_lines(store)) == as_kept(store, (line.decode().strip() for line in good))
     assert all(len(problem.why) < 600 for problem in report.problems)
 
 

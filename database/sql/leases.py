@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, text, update
+from sqlalchemy import Connection, delete, select, text, update
 
 from relax_tune.database import rows
-from relax_tune.database.models import LeaseRow, MeasurementRow
+from relax_tune.database.models import LeaseRow
 from relax_tune.database.records import Lease
 from relax_tune.database.rules import Spent, grant
+from relax_tune.database.sql.layout import RecordQuestion, TableLayout
 
 
 def clock(connection: Connection) -> float:
@@ -44,15 +45,13 @@ def release(connection: Connection, lease: Lease) -> bool:
 
 
 def claim(
-    connection: Connection, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
+    connection: Connection, layout: TableLayout, lease: Lease, wanted: int, budget: int, spent: Mapping[str, Spent]
 ) -> tuple[Lease, int] | None:
     """Claim candidates of a shared budget; see `Store.claim_trials`. The lock makes claims one after another."""
     if connection.dialect.name == "postgresql":  # SQLite has one writer anyway
         connection.execute(text("LOCK TABLE leases IN SHARE ROW EXCLUSIVE MODE"))
-    row = MeasurementRow
     for key, seen in spent.items():
-        conditions = row.matching(lease.target, workload=key, regime=seen.regime)
-        if connection.execute(select(func.count()).where(*conditions)).scalar_one() != seen.records:
+        if layout.count(connection, RecordQuestion(lease.target, key, regime=seen.regime)) != seen.records:
             return None
     live = select(LeaseRow.workload, LeaseRow.trials).where(
         LeaseRow.target == lease.target,

@@ -1,0 +1,131 @@
+"""A reader of JSON documents that are one object with one long list, in little memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, TextIO
+
+from relax_tune.errors import DatabaseError
+
+VALUE_LIMIT = 32 * 2**20
+"""Characters of the longest value that is held in memory."""
+_READ = 2**16
+_SPACE = " \t\n\r"
+
+
+class _End:
+    """Stands for the end of the list."""
+
+
+END: Final = _End()
+
+
+def iter_document(file: TextIO, what: str, long: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the members of an object; for the list named `long`, each item and then `END`.
+
+    what: names the document in errors
+
+    Raises:
+        DatabaseError: the text is not JSON, no object, or `long` no list.
+    """
+    text = _Text(file, what)
+    text.expect("{", "an object")
+    if text.takes("}"):
+        return text.end()
+    while True:
+        name = text.value()
+        if not isinstance(name, str):
+            raise text.error("a name")
+        text.expect(":", "a colon")
+        if name == long:
+            yield from ((name, item) for item in _items(text, long))
+        else:
+            yield name, text.value()
+        if not text.takes(","):
+            break
+    text.expect("}", "the end of the object")
+    return text.end()
+
+
+def _items(text: _Text, name: str) -> Iterator[Any]:
+    text.expect("[", f"an object with a list `{name}`")
+    if not text.takes("]"):
+        yield text.value()
+        while text.takes(","):
+            yield text.value()
+        text.expect("]", "the end of the list")
+    yield END
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+class _Text:
+    """The part of a file that is in memory, and the place in it."""
+
+    def __init__(self, file: TextIO, what: str) -> None:
+        self._file, self._what = file, what
+        self._text, self._at, self._over = "", 0, False
+        self._decoder = json.JSONDecoder(parse_constant=_refuse)
+
+    def error(self, wanted: str) -> DatabaseError:
+        found = repr(self._text[self._at : self._at + 40]) if self._at < len(self._text) else "the end"
+        return DatabaseError(f"{self._what}: wanted {wanted} in JSON text, found {found}")
+
+    def _more(self, count: int) -> bool:
+        """Read more; False at the end of the file."""
+        try:
+            part = self._file.read(count)
+        except UnicodeDecodeError:
+            raise DatabaseError(f"{self._what}: wanted UTF-8 text, found other bytes") from None
+        self._text, self._at = self._text[self._at :] + part, 0
+        self._over = not part
+        return bool(part)
+
+    def _next(self) -> str:
+        """Return the next character that is no space; empty at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _SPACE:
+                self._at += 1
+            if self._at < len(self._text) or not self._more(_READ):
+                return self._text[self._at : self._at + 1]
+
+    def takes(self, character: str) -> bool:
+        """Take a character if it is the next one."""
+        found = self._next() == character
+        self._at += found
+        return found
+
+    def expect(self, character: str, wanted: str) -> None:
+        """Take a character. Raises `DatabaseError` if another is next."""
+        if not self.takes(character):
+            raise self.error(wanted)
+
+    def value(self) -> Any:
+        """Take a value."""
+        self._next()
+        size = _READ
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+                if end < len(self._text) or self._over:
+                    self._at = end
+                    return value
+                self._more(_READ)  # a number at the end may go on
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, RecursionError) or "not a JSON number" in str(error):
+                    raise DatabaseError(f"{self._what}: wanted JSON text, found {error}") from None
+                if len(self._text) - self._at > VALUE_LIMIT:
+                    raise DatabaseError(
+                        f"{self._what}: wanted JSON values of at most {VALUE_LIMIT} characters, found more"
+                    ) from None
+                if not self._more(size):
+                    raise self.error("a value") from None
+                size = min(2 * size, VALUE_LIMIT)
+
+    def end(self) -> None:
+        """Check that nothing follows."""
+        if self._next():
+            raise self.error("nothing more")
