@@ -78,6 +78,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         reductions.rfactor,
         reductions.tree_reduce,
         windows.separable_reduce,
+        scans.chunk_scan,
         scans.serial_scan,
         scatters.serial_scatter,
         selection.quadratic_select,

@@ -10,7 +10,6 @@ import ast
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import i64
@@ -50,10 +49,12 @@ class SymbolSlot(Var):
         self.position = position
 
 
-@cache
+_SLOTS = tuple(map(SymbolSlot, range(100)))
+
+
 def slot(position: int) -> SymbolSlot:
     """Return the one value that stands for a position, from 0 to 99."""
-    return SymbolSlot(position)
+    return _SLOTS[position]
 
 
 def slot_named(name: str) -> SymbolSlot | None:

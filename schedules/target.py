@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,14 @@ class HardwareInfo:
     lanes: f32 elements of the widest vector that works
     registers: vector registers of a core; on a GPU, registers that a work-item may have
     local_bytes: shared memory that a work-group may have
+    element_bytes: bytes of the smallest element in shared memory
     launch_ns: cost of starting work on several workers, from the call to the end of an empty kernel
     group_size: work-items that a work-group may have
+    group_axes: the same along each axis; empty if one axis may have them all
     sm_max_threads, sm_registers, sm_shared_bytes, sm_max_groups: capacity of one multiprocessor
     capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
     has_doubles: kernels may compute in float64
+    has_serial_launches: work of one worker starts without waking others
     has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
     """
 
@@ -43,12 +47,20 @@ class HardwareInfo:
     sm_max_groups: int = 1
     capability: int = 0
     has_doubles: bool = True
+    has_serial_launches: bool = True
     has_wgmma: bool = False
+    element_bytes: int = 1
+    group_axes: tuple[int, ...] = ()
 
     @property
     def has_grid(self) -> bool:
-        """Parallel work is a grid of work-groups (OpenCL, CUDA) rather than a parallel loop (C)."""
+        """Parallel work is a grid of work-groups (OpenCL, CUDA, WebGPU) rather than a parallel loop (C)."""
         return self.language != "c"
+
+    @property
+    def orders(self) -> tuple[Literal["parallel", "serial"], ...]:
+        """Return how work may be ordered: spread over the workers, and all of it by one."""
+        return ("parallel", "serial") if self.has_serial_launches else ("parallel",)
 
     @property
     def has_shuffles(self) -> bool:
@@ -73,12 +85,13 @@ class HardwareInfo:
     @staticmethod
     def from_limits(kind: str, limits: Mapping[str, int]) -> HardwareInfo:
         """Build it from `DeviceInfo.limits`, with modest defaults; `max_vector_lanes` caps the vector width."""
-        language = next((x for x in ("opencl", "cuda") if kind.startswith(x)), "c")
+        language = next((x for x in ("opencl", "cuda", "webgpu") if kind.startswith(x)), "c")
         warp = limits.get("warp", 1)
         is_gpu = language != "c" and warp > 1
         lanes = min(limits.get("vector_bits", 128 if is_gpu else 256) // 32, limits.get("max_vector_lanes", 16))
         local_bytes = limits.get("max_local_bytes", 32 << 10)
         threads = limits.get("threads_per_sm", 1024)
+        axes = tuple(limits[f"max_group_{axis}"] for axis in "xyz" if f"max_group_{axis}" in limits)
         return HardwareInfo(
             language=language,
             workers=limits.get("workers", 1),
@@ -97,4 +110,7 @@ class HardwareInfo:
             sm_max_groups=limits.get("groups_per_sm", 16) if is_gpu else 1,
             capability=10 * limits.get("compute_major", 0) + limits.get("compute_minor", 0),
             has_doubles=bool(limits.get("doubles", 1)),
+            has_serial_launches=bool(limits.get("serial_launches", language == "c")),
+            element_bytes=4 if language == "webgpu" else 1,
+            group_axes=axes if is_gpu else (),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -25,6 +25,8 @@ from relax_tune.ir.codegen.print.cfamily import CFamilyPrinter
 from relax_tune.ir.codegen.print.cuda import CUDAPrelude, CUDAPrinter
 from relax_tune.ir.codegen.print.opencl import OpenCLPrelude, OpenCLPrinter
 from relax_tune.ir.codegen.print.prelude import Prelude
+from relax_tune.ir.codegen.print.wgsl.prelude import SHARED_BYTES, WGSLPrelude
+from relax_tune.ir.codegen.print.wgsl.printer import WGSLPrinter
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import bool_
 from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, free_vars, postorder
@@ -45,10 +47,12 @@ from relax_tune.ir.core.stmt import (
 )
 from relax_tune.ir.interp.empty_reductions import complete_empty_reductions
 
-Language = Literal["c", "opencl", "cuda"]
-PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType({"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude})
+Language = Literal["c", "opencl", "cuda", "webgpu"]
+PRELUDES: Mapping[str, type[Prelude]] = MappingProxyType(
+    {"c": CPrelude, "opencl": OpenCLPrelude, "cuda": CUDAPrelude, "webgpu": WGSLPrelude}
+)
 PRINTERS: Mapping[str, type[CFamilyPrinter]] = MappingProxyType(
-    {"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter}
+    {"c": CPrinter, "opencl": OpenCLPrinter, "cuda": CUDAPrinter, "webgpu": WGSLPrinter}
 )
 
 
@@ -56,14 +60,21 @@ PRINTERS: Mapping[str, type[CFamilyPrinter]] = MappingProxyType(
 class CodeTarget:
     """The target of generated source.
 
-    language: `c`, `opencl` or `cuda`.
-    lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4).
+    language: `c`, `opencl`, `cuda` or `webgpu`.
+    lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4; WebGPU 4).
     local_bytes: shared memory of a work-group; None if unknown (drivers do not always refuse more).
+    bindings: arrays that a kernel may have; None for any number.
     """
 
     language: Language
     lanes: int
     local_bytes: int | None = None
+    bindings: int | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of the smallest element in shared memory."""
+        return SHARED_BYTES if self.language == "webgpu" else 1
 
     @property
     def grid(self) -> bool:
@@ -124,25 +135,34 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     layouts = register_layouts(body, algebra, lanes)
     unread = dead_lanes(body, layouts, algebra)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
+    _check_bindings(func, target, buffers)
     written = frozenset(s.buffer for s in stores(body))
-    for narrow in (True, False) if _for_gpus(target, body) else (False,):
+    for narrow in _widths(target, body):
         printer = PRINTERS[target.language](PRELUDES[target.language](), algebra, lanes, layouts)
-        printer.spans = Spans(algebra, func.scalar_params) if narrow else None
+        printer.spans = Spans(algebra, func.scalar_params, target.language == "webgpu") if narrow else None
         printer.varying = _varying(func.body)
         printer.dead_lanes = unread
         name = printer.fresh(func.name)
         source, grid = printer.kernel(name, buffers, written, body)
         if fits(printer.most) is not False:
             break
+    if narrow and fits(printer.most) is False:
+        raise BuildError(
+            f"wanted integers that 32 bits hold in {func.name}, found some of up to {printer.most!r}; WGSL has none of 64 bits: "
+            "use smaller arrays, or build for another target"
+        )
     most = () if fits(printer.most) else (printer.most,)
     return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
 
 
-def _for_gpus(target: CodeTarget, body: Stmt) -> bool:
-    """Return whether 32-bit indices pay off: on GPUs, and for kernels with work-items. CPUs compute with 64 bits as
-    fast.
+def _widths(target: CodeTarget, body: Stmt) -> tuple[bool, ...]:
+    """Return whether indices are tried with 32 bits, then with 64.
+
+    Narrow ones pay off on GPUs, and for kernels with work-items. CPUs compute with 64 bits as fast. WGSL has 32 bits alone.
     """
-    return target.language == "cuda" or bool(loops(body, "item"))
+    if target.language == "webgpu":
+        return (True,)
+    return (True, False) if target.language == "cuda" or loops(body, "item") else (False,)
 
 
 def _lanes(func: PrimFunc, target: CodeTarget) -> int:
@@ -183,12 +203,21 @@ def _check(func: PrimFunc, target: CodeTarget) -> None:
 
 def _check_shared(func: PrimFunc, target: CodeTarget, body: Stmt) -> None:
     shared = {b for m in walk(body) if isinstance(m, Declare) for b in m.buffers if b.scope == "shared"}
-    wanted = sum(b.dtype.bytes * prod(as_int(d) or 0 for d in b.shape) for b in shared)
+    wanted = sum(max(b.dtype.bytes, target.element_bytes) * prod(as_int(d) or 0 for d in b.shape) for b in shared)
     if target.local_bytes is not None and wanted > target.local_bytes:
         names = ", ".join(sorted(b.name for b in shared))
         raise BuildError(
             f"wanted at most {target.local_bytes} bytes of memory shared by a work-group in {func.name}, found {wanted} of {names}; "
             "use smaller tiles"
+        )
+
+
+def _check_bindings(func: PrimFunc, target: CodeTarget, buffers: Sequence[Buffer]) -> None:
+    if target.bindings is not None and len(buffers) > target.bindings:
+        names = ", ".join(b.name for b in buffers)
+        raise BuildError(
+            f"wanted at most {target.bindings} arrays in a kernel of {func.name}, as many as the adapter binds, found {len(buffers)}: "
+            f"{names}; fuse fewer operators"
         )
 
 

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Union
 from weakref import WeakValueDictionary
 
@@ -150,6 +151,8 @@ class Load(Expr):
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
 _ops: WeakValueDictionary[tuple[object, ...], Op] = WeakValueDictionary()
 _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
+_making = RLock()
+"""Held while a new node is entered: of two threads that make one at once, one makes it."""
 
 
 def const(value: Number, dtype: DType | None = None) -> Const:
@@ -166,7 +169,8 @@ def const(value: Number, dtype: DType | None = None) -> Const:
     if node is None:
         node = Const.__new__(Const)
         node.value, node.dtype = value, dtype
-        _consts[key] = node
+        with _making:
+            return _consts.setdefault(key, node)
     return node
 
 
@@ -179,7 +183,8 @@ def op(name: str, args: tuple[Expr, ...], dtype: DType) -> Expr:
             raise ValueError(f"wanted a scalar operation, one of {sorted(OPS)}; found {name!r}")
         node = Op.__new__(Op)
         node.op, node.args, node.dtype, node.inner, node.reach = name, args, dtype, None, -1
-        _ops[key] = node
+        with _making:
+            return _ops.setdefault(key, node)
     return node
 
 
@@ -193,7 +198,8 @@ def load(buffer: Buffer, indices: Iterable[ExprLike]) -> Load:
     if node is None:
         node = Load.__new__(Load)
         node.buffer, node.indices, node.dtype, node.inner = buffer, where, buffer.dtype, None
-        _loads[key] = node
+        with _making:
+            return _loads.setdefault(key, node)
     return node
 
 

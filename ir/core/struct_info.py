@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from relax_tune.ir.core.dtype import DType
@@ -20,21 +20,26 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor. `shape` is a tuple of scalar expressions, or None when only `ndim` (or nothing: None) is known."""
+    """A tensor. `shape` is a tuple of scalar expressions, or None when only `ndim` (or nothing: None) is known.
+
+    device: kind of the device in whose memory it lives (VDevice in Relax); None until a placement says so
+    """
 
     shape: tuple[Expr, ...] | None
     dtype: DType | None
     ndim: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         if self.shape is not None:
             object.__setattr__(self, "ndim", len(self.shape))
 
     def __repr__(self) -> str:
+        where = "" if self.device is None else f', device="{self.device}"'
         if self.shape is not None:
             dims = ", ".join(map(repr, self.shape)) + ("," if len(self.shape) == 1 else "")
-            return f"Tensor(({dims}), {self.dtype or 'unknown'})"
-        return f"Tensor(ndim={'unknown' if self.ndim is None else self.ndim}, {self.dtype or 'unknown'})"
+            return f"Tensor(({dims}), {self.dtype or 'unknown'}{where})"
+        return f"Tensor(ndim={'unknown' if self.ndim is None else self.ndim}, {self.dtype or 'unknown'}{where})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,26 @@ INFOS = (ObjectInfo, TensorInfo, ShapeInfo, PrimInfo, TupleInfo, CallableInfo)
 def info_parts(info: StructInfo) -> tuple[StructInfo, ...]:
     """Return the annotations of a tuple's fields; of any other value its own."""
     return info.fields if isinstance(info, TupleInfo) else (info,)
+
+
+def on_device(info: StructInfo, device: str | None) -> StructInfo:
+    """Return an annotation whose tensors live on a device; None takes the devices away."""
+    if isinstance(info, TensorInfo):
+        return info if info.device == device else replace(info, device=device)
+    if isinstance(info, TupleInfo):
+        fields = tuple(on_device(f, device) for f in info.fields)
+        return info if all(a is b for a, b in zip(fields, info.fields, strict=True)) else TupleInfo(fields)
+    if isinstance(info, CallableInfo):
+        params = None if info.params is None else tuple(on_device(p, device) for p in info.params)
+        return replace(info, params=params, ret=on_device(info.ret, device))
+    return info
+
+
+def devices_of(info: StructInfo) -> tuple[str, ...]:
+    """Return the distinct devices that an annotation states for its tensors, in order."""
+    if isinstance(info, TupleInfo):
+        return tuple(dict.fromkeys(d for f in info.fields for d in devices_of(f)))
+    return (info.device,) if isinstance(info, TensorInfo) and info.device is not None else ()
 
 
 def info_dims(info: StructInfo) -> tuple[Expr, ...] | None:

@@ -19,13 +19,16 @@ from relax_tune.ir.core.struct_info import (
     StructInfo,
     TensorInfo,
     TupleInfo,
+    devices_of,
     info_dims,
     info_parts,
     info_symbols,
+    on_device,
     own_symbols,
 )
 from relax_tune.ir.deduce.relations import differences, join, require_all, solve, substitute_info, without_symbols
 from relax_tune.ir.op.base import Deduction, OperatorSpec
+from relax_tune.ir.op.devices import DeviceOperator
 
 
 @singledispatch
@@ -42,7 +45,20 @@ def _(value: g.Call, ctx: Deduction) -> StructInfo:
     require_arithmetic(value.op, args)
     info = value.op.infer(args, ctx)
     require_dims(value.op.name, args, info, ctx)
-    return info
+    return info if isinstance(value.op, DeviceOperator) else placed(value.op.name, args, info)
+
+
+def placed(name: str, args: Sequence[StructInfo], made: StructInfo) -> StructInfo:
+    """Return the annotation of a result on the device of the arguments. Raises DeduceError for several devices."""
+    found = dict.fromkeys(d for a in args for d in devices_of(a))
+    if not found:
+        return made
+    found |= dict.fromkeys(devices_of(made))
+    if len(found) > 1:
+        raise DeduceError(
+            f"{name}: wanted arguments and result on one device, found {' and '.join(found)}; put in to_device"
+        )
+    return on_device(made, next(iter(found)))
 
 
 def require_arithmetic(op: OperatorSpec, args: Sequence[StructInfo]) -> None:
@@ -58,14 +74,16 @@ def require_arithmetic(op: OperatorSpec, args: Sequence[StructInfo]) -> None:
 @infer_value.register
 def _(value: g.CallTIR, ctx: Deduction) -> StructInfo:
     require_inplace_infos(value, ctx)
-    require_dims(value.callee, [a.info for a in value.args], value.info, ctx)
-    return value.info
+    infos = [a.info for a in value.args]
+    require_dims(value.callee, infos, value.info, ctx)
+    return placed(value.callee, infos, value.info)
 
 
 @infer_value.register
 def _(value: g.CallDPSLibrary, ctx: Deduction) -> StructInfo:
-    require_dims(value.routine, [a.info for a in value.args], value.info, ctx)
-    return value.info
+    infos = [a.info for a in value.args]
+    require_dims(value.routine, infos, value.info, ctx)
+    return placed(value.routine, infos, value.info)
 
 
 def require_dims(name: str, args: Sequence[StructInfo], made: StructInfo, ctx: Deduction) -> None:

@@ -132,10 +132,16 @@ class ScanPattern:
     reverse: bool
 
 
-def prefix_scan(block: Block) -> ScanPattern | None:
-    """Return the pattern of a prefix scan; None for any other block."""
+def prefix_scan(block: Block, resumed: bool = False) -> ScanPattern | None:
+    """Return the pattern of a prefix scan; None for any other block.
+
+    resumed: also match a part of a scan, whose rows start from what lies before them, and whose results have positions of a longer
+    axis
+    """
     value, steps = accumulated(block), [i for i in block.iters if i.kind == "reduce"]
-    if value is None or block.init is None or not starts_neutral(block) or len(steps) != 1 or value.op != "select":
+    if value is None or block.init is None or len(steps) != 1 or value.op != "select":
+        return None
+    if not resumed and not starts_neutral(block):
         return None
     (condition, term, neutral), (step,) = value.args, steps
     position = next((i for i in block.iters if i.kind == "spatial" and i.var in condition.args), None)
@@ -143,11 +149,16 @@ def prefix_scan(block: Block) -> ScanPattern | None:
         {} if position is None else {(step.var, position.var): False, (position.var, step.var): True}
     )
     reverse = ways.get(condition.args) if condition.op in ("le", "lt") else None
-    if position is None or reverse is None or neutral is not block.init.value or position.var in free_vars(term):
+    if position is None or reverse is None or position.var in free_vars(term):
         return None
-    if list(block.body.indices).count(position.var) != 1 or any(
-        position.var in free_vars(e) for e in block.body.indices if e is not position.var
-    ):
+    own = [e for e in block.body.indices if position.var in free_vars(e)]
+    if resumed:
+        parts = linear(own[0], (position.var,)) if len(own) == 1 else None
+        if parts is None or parts[0].get(position.var) is not const(1) or position.var in free_vars(block.init.value):
+            return None
+        if not isinstance(neutral, Const) or neutral.value != NEUTRAL.get(block.body.value.op):
+            return None
+    elif neutral is not block.init.value or own != [position.var]:
         return None
     return ScanPattern(block.body.value.op, position, step, term, neutral, condition.op == "lt", reverse)
 

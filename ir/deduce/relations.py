@@ -49,7 +49,7 @@ def substitute_info(info: StructInfo, meaning: Meaning, env: Env | None = None) 
     """Substitute symbols simultaneously; parts over a symbol without a value become unknown."""
     if isinstance(info, TensorInfo) and info.shape is not None:
         dims = _dims(info.shape, meaning, env)
-        return TensorInfo(dims, info.dtype, info.ndim)
+        return TensorInfo(dims, info.dtype, info.ndim, info.device)
     if isinstance(info, ShapeInfo) and info.values is not None:
         return ShapeInfo(_dims(info.values, meaning, env), info.ndim)
     if isinstance(info, PrimInfo) and info.value is not None:
@@ -149,6 +149,9 @@ def _plain(
         if dtype not in (None, found.dtype):
             proof = Proof.UNKNOWN if found.dtype is None else Proof.NO
             yield InfoDifference(path, f"dtype {dtype}", str(found.dtype or "an unknown one"), proof)
+    if isinstance(wanted, TensorInfo) and isinstance(found, TensorInfo) and wanted.device not in (None, found.device):
+        proof = Proof.UNKNOWN if found.device is None else Proof.NO
+        yield InfoDifference(path, f"device {wanted.device}", found.device or "none stated", proof)
     if isinstance(wanted, (TensorInfo, ShapeInfo)) and isinstance(found, (TensorInfo, ShapeInfo)):
         ndim = wanted.ndim
         if ndim not in (None, found.ndim):
@@ -305,7 +308,7 @@ def join(a: StructInfo, b: StructInfo, env: Env | None = None) -> StructInfo:
     if isinstance(a, TensorInfo) and isinstance(b, TensorInfo):
         dtype = a.dtype if a.dtype is b.dtype else None
         ndim = a.ndim if a.ndim == b.ndim else None
-        return TensorInfo(_join_dims(a.shape, b.shape, env), dtype, ndim)
+        return TensorInfo(_join_dims(a.shape, b.shape, env), dtype, ndim, a.device if a.device == b.device else None)
     if isinstance(a, ShapeInfo) and isinstance(b, ShapeInfo):
         return ShapeInfo(_join_dims(a.values, b.values, env), a.ndim if a.ndim == b.ndim else None)
     if isinstance(a, PrimInfo) and isinstance(b, PrimInfo) and a.dtype is b.dtype:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -16,6 +14,7 @@ from relax_tune.ir.frontend.hf.folder import CacheType, load_hf
 from relax_tune.ir.frontend.hf.heads import Pooling
 from relax_tune.ir.frontend.onnx.importer import load_onnx
 from relax_tune.ir.frontend.shared.bounds import checked_bounds
+from relax_tune.ir.frontend.source import find_model, path_exists
 from relax_tune.ir.frontend.torch.export import is_exported_program
 from relax_tune.ir.frontend.torch.importer import load_torch_export
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 ModelSource = Union[str, Path, "ExportedProgram"]
-PACKAGE = "package:"
 
 
 def load_model(
@@ -47,10 +45,10 @@ def load_model(
     bounds: inclusive ranges by symbol name, within those of the model
     cache_dtype: type of the keys and values that a decoder of a folder or a .gguf file stores (`load_hf`); `f32` for other models
     pooling, normalize: of a Hugging Face encoder, in place of what its folder says (`load_hf`)
-    trust: open a .pt2 file, which torch unpickles: whoever wrote it can run any program as you
+    trust: let torch unpickle and evaluate what a .pt2 file holds beside its graph and numbers: whoever wrote it can run any program
 
     Raises: ParseError or UserError for a file that is no model, impossible bounds, options of folders for other models, and a .pt2
-    file without `trust`.
+    file that needs `trust`.
     """
     bounds = checked_bounds(bounds)
     options = {"cache_dtype": None if cache_dtype == "f32" else cache_dtype, "pooling": pooling, "normalize": normalize}
@@ -58,7 +56,7 @@ def load_model(
         _refuse(options, "an exported program")
         return load_torch_export(model, bounds)
     path = find_model(model)
-    if not _exists(path):
+    if not path_exists(path):
         raise UserError(
             f"{path}: no such file or folder; give the folder of a Hugging Face model, a .gguf, .onnx, .pt2 or .relax file"
         )
@@ -70,13 +68,7 @@ def load_model(
     if path.is_file() and path.suffix == ".onnx":
         return load_onnx(path, bounds)
     if path.is_file() and path.suffix == ".pt2":
-        if not trust:
-            raise UserError(
-                f"{path}: wanted your word for a .pt2 file, found none. torch.export.load unpickles parts of it, so whoever wrote the "
-                "file can run any program as you. If you trust them, give --trust-model (trust=True in Python); else export the "
-                "model to ONNX, which runs nothing when it is opened"
-            )
-        return load_torch_export(path, bounds)
+        return load_torch_export(path, bounds, trust)
     if path.is_file() and path.suffix == text.SUFFIX:
         return text.load_text(path, bounds)
     if not path.is_dir():
@@ -93,35 +85,3 @@ def _refuse(options: Mapping[str, object], found: str) -> None:
             raise UserError(
                 f"{name} {value!r:.80}: wanted a Hugging Face folder, found {found}, which says itself what it computes; leave it out"
             )
-
-
-def find_model(model: ModelSource) -> Path:
-    """Return the path of a model. `package:NAME/FOLDER` is looked up without importing the package.
-
-    Raises: UserError when the package or the path in it does not exist.
-    """
-    if not isinstance(model, (str, os.PathLike)):
-        raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
-    given = os.fsdecode(model)
-    if not given.startswith(PACKAGE):
-        return Path(given)
-    name, _, inside = given.removeprefix(PACKAGE).partition("/")
-    try:
-        spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    except ValueError:  # a module that is no package, such as __main__
-        spec = None
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
-        raise UserError(f"{given}: wanted an installed package {name!r}, found none; install it with pip")
-    found = Path(places[0], inside)
-    if not _exists(found):
-        raise UserError(f"{given}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
-    return found
-
-
-def _exists(path: Path) -> bool:
-    """Return True if a path exists. Raises UserError for an inaccessible path: a name too long, a folder without permission."""
-    try:
-        return path.exists()
-    except OSError as error:
-        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None

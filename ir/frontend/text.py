@@ -13,13 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from relax_tune.errors import DeduceError, ParseError, UserError, VerifyError
-from relax_tune.ir.check.examine import examine
-from relax_tune.ir.check.in_bounds import keep_in_bounds
-from relax_tune.ir.check.verify import verify
+from relax_tune.ir.check.strangers import accept
 from relax_tune.ir.core.expr import Var
 from relax_tune.ir.core.function import Bound, IRModule
-from relax_tune.ir.core.graph import Constant, Value
-from relax_tune.ir.core.graph_walk import entries, nested_values
+from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.graph_walk import entries
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.registry import OPERATORS
@@ -50,10 +48,7 @@ def load_text(path: Path, bounds: Mapping[str, tuple[int, int]] | None = None) -
         module = parse_module(text, OPERATORS, weights)
         if len(module.functions) == len(module.prims) == 1:
             module = _calling(module)
-        _require_whole(path, module)
-        verify(module)
-        examine(module)
-        module = keep_in_bounds(module)
+        module = accept(module, " or ".join(path.with_suffix(s).name for s in WEIGHTS))
     except (ParseError, VerifyError, DeduceError) as error:
         raise ParseError(f"{path}: {error}") from None
     return _within(module, bounds or {})
@@ -106,24 +101,6 @@ def _calling(module: IRModule) -> IRModule:
     outs = [TensorInfo(b.shape, b.dtype) for b in func.output_buffers]
     made = g.finish(g.call_tir(callee, args, outs, func.scalar_params))
     return replace(made, bounds=module.bounds)
-
-
-def _require_whole(path: Path, module: IRModule) -> None:
-    """Require a graph function and all weights. Raises ParseError."""
-    graphs = list(module.graphs.values())
-    if not graphs:
-        raise ParseError(
-            "wanted a graph function, or one tensor function alone; "
-            f"found {', '.join(module.functions) or 'no function'}; add a function that calls them"
-        )
-    named = dict.fromkeys(v.name for f in graphs for v in nested_values(f) if isinstance(v, Constant))
-    missing = [name for name in named if name not in module.constants]
-    if missing:
-        files = " or ".join(path.with_suffix(s).name for s in WEIGHTS)
-        found = ", ".join(list(module.constants)[:8]) or "no weights"
-        raise ParseError(
-            f"wanted a weight called {missing[0]!r} in {files}, found {found}; put the weights beside the text"
-        )
 
 
 def _within(module: IRModule, bounds: Mapping[str, tuple[int, int]]) -> IRModule:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
+from relax_tune.ir.op.devices import HintOnDevice, ToDevice
 from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
 from relax_tune.ir.op.indexing.movement import (
     BroadcastTo,
@@ -125,5 +126,6 @@ OPERATORS: Mapping[str, type[OperatorSpec]] = registry(
         Prod, CumSum, CumProd, ArgMax, TopK, ScatterND, ScatterElements, Conv, Pool,
         ShapeOf, ReshapeTo, TensorToShape, Unique, RmsNorm, CausalSoftmax, Rotary, Attention,
         Quantize, Dequantize, Pack4, Unpack4, Einsum, Pad, Resize, Fold, PoolPositions, GridSample,
+        ToDevice, HintOnDevice,
     )
 )  # fmt: skip

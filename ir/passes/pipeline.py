@@ -33,6 +33,9 @@ from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecisi
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.memory.append import Appended, store_outermost
+from relax_tune.ir.passes.placement.wishes import DropDevices
+from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
+from relax_tune.ir.rewrite.movement_rules import PAD_OF_CONCAT
 from relax_tune.ir.rewrite.rules import LevelName, RewriteByPattern, Rule
 
 Pass = Callable[[IRModule], IRModule]
@@ -70,6 +73,7 @@ def passes_for(
         Canonicalise(),
         FoldConstants(),
         PushPermutes(),
+        RewriteToFixpoint((PAD_OF_CONCAT,)),
         DeadCode(),
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
         MixedPrecision(precision),
@@ -246,6 +250,7 @@ def lower(
     manager: PassManager | None = None,
     checks: bool = False,
     append: bool = False,
+    devices: bool = False,
 ) -> LoweredModule:
     """Lower a module from operators to fused tensor functions.
 
@@ -254,10 +259,15 @@ def lower(
     checks: computed indices become further results, which the call looks at.
     append: parameters that results extend are stored with that dim outermost, and so are the results (`appended`). The passes
         must keep attention whole.
+    devices: keep what the module says about devices, for a build for several; a build for one drops it.
 
     Raises: DeduceError for a graph that cannot fit together, BuildError for one whose dims are not known enough."""
     manager = manager or PassManager()
     first = [RewriteByPattern(tuple(r for r in rules if r.level == level), level == "import") for level in FIRST_LEVELS]
+    if not devices:
+        bare = DropDevices()(module)
+        manager.add("DropDevices()", module, bare)
+        module = bare
     module = manager.run(module, [step for step in first if step.rules])
     inlined, conditions = Inline().run(module)
     offered = tuple(entries(module.functions))

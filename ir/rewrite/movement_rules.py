@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from relax_tune.ir.core.graph import Value
+from relax_tune.ir.core.expr import as_int
+from relax_tune.ir.core.graph import Call, Value
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.indexing.movement import VIEWS, BroadcastTo, Concat, Permute, Reshape, Slice
+from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import Cast
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.rewrite.pattern import Either, op
@@ -59,6 +61,15 @@ def _by_flag(site: Site) -> Value:
     return site.call(Matmul(not site.operator("product", Matmul).transpose_b), "a", "b")
 
 
+def _padded_parts(site: Site) -> Value | None:
+    pad, joined = site.operator("padded", Pad), site.made("joined")
+    assert isinstance(joined, Call) and isinstance(joined.op, Concat)
+    axis = joined.op.axis % len(pad.before)
+    if as_int(pad.before[axis]) != 0 or as_int(pad.after[axis]) != 0:
+        return None
+    return site.call(joined.op, *(site.call(pad, x) for x in joined.args))
+
+
 VIEW_OF_VIEW = Rule(
     op(Reshape, op(Reshape, "x")), _view, "view of a view", equation="reshape(reshape(x, s), t) = reshape(x, t)"
 )
@@ -73,6 +84,10 @@ SAME_DTYPE = Rule(
     op(Cast, "x").named("cast"), _same_dtype, "cast to the same dtype", equation="cast(x, dtype of x) = x"
 )
 CONCAT_OF_ONE = Rule(op(Concat, "x"), _argument, "concat of one", equation="concat(x) = x")
+PAD_OF_CONCAT = Rule(
+    op(Pad, op(Concat).named("joined").once()).named("padded"), _padded_parts, "pad of a concat",
+    equation="pad(concat(x, y, axis), b, a) = concat(pad(x, b, a), pad(y, b, a), axis) where b[axis] = a[axis] = 0",
+)  # fmt: skip
 UNCHANGED_DIMS = Rule(
     Either(tuple(op(kind) for kind in (*VIEWS, BroadcastTo, Slice))), _same_dims, "unchanged dims",
     equation="reshape(x, dims of x) = x; so do flatten, expand_dims, broadcast_to and slice",

@@ -42,7 +42,7 @@ class GraphReader(TensorReader):
 
     def info(self, node: ast.expr) -> StructInfo:
         kind, args, options = self.call(node, _INFOS)
-        allowed = {"Tensor": ("ndim",), "Shape": ("ndim",), "Callable": ("pure",)}
+        allowed = {"Tensor": ("ndim", "device"), "Shape": ("ndim",), "Callable": ("pure",)}
         self.only(options, allowed.get(kind, ()))
         ndim = self.integer(options["ndim"], "a number of dims") if "ndim" in options else None
         if ndim is not None and ndim < 0:
@@ -53,7 +53,10 @@ class GraphReader(TensorReader):
             return TupleInfo(tuple(self.info(a) for a in args))
         if kind == "Tensor" and len(args) == 2:
             dtype = None if _is_none(args[1]) else self.dtype(args[1])
-            return TensorInfo(None, dtype, ndim) if _is_none(args[0]) else TensorInfo(self.dims(args[0]), dtype)
+            where = options.get("device")
+            device = None if where is None else str(self.constant(where, str, "the kind of a device"))
+            dims = None if _is_none(args[0]) else self.dims(args[0])
+            return TensorInfo(dims, dtype, ndim if dims is None else None, device)
         if kind == "Shape" and len(args) == 1:
             return ShapeInfo(None, ndim) if _is_none(args[0]) else ShapeInfo(self.dims(args[0]))
         if kind == "Prim" and len(args) in (1, 2):

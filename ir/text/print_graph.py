@@ -169,10 +169,10 @@ class GraphPrinter(TensorPrinter):
 
     def info(self, info: StructInfo) -> str:
         match info:
-            case TensorInfo(shape, dtype) if shape is not None:
-                return f"Tensor({self.dims(shape)}, {dtype})"
-            case TensorInfo(_, dtype, ndim):
-                return f"Tensor(None, {dtype}{'' if ndim is None else f', ndim={ndim}'})"
+            case TensorInfo(shape, dtype, _, device) if shape is not None:
+                return f"Tensor({self.dims(shape)}, {dtype}{_where(device)})"
+            case TensorInfo(_, dtype, ndim, device):
+                return f"Tensor(None, {dtype}{'' if ndim is None else f', ndim={ndim}'}{_where(device)})"
             case ShapeInfo(values) if values is not None:
                 return f"Shape([{', '.join(map(self.expr, values))}])"
             case ShapeInfo(_, ndim):
@@ -187,6 +187,10 @@ class GraphPrinter(TensorPrinter):
                     return f"Callable({given}, {self.info(ret)}{'' if pure else ', pure=False'})"
             case ObjectInfo():
                 return "Object()"
+
+
+def _where(device: str | None) -> str:
+    return "" if device is None else f", device={quote(device)}"
 
 
 def operator_name(op: Operator) -> str:

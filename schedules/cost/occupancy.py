@@ -50,34 +50,42 @@ def kernels(func: PrimFunc) -> tuple[Stmt, ...]:
     return statements(func.body)
 
 
-def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
-    """Return the work-items of a group: the product of the longest loop of each axis."""
+def axis_items(func: PrimFunc, kernel: Stmt) -> dict[int, Expr]:
+    """Return the work-items of a group along each axis: its longest loop."""
     axes: dict[int, list[Expr]] = {}
     for b in blocks(kernel):
         for p in enclosing(func, b):
             if p.kind == "item":
                 axes.setdefault(p.axis, []).append(p.extent)
+    return {axis: reduce(maximum, dict.fromkeys(found)) for axis, found in axes.items()}
+
+
+def group_items(func: PrimFunc, kernel: Stmt) -> Expr:
+    """Return the work-items of a group."""
     total: Expr = const(1)
-    for found in axes.values():
-        total = mul(total, reduce(maximum, dict.fromkeys(found)))
+    for items in axis_items(func, kernel).values():
+        total = mul(total, items)
     return simplify(total)
 
 
-def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope) -> Expr:
-    """Return the bytes of the buffers of a scope: `shared` by a group, of its `warp`s, or `local` to one work-item."""
+def stored_bytes(func: PrimFunc, kernel: Stmt, scope: Scope, least: int = 1) -> Expr:
+    """Return the bytes of the buffers of a scope: `shared` by a group, of its `warp`s, or `local` to one work-item.
+
+    least: bytes of the smallest element
+    """
     total: Expr = const(0)
     for buffer in func.allocs:
         if buffer.scope == scope:
             shape = stored_shape(func, kernel, buffer)
             if shape:
-                total = total + mul(const(buffer.dtype.bytes), reduce(mul, shape))
+                total = total + mul(const(max(buffer.dtype.bytes, least)), reduce(mul, shape))
     return simplify(total)
 
 
 def shared_bytes(func: PrimFunc, kernel: Stmt, machine: HardwareInfo) -> Expr:
     """Return the bytes of shared memory of a group; `warp` buffers count where there are no shuffles."""
-    own = stored_bytes(func, kernel, "shared")
-    return own if machine.has_shuffles else simplify(own + stored_bytes(func, kernel, "warp"))
+    own = stored_bytes(func, kernel, "shared", machine.element_bytes)
+    return own if machine.has_shuffles else simplify(own + stored_bytes(func, kernel, "warp", machine.element_bytes))
 
 
 def stored_shape(func: PrimFunc, kernel: Stmt, buffer: Buffer) -> tuple[Expr, ...]:
@@ -244,16 +252,27 @@ def _operands(func: PrimFunc, block: Block) -> Expr:
     return simplify(total)
 
 
+def launched_items(axes: Mapping[int, Expr]) -> dict[int, Expr]:
+    """Return the work-items along each axis of a launch, whose last one holds all further axes."""
+    found: dict[int, Expr] = {}
+    for axis, items in axes.items():
+        at = min(axis, AXES["group"] - 1)
+        found[at] = mul(found[at], items) if at in found else items
+    return found
+
+
 def launch_limits(func: PrimFunc, machine: HardwareInfo) -> tuple[Expr, ...]:
     """Return the facts over tunables without which a GPU cannot launch the kernels."""
     facts: list[Expr] = []
     func = with_mean_extents(func)
     for kernel in kernels(func):
         items, shared = group_items(func, kernel), shared_bytes(func, kernel, machine)
+        along = launched_items(axis_items(func, kernel))
         held = minimum(const(machine.registers), floordiv(const(machine.sm_registers), maximum(items, 1)))
         facts += [
             le(items, machine.group_size),
             le(shared, machine.local_bytes),
+            *(le(n, machine.group_axes[axis]) for axis, n in along.items() if axis < len(machine.group_axes)),
             le(registers(func, kernel, True), held),
         ]
     return tuple(f for f in map(simplify, facts) if only_tunables(f))

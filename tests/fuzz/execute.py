@@ -126,10 +126,10 @@ class Bench:
     ) -> list[Outcome]:
         """Build and run every trial in this process. done_with: is told what has been done so far."""
         device, info = self.device(way.target)
-        before = c_device.BASE_FLAGS, c_device._UNIT_KERNELS, alternatives.all_alternatives
+        before = c_device.BASE_FLAGS, c_device.UNIT_KERNELS, alternatives.all_alternatives
         try:
             c_device.BASE_FLAGS = (*LEVELS[way.level], *before[0][1:])
-            c_device._UNIT_KERNELS = UNIT
+            c_device.UNIT_KERNELS = UNIT
             alternatives.all_alternatives = _all_alternatives
             built = [_built(way, t, info) for t in trials]
             done_with("build")
@@ -140,7 +140,7 @@ class Bench:
             done_with("compile")
             return [b if isinstance(b, Outcome) else _ran(*b, t, compiled) for b, t in zip(built, trials, strict=True)]
         finally:
-            c_device.BASE_FLAGS, c_device._UNIT_KERNELS, alternatives.all_alternatives = before
+            c_device.BASE_FLAGS, c_device.UNIT_KERNELS, alternatives.all_alternatives = before
 
 
 @cache

@@ -31,6 +31,7 @@ from relax_tune.ir.core.struct_info import ShapeInfo
 from relax_tune.ir.op import shapes
 from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
+from relax_tune.ir.op.devices import HintOnDevice, ToDevice
 from relax_tune.ir.op.indexing import gather, movement, scatter
 from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math import bits as bit_operators
@@ -508,6 +509,8 @@ ENTRIES: Mapping[str, Entry] = {
     "quantize": Entry(quantise, "summed", 4), "dequantize": Entry(dequantise, "rounded"),
     "pack4": Entry(lambda w: (lambda x: Step(quantize.Pack4(axis(w, x)), (x,)))(w.pick((i8, u8), 1))),
     "unpack4": Entry(unpack),
+    "to_device": Entry(unary(lambda w: ToDevice("c"), ALL)),
+    "hint_on_device": Entry(unary(lambda w: HintOnDevice("opencl"), ALL)),
     "shape_of": Entry(_plain(shapes.ShapeOf, ALL)), "reshape_to": Entry(reshape_to),
     "tensor_to_shape": Entry(tensor_to_shape), "unique": Entry(_plain(shapes.Unique, NUMBERS)),
 }  # fmt: skip

@@ -29,10 +29,13 @@ def larger(a: Span, b: Span) -> Span:
 
 
 class Spans:
-    """The spans of a kernel's variables and of all noted polynomials. signed: symbols that may be below 0."""
+    """The spans of a kernel's variables and of all noted polynomials.
 
-    def __init__(self, algebra: Algebra, signed: Collection[Expr] = ()) -> None:
-        self.algebra, self.signed = algebra, signed
+    signed: symbols that may be below 0. clamps: a value from memory between two bounds has their span; its own is wider.
+    """
+
+    def __init__(self, algebra: Algebra, signed: Collection[Expr] = (), clamps: bool = False) -> None:
+        self.algebra, self.signed, self.clamps = algebra, signed, clamps
         self.variables: dict[Var, Span | None] = {}
         self._atoms: dict[Expr, Span | None] = {}
         self._noted: dict[tuple[tuple[Monomial, int], ...], Span | None] = {}
@@ -90,13 +93,25 @@ class Spans:
         parts = [self.note(self.algebra.poly(x)) for x in (a.args[1:] if a.op == "select" else a.args)]
         known = [x for x in parts if x is not None]
         if len(known) < len(parts):
-            return None
+            return self._between(a) if self.clamps and a.op in ("min", "max") else None
         by = as_constant(self.algebra.poly(a.args[1])) if a.op in ("floordiv", "floormod") else None
         if a.op == "floordiv":
             return P.scaled(known[0], Fraction(1, max(by or 1, 1)))
         if a.op == "floormod":
             return known[1] if by is None else P.constant(Fraction(abs(by)))
         return known[0] if len(known) == 1 else larger(*known)
+
+    def _between(self, a: Op) -> Span | None:
+        """Return the span of `max(min(x, b), c)` or `min(max(x, b), c)`: its value is no further from 0 than b or c."""
+        for inner, outer in (a.args, a.args[::-1]):
+            bound = self.note(self.algebra.poly(outer))
+            if bound is None or not isinstance(inner, Op) or inner.op != {"max": "min", "min": "max"}.get(a.op):
+                continue
+            spans = [self.note(self.algebra.poly(x)) for x in inner.args]
+            known = [x for x in spans if x is not None]
+            if known:
+                return larger(bound, known[0])
+        return None
 
     def most(self, symbols: Iterable[Var]) -> Expr:
         """Return the maximum of everything noted and of these symbols."""

@@ -1,1 +1,1 @@
-"""Printing of lowered statements as C, OpenCL and CUDA."""
+"""Printing of lowered statements as C, OpenCL, CUDA and WGSL."""

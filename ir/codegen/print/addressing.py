@@ -89,6 +89,44 @@ class AddressPrinter:
         self._flat: dict[tuple[Buffer, tuple[Expr, ...]], Poly] = {}
         self._shapes: dict[Buffer, list[Poly]] = {}
 
+    # what other languages write otherwise than C
+
+    def constant(self, kind: str, name: str, text: str) -> str:
+        """Return the definition of a name that keeps its value."""
+        return f"const {kind} {name} = {text};"
+
+    def variable(self, kind: str, name: str, text: str = "") -> str:
+        """Return the definition of a name whose value may change; without a text it is unset."""
+        return f"{kind} {name} = {text};" if text else f"{kind} {name};"
+
+    def counting(self, kind: str, name: str, end: str) -> str:
+        """Return the head of a loop that counts from 0 to below `end`."""
+        return f"for ({kind} {name} = 0; {name} < {end}; {name}++) {{"
+
+    def as_int32(self, text: str) -> str:
+        """Return an index or a truth value as a number of 32 bits."""
+        return f"(int){text}"
+
+    def active(self, lane: int, count: str, text: str, dtype: DType) -> str:
+        """Return the text of a lane of a vector; 0 where only `count` lanes are active and this one is not."""
+        return f"({lane} < {count} ? {text} : 0)"
+
+    def room_type(self, room: Poly) -> DType:
+        """Return the type in which numbers of lanes are computed."""
+        return self.index_type(room)
+
+    def room_text(self, room: Poly, most: int) -> str:
+        """Return a number of lanes, exact up to `most`."""
+        return self.poly_text(room)
+
+    def offset_text(self, p: Poly) -> str:
+        """Return the offset of an element in its array."""
+        return self.poly_text(p)
+
+    def place(self, b: Buffer, offset: str) -> str:
+        """Return the text of a vector's address."""
+        return f"{self.buffers[b]} + {offset}" if offset != "0" else self.buffers[b]
+
     def line(self, text: str) -> None:
         self.lines.append(self.indent + text)
 
@@ -276,8 +314,7 @@ class AddressPrinter:
     def address(self, buffer: Buffer, p: Poly) -> Address:
         """Return the address of the first lane of a vector, given the offset of a lane."""
         first = p if self.lane is None else {m: c for m, c in p.items() if m != (self.lane.symbol,)}
-        base, offset = self.buffers[buffer], self.poly_text(first)
-        return Address(f"{base} + {offset}" if offset != "0" else base, gcd(*first.values()))
+        return Address(self.place(buffer, self.offset_text(first)), gcd(*first.values()))
 
     def stride(self, p: Poly) -> int | None:
         """Return the stride of one lane in an offset; None if it is not constant."""

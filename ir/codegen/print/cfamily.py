@@ -19,7 +19,7 @@ from relax_tune.ir.codegen.print.intrinsic_calls import match_call, require_shar
 from relax_tune.ir.codegen.print.prelude import INDEX, Prelude
 from relax_tune.ir.codegen.print.values import VECTOR_TYPES
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import DType, i32, i64
+from relax_tune.ir.core.dtype import DType, bool_, i32, i64
 from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts, const
 from relax_tune.ir.core.stmt import (
     AsyncFence,
@@ -129,7 +129,7 @@ class CFamilyPrinter(CopyPrinter):
         with self.indented("{"):
             text = self.poly_text(value)
             kind, name = self.counted(n.var, plus(value, constant(1)))
-            self.line(f"const {kind} {name} = {text};")
+            self.line(self.constant(kind, name, text))
             self.statement(n.body)
 
     def branch(self, n: IfThenElse) -> None:
@@ -169,19 +169,20 @@ class CFamilyPrinter(CopyPrinter):
             room = self.lane_room(c)
             low = self.algebra.interval(room)[0]
             some = some and low is not None and low > 0
-            kind = i64 if self.index_type(room) is i64 else kind
-            parts.append(self.poly_text(room))
+            kind = i64 if self.room_type(room) is i64 else kind
+            parts.append(self.room_text(room, lane.width))
         smallest = parts[0]
         for p in parts[1:]:
             smallest = f"{self.prelude.helper('min', kind, 1)}({smallest}, {p})"
         name, mask = self.fresh("n"), self.fresh("m")
         with self.indented("{"):
             least = self.prelude.helper("min", kind, 1)
-            self.line(f"const {self.prelude.storage(kind)} {name} = {least}({smallest}, {lane.width});")
+            self.line(self.constant(self.prelude.storage(kind), name, f"{least}({smallest}, {lane.width})"))
             with self.indented("{" if some else f"if ({name} > 0) {{"):
                 iota = self.prelude.helper("iota", i32, lane.width)
                 splat = self.prelude.helper("splat", i32, lane.width)
-                self.line(f"const {self.prelude.vector(i32, lane.width)} {mask} = {iota}() < {splat}((int){name});")
+                below = f"{iota}() < {splat}({self.as_int32(name)})"
+                self.line(self.constant(self.held(bool_, lane.width), mask, below))
                 with self.lanes_of(Lane(lane.var, lane.start, lane.width, lane.symbol, name, mask, lane.nontemporal)):
                     self.statement(body)
 
@@ -201,7 +202,7 @@ class CFamilyPrinter(CopyPrinter):
             self.declare_array(b, base, size)
             return
         for register, width in self.registers(b, layout):
-            self.line(f"{self.prelude.vector(b.dtype, width)} {register}{self.unset};")
+            self.line(self.variable(self.prelude.vector(b.dtype, width), f"{register}{self.unset}"))
 
     def declare_array(self, b: Buffer, name: str, size: int) -> None:
         raise NotImplementedError
@@ -347,7 +348,7 @@ class CFamilyPrinter(CopyPrinter):
         kind, name = self.counted(f.var, extent)
         outer = self.prefetch
         self.prefetch = Prefetch(f.var, f.marks.prefetch_distance) if f.marks.prefetch_distance else outer
-        with self.indented(f"for ({kind} {name} = 0; {name} < {text}; {name}++) {{"):
+        with self.indented(self.counting(kind, name, text)):
             self.statement(f.body)
         self.prefetch = outer
 
@@ -359,7 +360,7 @@ class CFamilyPrinter(CopyPrinter):
             outer = Var(f"{f.var.name}_o")
             self.algebra.ranges[outer] = (0, full - 1)
             kind, name = self.counted(outer, constant(full))
-            with self.indented(f"for ({kind} {name} = 0; {name} < {full}; {name}++) {{"):
+            with self.indented(self.counting(kind, name, str(full))):
                 self.vector(f, {(outer,): lanes}, lanes)
             pieces = pieces[full:]
         for at, width in pieces:

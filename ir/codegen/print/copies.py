@@ -59,7 +59,7 @@ class CopyPrinter(MemoryPrinter):
         if isinstance(value, Load) and moving and other.value == 0:
             return text  # lanes out of bounds load zeros
         iota, splat = (self.prelude.helper(h, i32, lane.width) for h in ("iota", "splat"))
-        mask = self.widened(f"({iota}() < {splat}((int){count}))", e.dtype)
+        mask = self.widened(f"({iota}() < {splat}({self.as_int32(count)}))", e.dtype)
         filled = self.splat(*self._given(other), e.dtype)
         return f"{self.prelude.helper('sel', e.dtype, lane.width)}({mask}, {text}, {filled})"
 
@@ -89,7 +89,7 @@ class CopyPrinter(MemoryPrinter):
             at = Var(f"{inner.var.name}_o")
             self.algebra.ranges[at] = (0, squares - 1)
             kind, name = self.counted(at, constant(squares))
-            with self.indented(f"for ({kind} {name} = 0; {name} < {squares}; {name}++) {{"):
+            with self.indented(self.counting(kind, name, str(squares))):
                 self._square(f, inner, store, {(at,): size}, count)
 
     def _square(self, f: For, inner: For, store: BufferStore, start: Poly, count: str | None) -> None:
@@ -102,14 +102,14 @@ class CopyPrinter(MemoryPrinter):
             env[inner.var] = plus(start, constant(k))
             text, moving = self.value(store.value)
             assert text is not None
-            self.line(f"{kind} {name} = {self.splat(text, moving, f32)};")
+            self.line(self.variable(kind, name, self.splat(text, moving, f32)))
         self.line(f"{exchange}({', '.join(f'&{n}' for n in names)});")
         env[inner.var] = plus(start, {(symbol,): 1})
         self.lane = Lane(inner.var, start, size, symbol, None, None)
         for k, name in enumerate(names):
             env[f.var] = constant(k)
             at = {m: c for m, c in self.flat(store.buffer, store.indices).items() if m != (symbol,)}
-            address = Address(f"{self.buffers[store.buffer]} + {self.poly_text(at)}", gcd(*at.values()))
+            address = Address(self.place(store.buffer, self.offset_text(at)), gcd(*at.values()))
             line = self.store_vector(store.buffer, address, name, self.lane)
             self.line(line if count is None else f"if ({k} < {count}) {{ {line} }}")
         self.lane = None
@@ -125,8 +125,9 @@ class CopyPrinter(MemoryPrinter):
 
     def clamped(self, room: Poly, most: int) -> str:
         """Print a number clamped to 0 .. `most`, and return its name."""
-        kind = self.index_type(room)
+        kind = self.room_type(room)
         low, high = (self.prelude.helper(h, kind, 1) for h in ("min", "max"))
         name = self.fresh("n")
-        self.line(f"const {self.prelude.storage(kind)} {name} = {high}({low}({self.poly_text(room)}, {most}), 0);")
+        text = f"{high}({low}({self.room_text(room, most)}, {most}), 0)"
+        self.line(self.constant(self.prelude.storage(kind), name, text))
         return name

@@ -19,6 +19,11 @@ from relax_tune.ir.core.stmt import AXES, For, Stmt, loops
 LAST = AXES["group"] - 1
 
 
+def launched_items(grid: Grid) -> tuple[int, ...]:
+    """Return the items along the axes of a launch, whose last one holds all further axes."""
+    return (*grid.items[:LAST], prod(grid.items[LAST:])) if len(grid.items) > LAST else grid.items
+
+
 class GridPrinter(CFamilyPrinter):
     """Printer of one kernel. A language defines indices, barriers, shared arrays, parameters and the kernel's head."""
 
@@ -58,7 +63,7 @@ class GridPrinter(CFamilyPrinter):
             return
         kind, name = self.counted(f.var, extent)
         with self.indented("{"):
-            self.line(f"const {kind} {name} = {self._place(f.kind, f.axis)};")
+            self.line(self.constant(kind, name, self._place(f.kind, f.axis)))
             if (f.kind, f.axis) in self.uneven:
                 with self.indented(f"if ({name} < {self.poly_text(extent)}) {{"):
                     self.statement(f.body)
@@ -74,11 +79,7 @@ class GridPrinter(CFamilyPrinter):
     def kernel(
         self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt
     ) -> tuple[str, Grid]:
-        self.shared: list[tuple[Buffer, str, int]] = []
-        grid = self._grid(name, body)
-        self.groups, self.items, self.written = grid.groups, grid.items, written
-        for b in buffers:
-            self.buffers[b] = self.fresh(b.name)
+        grid = self.begin(name, buffers, written, body)
         parameters = [f"{self.parameter(b, b in written)}{self.buffers[b]}" for b in buffers]
         self.statement(body)
         groups = self.launched(grid.groups)
@@ -90,8 +91,17 @@ class GridPrinter(CFamilyPrinter):
             symbols = [f"rt_{x}" for x in symbols] + (["rt_most"] if fits(self.most) is None else [])
         parameters += [f"{wide} {x}" for x in symbols]
         self.lines = [self.indent + x for x in self.shared_arrays(self.shared)] + self.lines
-        items = (*grid.items[:LAST], prod(grid.items[LAST:])) if len(grid.items) > LAST else grid.items
+        items = launched_items(grid)
         return self.finish(self.head(name, parameters, items)), Grid(groups, items)
+
+    def begin(self, name: str, buffers: tuple[Buffer, ...], written: frozenset[Buffer], body: Stmt) -> Grid:
+        """Name the buffers, and return the groups and items along each axis."""
+        self.shared: list[tuple[Buffer, str, int]] = []
+        grid = self._grid(name, body)
+        self.groups, self.items, self.written = grid.groups, grid.items, written
+        for b in buffers:
+            self.buffers[b] = self.fresh(b.name)
+        return grid
 
     def _grid(self, name: str, body: Stmt) -> Grid:
         """Return the groups and items along each axis; axes whose loops differ in extent get a bound check."""

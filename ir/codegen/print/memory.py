@@ -9,7 +9,7 @@ from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.prelude import computed, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i32, i64, u8
+from relax_tune.ir.core.dtype import INTEGERS, DType, f32, f64, i64, u8
 from relax_tune.ir.core.expr import Expr, Load
 from relax_tune.ir.core.stmt import BufferStore
 
@@ -36,7 +36,7 @@ class MemoryPrinter(ValuePrinter):
                 return (name if width == 1 else f"{name}[{at}]"), False
             return name, True
         if step == 0:
-            return self.load_one(b, self.poly_text(p)), False
+            return self.load_one(b, self.offset_text(p)), False
         lane = self.lane
         assert lane is not None
         if b.dtype is i64:
@@ -45,7 +45,7 @@ class MemoryPrinter(ValuePrinter):
             self._prefetch(b, p)
             text = self.load_vector(b, self.address(b, p), lane)
             if b.dtype.short == "bool":
-                text = f"({self.prelude.helper('widen', u8, lane.width)}({text}) != 0)"
+                text = self.truths(text, lane.width)
             return self.unpacked(text, b.dtype, lane.width), True
         if step == 2 and b.dtype is f32 and lane.count is None and lane.width in self.pairs:
             # the last lane ends the second vector, so that nothing behind it is read
@@ -53,6 +53,14 @@ class MemoryPrinter(ValuePrinter):
             parts = (self.load_vector(b, self.address(b, q), lane) for q in ends)
             return f"{self.prelude.helper('alternate', f32, lane.width)}({', '.join(parts)})", True
         return self.by_lane(e), True
+
+    def truths(self, text: str, width: int) -> str:
+        """Return the mask of a vector of truth values as memory has them."""
+        return f"({self.prelude.helper('widen', u8, width)}({text}) != 0)"
+
+    def truth(self, text: str) -> str:
+        """Return the truth value of one lane of a mask."""
+        return f"({text} != 0)"
 
     def _prefetch(self, b: Buffer, p: Poly) -> None:
         """Prefetch the vector that a later iteration of the marked loop reads. An address out of bounds is harmless."""
@@ -117,7 +125,7 @@ class MemoryPrinter(ValuePrinter):
                 self.line(self.store_nontemporal(b, address, new, lane))
             else:
                 name = self.fresh("t")
-                self.line(f"const {self.prelude.vector(stored(b.dtype), lane.width)} {name} = {new};")
+                self.line(self.constant(self.prelude.vector(stored(b.dtype), lane.width), name, new))
                 whole, part = (f(b, address, name, lane) for f in (self.store_nontemporal, self.store_vector))
                 self.line(f"if ({lane.count} == {lane.width}) {whole} else {part}")
             return
@@ -129,7 +137,7 @@ class MemoryPrinter(ValuePrinter):
 
     def assignment(self, b: Buffer, p: Poly, text: str) -> str:
         if b not in self.layouts:
-            return self.store_one(b, self.poly_text(p), text)
+            return self.store_one(b, self.offset_text(p), text)
         name, at, width = self.register(b, p)
         return f"{name if width == 1 else f'{name}[{at}]'} = {text};"
 
@@ -139,15 +147,14 @@ class MemoryPrinter(ValuePrinter):
         held: str | None = None
         if text is not None and moving:
             held = self.fresh("t")
-            dtype = i32 if s.value.dtype.short == "bool" else s.value.dtype
-            self.line(f"const {self.prelude.vector(dtype, lane.width)} {held} = {text};")
+            self.line(self.constant(self.held(s.value.dtype, lane.width), held, text))
         old = env[lane.var]
         for k in range(lane.width):
             env[lane.var] = plus(lane.start, constant(k))
             self.lane = None
             value = f"{held}[{k}]" if held is not None else text if text is not None else self.one(s.value)
             if held is not None and s.value.dtype.short == "bool":
-                value = f"({value} != 0)"
+                value = self.truth(value)
             line = self.assignment(s.buffer, self.flat(s.buffer, s.indices), value)
             self.line(line if lane.count is None else f"if ({k} < {lane.count}) {{ {line} }}")
         env[lane.var] = old

@@ -67,10 +67,13 @@ class ValuePrinter(AddressPrinter):
             if n in shared and found[0] is not None:
                 name = self.fresh("t")
                 width = self.lane.width if found[1] and self.lane is not None else 1
-                dtype = i32 if n.dtype.short == "bool" else n.dtype
-                self.line(f"const {self.prelude.vector(dtype, width)} {name} = {found[0]};")
+                self.line(self.constant(self.held(n.dtype, width), name, found[0]))
                 self._memo[n] = name, found[1]
         return self.text(e)
+
+    def held(self, dtype: DType, width: int) -> str:
+        """Return the type of a temporary; truth values are masks."""
+        return self.prelude.vector(i32 if dtype.short == "bool" else dtype, width)
 
     def _order(self, e: Expr) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
         """Return value nodes under `e`, operands first, and the nodes worth a temporary. Indices belong to their loads."""
@@ -159,7 +162,7 @@ class ValuePrinter(AddressPrinter):
         if self.stride(p) != 1 or low is None or high is None or low < -(1 << 31) or high + self.width > 1 << 31:
             return None
         iota, splat = (self.prelude.helper(h, i32, self.width) for h in ("iota", "splat"))
-        return f"({iota}() + {splat}((int){self._bracket(first)}))"
+        return f"({iota}() + {splat}({self.as_int32(self._bracket(first))}))"
 
     def _bracket(self, p: Poly) -> str:
         return bracketed(self.poly_text(p))
@@ -369,8 +372,8 @@ class ValuePrinter(AddressPrinter):
             return None
         iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
         edge = rest if step == -1 else plus(constant(1), rest, -1)
-        low, high = (self.prelude.helper(h, self.index_type(edge), 1) for h in ("max", "min"))
-        limit = f"(int){low}({high}({self.poly_text(edge)}, {lane.width}), 0)"
+        low, high = (self.prelude.helper(h, self.room_type(edge), 1) for h in ("max", "min"))
+        limit = self.as_int32(f"{low}({high}({self.room_text(edge, lane.width)}, {lane.width}), 0)")
         splat = self.prelude.helper("splat", i32, lane.width)
         return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
 
@@ -388,7 +391,7 @@ class ValuePrinter(AddressPrinter):
             env[lane.var] = plus(lane.start, constant(k))
             text = self.text(e)[0]
             assert text is not None
-            parts.append(text if lane.count is None else f"({k} < {lane.count} ? {text} : 0)")
+            parts.append(text if lane.count is None else self.active(k, lane.count, text, e.dtype))
         env[lane.var] = moving
         self._memo, self.lane = memo, lane
         return parts

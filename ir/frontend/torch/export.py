@@ -6,9 +6,10 @@ import importlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ParseError, UserError
 from relax_tune.ir.core.dtype import ALL, DType, bf16
 from relax_tune.ir.frontend.shared.writer import identifier
+from relax_tune.ir.frontend.torch.archive import data_archive
 from relax_tune.ir.frontend.torch.program import (
     COMPLEX,
     Ref,
@@ -42,6 +44,17 @@ DIM_CLASSES: Mapping[str, str] = {
 STATED = frozenset({
     "sym.trunc", "sym.floor", "sym.ceil", "sym.int", "aten.sym_storage_offset.default", "aten.sym_stride.int", "aten.sym_numel.default",
 })  # fmt: skip
+DIM_FUNCTIONS = frozenset({
+    *(f"_operator.{f}" for f in (
+        "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne", "neg", "or_", "pos", "pow",
+        "rshift", "sub", "truediv",
+    )),
+    *(f"math.{f}" for f in ("trunc", "floor", "ceil")),
+    *(f"torch.{f}" for f in ("_sym_sqrt", "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")),
+})  # fmt: skip
+"""Functions of dims in files."""
+INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""Operators on graphs whose graph stands for them."""
 READ = "aten._local_scalar_dense.default"
 """The operator that reads a number from a tensor, for which torch has a symbol."""
 DIMS_FILE = "dims.json"
@@ -69,22 +82,19 @@ def is_exported_program(value: object) -> bool:
     )
 
 
-def plain_program(source: Any) -> TorchProgram:
+def plain_program(source: Any, trust: bool = False, read: Container[str] = ()) -> TorchProgram:
     """Convert an `ExportedProgram`, or a .pt2 file, decomposed to core ATen operators and `WHOLE`.
 
-    Raises: UserError without torch; ParseError for another file, or for a program that writes to its buffers or inputs."""
-    torch = require_torch()
+    trust: let torch open the file, and unpickle and evaluate what is in it
+    read: operators that the caller reads, such as `aten.relu.default`; a file has no others without `trust`, but for such as torch
+      decomposes
+
+    Raises: UserError without torch, and for a file that only torch could read; ParseError for another file, or for a program that
+    writes to its buffers or inputs."""
     saved: str | bytes = ""
     if isinstance(source, (str, Path)):
-        try:
-            extra = {DIMS_FILE: ""}
-            source, saved = torch.export.load(str(source), extra_files=extra), extra[DIMS_FILE]
-        except Exception as error:  # an archive of unknown origin may raise anything
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ParseError(
-                f"{source}: wanted a program saved by torch.export.save, found: {why:.200}; save it with this torch "
-                f"({torch.__version__})"
-            ) from None
+        source, saved = _opened(require_torch(), source) if trust else _read_archive(Path(source), read)
+    torch = require_torch()
     if not is_exported_program(source):
         raise ParseError(
             f"wanted a torch.export.ExportedProgram, found a {type(source).__name__}; export the model first"
@@ -105,6 +115,65 @@ def plain_program(source: Any) -> TorchProgram:
                 "export the part that it names without dynamic dims, or write it with other operators"
             ) from error
     return _Reader(torch, source, names).run()
+
+
+def _opened(torch: Any, path: str | Path | IO[bytes], shown: object = None) -> tuple[Any, str | bytes]:
+    """Open a file with torch. Returns the program, and the text of `DIMS_FILE`."""
+    extra = {DIMS_FILE: ""}
+    try:
+        return torch.export.load(str(path) if isinstance(path, Path) else path, extra_files=extra), extra[DIMS_FILE]
+    except Exception as error:  # an archive of unknown origin may raise anything
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ParseError(
+            f"{shown or path}: wanted a program saved by torch.export.save, found: {why:.200}; save it with this torch "
+            f"({torch.__version__})"
+        ) from None
+
+
+def _read_archive(path: Path, read: Container[str]) -> tuple[Any, str | bytes]:
+    """Read a file by our own reader, and give torch what is data in it."""
+
+    @cache
+    def known(target: str) -> bool:
+        return _only_computes(require_torch(), table(), read, target)
+
+    @cache
+    def table() -> Container[Any]:
+        return require_torch().export.default_decompositions()  # type: ignore[no-any-return]
+
+    try:
+        data, saved = data_archive(path, known, DIMS_FILE)
+    except ParseError as error:
+        raise UserError(
+            f"{path}: {error}. Only torch reads such a file whole, and it unpickles and evaluates parts of it, so whoever wrote the "
+            "file can run any program as you. If you trust them, give --trust-model (trust=True in Python); else save the model with "
+            "a newer torch, or export it to ONNX"
+        ) from None
+    with data:
+        return _opened(require_torch(), data, path)[0], saved
+
+
+def _only_computes(torch: Any, table: Container[Any], read: Container[str], target: str) -> bool:
+    """Return whether an operator of a file computes results, and does nothing else.
+
+    True for arithmetic on dims, for operators that the importer reads, and for those of aten that torch decomposes by `table`, also
+    in place."""
+    path = re.fullmatch(r"torch\.ops\.([a-z]\w*)\.(\w+)(?:\.(\w+))?", target, re.ASCII)
+    if path is None or (path[1] != "higher_order") != (path[3] is not None):
+        return target in DIM_FUNCTIONS
+    if path[1] == "higher_order":
+        return f"higher_order.{path[2]}" in read or path[2] in INLINED
+    if path[1] != "aten":
+        return ".".join(path.groups()) in read
+    operator = getattr(getattr(torch.ops.aten, path[2], None), path[3], None)
+    if not isinstance(operator, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(operator.name()):
+        return False  # aten has functions of TorchScript too, such as aten::save
+    return (
+        str(operator) in read
+        or operator in table
+        or operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        or (path[2].endswith("_") and _only_computes(torch, table, read, f"torch.ops.aten.{path[2][:-1]}.{path[3]}"))
+    )
 
 
 def _scaled(e: Any) -> tuple[Any, int, int] | None:

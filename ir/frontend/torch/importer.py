@@ -54,7 +54,7 @@ SUPPORTED: Mapping[str, Handler] = {
 }
 
 
-def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
+def load_torch_export(program: Any, bounds: Bounds | None = None, trust: bool = False) -> IRModule:
     """Import a torch.export program as `main(inputs in order) -> results` (a tuple when there are several).
 
     A dynamic dim has the name of its `torch.export.Dim`. torch does not save the names; a file may hold them beside the program:
@@ -64,10 +64,12 @@ def load_torch_export(program: Any, bounds: Bounds | None = None) -> IRModule:
 
     program: `torch.export.ExportedProgram`, or path of a .pt2 file of `torch.export.save`
     bounds: inclusive (lower, upper) of dynamic dims by name, within the exported ranges
+    trust: let torch unpickle and evaluate what a file holds beside its graph and numbers
 
-    Raises: UserError when torch is not installed or a bound does not fit; ParseError for another file, or for an unsupported
-    operator, element type or side effect, naming the node and similar names."""
-    return import_program(plain_program(str(program) if isinstance(program, Path) else program), bounds)
+    Raises: UserError when torch is not installed, a bound does not fit, or a file needs `trust`; ParseError for another file, or
+    for an unsupported operator, element type or side effect, naming the node and similar names."""
+    given = str(program) if isinstance(program, Path) else program
+    return import_program(plain_program(given, trust, {*SUPPORTED, *graphs.HANDLERS}), bounds)
 
 
 def import_program(program: TorchProgram, bounds: Bounds | None = None) -> IRModule:

@@ -78,7 +78,7 @@ class OutlineSubgraphs:
         functions.update(whole)
         subgraphs: list[str] = []
         for name, f in whole.items():
-            outliner = _Outliner(f, functions)
+            outliner = Outliner(f, functions)
             functions[name] = outliner.function()
             subgraphs += outliner.subgraphs
         return OutlinedModule(
@@ -140,7 +140,7 @@ class _Line:
     waiting: set[g.GVar | Var] = field(default_factory=set)
 
 
-class _Outliner:
+class Outliner:
     """Outlines one function; its subgraphs go into `functions`."""
 
     def __init__(self, f: g.Function, functions: dict[str, AnyFunction]) -> None:

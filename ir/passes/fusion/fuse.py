@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
 from relax_tune.ir.check.inplace import ordering_constrained
-from relax_tune.ir.core.expr import Expr, const, le
+from relax_tune.ir.core.expr import Expr, const, le, postorder
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import AnyBinding, AnyBlock, Binding, CallTIR, Function, GVar
 from relax_tune.ir.core.graph_walk import all_blocks, all_uses, used_vars
@@ -59,6 +59,7 @@ class FuseOps:
     * Elementwise, broadcasting and injective functions fuse with each other and with reductions that read them.
     * A producer fuses into a matmul-like function when it only moves values, or reads fewer bytes than it writes (unpacking).
       Nothing is then computed twice. What a convolution reads through windows may only be moved.
+    * Spatial functions fuse into a concatenation of values made here, except resampling: one kernel was slower.
     * A function of several contractions (attention) fuses with such producers, and with a cast or permutation of its result.
 
     Groups end at views, at values with readers outside, at opaque functions, and where copies of a rounded value are compared.
@@ -188,6 +189,8 @@ class FuseOps:
         if any(groups.kind(p) > PatternKind.INJECTIVE for p in path[:-1]):
             return False
         kind = nodes[end].kind
+        if len(path) == 1 and _joins(nodes[end], table):
+            return not any(_divides(nodes[m], table) for m in groups.members(i))
         if kind in (PatternKind.OUT_FUSIBLE, PatternKind.CHAIN):
             if len(path) != 1 or not self._all_cheap(groups, nodes, i, table):
                 return False
@@ -282,6 +285,23 @@ def _casts(node: FusionNode, table: FunctionTable) -> bool:
     """Return True if the function only casts every element."""
     blocks = plain_blocks(_prim(node, table)) if node.kind is PatternKind.ELEMENTWISE else None
     return blocks is not None and len(blocks) == 1 and is_trivial(blocks[0])
+
+
+def _joins(node: FusionNode, table: FunctionTable) -> bool:
+    """Return True if the function copies several values made here side by side, each by a block of its own.
+
+    Where one is a parameter, the copy may be left out: results that extend it take its memory."""
+    if node.call is None or len(node.reads) < 2 or len(node.reads) != len(node.call.args):
+        return False
+    func = _prim(node, table)
+    blocks = plain_blocks(func) if func.outputs == 1 else None
+    return blocks is not None and len(blocks) == len(node.reads) and all(map(is_trivial, blocks))
+
+
+def _divides(node: FusionNode, table: FunctionTable) -> bool:
+    """Return True if an index is a quotient, as in resampling."""
+    loads = [r for b in plain_blocks(_prim(node, table)) or () for r in block_loads(b)]
+    return any(e.op in ("floordiv", "floormod") for e in postorder(i for r in loads for i in r.indices))
 
 
 def _reads_one(node: FusionNode, table: FunctionTable) -> bool:

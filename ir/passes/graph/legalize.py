@@ -12,6 +12,7 @@ from relax_tune.ir.core.struct_info import TupleInfo, info_parts
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.deduce.relations import is_known
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of, shape_of
+from relax_tune.ir.op.devices import DeviceOperator
 from relax_tune.ir.op.indexing.movement import VIEWS, Reshape
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.fusion.symbol_interface import lift_symbols
@@ -23,7 +24,7 @@ class Legalize:
     """Every operator call on tensors of known dims becomes `call_tir` of a tensor function made for it (paper section 4.1).
 
     Reshape, flatten and expand_dims all become `reshape`, which moves no data and stays in the graph. Equal tensor
-    functions are kept once. Calls whose dims are not known stay, unless `strict`; shape operators always do.
+    functions are kept once. Calls whose dims are not known stay, unless `strict`; shape and device operators always do.
 
     Raises: BuildError, when strict, naming the value that needs a match_cast.
     """
@@ -36,7 +37,7 @@ class Legalize:
         def visit(out: Emitter, binding: AnyBinding, table: FunctionTable) -> None:
             value = binding.value
             op = operator_of(value, OperatorSpec)
-            if not isinstance(binding, Binding) or op is None or isinstance(op, ShapeOperator):
+            if not isinstance(binding, Binding) or op is None or isinstance(op, (ShapeOperator, DeviceOperator)):
                 out.keep(binding)
                 return
             ctx = Deduction(out.env, choices=True)

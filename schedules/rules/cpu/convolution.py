@@ -27,7 +27,7 @@ from math import ceil, inf, prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Tunable, Var, as_int, ceildiv, le, mul
+from relax_tune.ir.core.expr import Expr, Tunable, Var, as_int, ceildiv, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_block, find_loop
@@ -50,7 +50,7 @@ from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 Form = Literal["rows", "direct", "flat", "lines", "channels"]
-Order = Literal["panels", "blocks"]
+Order = Literal["panels", "blocks", "weights"]
 TALLEST = 14  # channels of a tile at most
 UNROLLED = 4  # taps that are unrolled at most
 WHOLE_ROWS = 4  # vectors of a row that is vectorised whole
@@ -61,8 +61,10 @@ NEIGHBOURS = 2.0  # cost of a vector of neighbours, which mostly lies across two
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionChoice:
-    """The structural decisions of one sketch. order: whether positions (`panels`) or channels (`blocks`) are spread over
-    workers.
+    """The structural decisions of one sketch.
+
+    order: whether workers share the positions (`panels`) or channels (`blocks`) of an image, or take channels for all images
+    (`weights`), whose weights are then read once
     """
 
     form: Form
@@ -79,7 +81,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
     forms: tuple[Form, ...] = ("rows", "direct", "flat", "lines", "channels")
-    orders: tuple[Order, ...] = ("panels", "blocks")
+    orders: tuple[Order, ...] = ("panels", "blocks", "weights")
     choices = (ConvolutionChoice(form, order) for form in forms for order in orders)
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
@@ -94,6 +96,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: ConvolutionChoice) -> S
     roles = find_convolution(find_block(s.func, main))
     if roles is None:
         raise ScheduleError(f"{func.name}: after inlining, it is no convolution")
+    if choice.order == "weights":
+        _require_many_images(s, machine, main, roles)
     forms = {"rows": _rows, "direct": _direct, "flat": _flat, "lines": _lines, "channels": _channels}
     forms[choice.form](s, machine, choice, main, roles)
     if made is not None:
@@ -198,7 +202,7 @@ def _flat(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: s
     s.set_tail(q_0, "peel")
     length = _extents(s, main)[position]
     _tile(s, machine, choice, main, roles, tile, steps, position, q_0, q_1)
-    _guess(s, tile.likely(machine, length))
+    _guess(s, tile.likely(machine, length), machine)
 
 
 def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
@@ -214,7 +218,7 @@ def _direct(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main:
     s.set_tail(p_0, "peel")
     length = _extents(s, main)[column]
     _tile(s, machine, choice, main, roles, tile, roles.steps, column, p_0, p_1)
-    _guess(s, tile.likely(machine, length))
+    _guess(s, tile.likely(machine, length), machine)
 
 
 def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles) -> None:
@@ -248,7 +252,7 @@ def _lines(s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: 
         s.set_kind(s.fuse(batch), "group", axis=2)
     else:
         s.set_kind(s.fuse(batch), "parallel")
-    _guess(s, register_tiles(height.domain, width.domain, machine, lines, columns))
+    _guess(s, register_tiles(height.domain, width.domain, machine, lines, columns), machine)
 
 
 def _widths(columns: int | None, lanes: int) -> list[int]:
@@ -262,7 +266,9 @@ def _widths(columns: int | None, lanes: int) -> list[int]:
 def _channels(
     s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, main: str, roles: ConvolutionRoles
 ) -> None:
-    """Compute tiles of output positions of one row by channels."""
+    """Compute tiles of output positions by channels. Rows that are shorter than a tile are taken several at a time, so that a
+    vector of weights serves them all.
+    """
     extents = _extents(s, main)
     count = roles.each or extents[roles.channel]
     if roles.each == 1 or (count is not None and count < machine.lanes):
@@ -272,7 +278,9 @@ def _channels(
     if roles.each is not None and not exact:
         raise ScheduleError(f"{s.func.name}: groups of {roles.each} channels are no whole vectors")
     width, height = s.tunable("NR", exact or options), s.tunable("MR", range(1, TALLEST + 1))
-    _require_registers(s, machine, height, width)
+    rows = _rows_of_a_tile(extents, roles)
+    most = s.tunable("LR", rows) if rows else None
+    _require_registers(s, machine, height if most is None else mul(height, most), width)
     pack_weights(s, main, roles, width, roles.steps)
     out = find_block(s.func, main).body
     dim = out.indices.index(roles.channel)
@@ -287,8 +295,16 @@ def _channels(
     images = [n for v, n in nest.items() if v not in (roles.channel, *places, *roles.steps)]
     lines = [nest[v] for v in places[:-1]]
     reduce = [nest[v] for v in roles.steps]
-    outer = [*images, *lines, j_0, p_0] if choice.order == "panels" else [*images, j_0, *lines, p_0]
-    s.reorder([*outer, *reduce, p_1, j_1])
+    beside: list[str] = []
+    if most is not None:
+        lines[-1], line = s.split(lines[-1], [None, most], divides=True)
+        beside = [line]
+    outers = {
+        "panels": [*images, *lines, j_0, p_0],
+        "blocks": [*images, j_0, *lines, p_0],
+        "weights": [j_0, *images, *lines, p_0],
+    }
+    s.reorder([*outers[choice.order], *reduce, *beside, p_1, j_1])
     made = s.reverse_compute_at(epilogue.name, p_0)
     read = next(x for x in block_loads(epilogue) if x.buffer.name == out.buffer.name)
     across = next(n for v, n in loops_by_iter(s, epilogue.name, p_0).items() if v is read.indices[-1])
@@ -297,28 +313,67 @@ def _channels(
     for name in apart:
         s.set_kind(name, "unrolled")
     s.set_kind(across, "vectorized")
+    s.reorder([*reduce, *beside])
+    for name in beside:
+        s.set_kind(name, "unrolled")
     _accumulate(s, main, reduce, p_1, j_1)
+    _spread_channels(s, machine, choice, images, lines, j_0, bool(exact))
+    tiles = register_tiles(height.domain, width.domain, machine, extents[places[-1]], count)
+    _guess(s, tiles, machine, rows)
+
+
+def _spread_channels(
+    s: Schedule, machine: HardwareInfo, choice: ConvolutionChoice, images: Sequence[str], lines: Sequence[str],
+    channels: str, exact: bool,
+) -> None:  # fmt: skip
+    """Spread positions or blocks of channels over threads (C), or both over work-groups (OpenCL)."""
     spread = [*images, *lines] if choice.order == "panels" else images
     if machine.has_grid:
-        s.set_kind(j_0, "group", axis=0)
+        s.set_kind(channels, "group", axis=0)
         s.set_kind(s.fuse(spread), "group", axis=1)
     elif choice.order == "panels":
         s.set_kind(s.fuse(spread), "parallel")
     elif exact:
-        s.set_kind(s.fuse([*images, j_0]), "parallel")
+        s.set_kind(s.fuse([channels, *images] if choice.order == "weights" else [*images, channels]), "parallel")
     else:
         raise ScheduleError(
             f"{s.func.name}: the last block of channels is separate, so channels cannot be fused with other loops"
         )
-    _guess(s, register_tiles(height.domain, width.domain, machine, extents[places[-1]], count))
 
 
-def _guess(s: Schedule, tiles: Sequence[tuple[float, int, int]]) -> None:
-    """Set the first tiles (loads, height, width) as guesses."""
-    s.guess(*({"MR": height, "NR": width} for _, height, width in tiles[:LIKELY]))
+def _require_many_images(s: Schedule, machine: HardwareInfo, main: str, roles: ConvolutionRoles) -> None:
+    """Raise ScheduleError unless several images read weights that do not stay in a worker's cache."""
+    extents = _extents(s, main)
+    places = {roles.channel, *(w.place for w in roles.windows), *roles.steps}
+    one = all(extent == 1 for v, extent in extents.items() if v not in places)
+    weights = [extents[roles.channel], *(extents[v] for v in roles.steps)]
+    small = None not in weights and 4 * prod(n or 1 for n in weights) <= machine.l2_bytes
+    if one or small or machine.has_grid:
+        raise ScheduleError(f"{s.func.name}: no weights are read again for another image from beyond a worker's cache")
 
 
-def _require_registers(s: Schedule, machine: HardwareInfo, height: Tunable, width: Tunable) -> None:
+def _guess(
+    s: Schedule, tiles: Sequence[tuple[float, int, int]], machine: HardwareInfo, rows: Sequence[int] = ()
+) -> None:
+    """Set the first tiles (loads, height, width) as guesses, with the most of `rows` whose accumulators fit in registers."""
+    found = []
+    for _, height, width in tiles[:LIKELY]:
+        fits = [n for n in rows if n == 1 or (n * height + 1) * ceil(width / machine.lanes) < machine.registers]
+        found.append({"MR": height, "NR": width, **({"LR": max(fits)} if rows else {})})
+    s.guess(*found)
+
+
+def _rows_of_a_tile(extents: Mapping[Var, int | None], roles: ConvolutionRoles) -> list[int]:
+    """Return how many short rows a tile may take, which divide their number; none for long rows or a single one."""
+    places = [w.place for w in roles.windows]
+    lines = extents[places[-2]] if len(places) > 1 else None
+    length = extents[places[-1]]
+    if lines is None or lines == 1 or length is None or 2 * length > TALLEST:
+        return []
+    return [n for n in (1, 2, 3, 4) if lines % n == 0]
+
+
+def _require_registers(s: Schedule, machine: HardwareInfo, height: Expr, width: Tunable) -> None:
     """Require registers for a tile's accumulators, one vector and one broadcast value."""
     vectors = ceildiv(width, machine.lanes)
     s.require(le(mul(height, vectors) + vectors + 1, machine.registers))
@@ -354,7 +409,12 @@ def _accumulate(s: Schedule, main: str, reduce: Sequence[str], row: str, vector:
 
 
 def _outer_order(choice: ConvolutionChoice, batch: Sequence[str], places: str, channels: str) -> list[str]:
-    return [*batch, places, channels] if choice.order == "panels" else [*batch, channels, places]
+    orders = {
+        "panels": [*batch, places, channels],
+        "blocks": [*batch, channels, places],
+        "weights": [channels, *batch, places],
+    }
+    return orders[choice.order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +485,7 @@ def _parallelise(
     elif choice.order == "panels":
         s.set_kind(s.fuse([*batch, places]) if not peeled else places, "parallel")
     elif exact:
-        s.set_kind(s.fuse([*batch, channels]), "parallel")
+        s.set_kind(s.fuse([channels, *batch] if choice.order == "weights" else [*batch, channels]), "parallel")
     else:
         raise ScheduleError(
             f"{s.func.name}: the last block of channels is separate, so channels cannot be fused with other loops"

@@ -66,9 +66,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Yield every sketch of a product with few or unknown rows; none for other functions."""
     if not is_product(func) or searches(func):
         return
-    for parallel in (True, False):
-        if machine.has_grid and not parallel:
-            continue
+    for order in machine.orders:
+        parallel = order == "parallel"
         choices = (
             GemvChoice("columns", parallel),
             GemvChoice("columns", parallel, prefetch=True),

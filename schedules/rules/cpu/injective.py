@@ -62,9 +62,10 @@ def _useful_forms(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
     points = _total_size(func, lambda b: 1)
     nbytes = _total_size(func, lambda b: b.dtype.bytes)
     found: list[Form] = []
-    if machine.has_grid or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
+    alone = "serial" in machine.orders
+    if not alone or (machine.workers > 1 and (points is None or points > machine.launch_ns)):
         found.append("parallel")
-    if not machine.has_grid and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
+    if alone and (machine.workers == 1 or points is None or points < SMALL * machine.launch_ns):
         found.append("serial")
     if nbytes is None or nbytes > machine.workers * machine.l2_bytes:
         found.append("nontemporal")

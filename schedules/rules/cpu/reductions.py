@@ -27,9 +27,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Yield strips of columns spread over threads, and the same on one thread; none unless a reduction is across columns."""
     if not reductions(func) or searches(func):
         return
-    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms(
-        (f"reductions.columns.{order}", partial(build, func, machine, order == "parallel")) for order in orders
+        (f"reductions.columns.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders
     )
 
 
@@ -63,7 +62,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
             in_vectors(s, block.name, s.inner_loops(block.name, strip)[-1], machine.lanes)
             decompose(s, block.name, s.inner_loops(block.name, strip))
     s.set_kind(lanes, "vectorized")
-    if machine.has_grid:
+    if machine.has_grid and parallel:
         s.set_kind(strip, "group", axis=0)
         if outer:
             s.set_kind(s.fuse(outer), "group", axis=1)

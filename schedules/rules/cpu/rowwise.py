@@ -37,7 +37,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     ]
     seen: set[str] = set()
     short = False
-    for order in ("parallel",) if machine.has_grid else ("parallel", "serial"):
+    for order in machine.orders:
         for name, keep, in_registers in forms:
             if short and keep != "expensive":
                 continue  # a row in registers is neither stored nor computed again
@@ -83,10 +83,8 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool, keep: Keep, in_
         _fuse_stage_loops(s, [loop for loop in stages if loop is not None])
     for block in blocks(s.func.body):
         decompose(s, block.name, s.inner_loops(block.name, f_1))
-    if machine.has_grid:
-        s.set_kind(f_0, "group", axis=0)
-    elif parallel:
-        s.set_kind(f_0, "parallel")
+    if parallel:
+        s.set_kind(f_0, "group" if machine.has_grid else "parallel")
     return s
 
 

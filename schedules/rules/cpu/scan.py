@@ -1,6 +1,8 @@
-"""Prefix scans: cumulative sums and products. Each row is scanned in order, several rows together.
+"""Prefix scans: cumulative sums and products.
 
-Rows that are neighbours in memory are the lanes of vectors; others are unrolled, so that their chains of additions overlap.
+- `rows`: each row is scanned in order, several rows together. Rows that are neighbours in memory are the lanes of vectors; others
+  are unrolled, so that their chains of additions overlap.
+- `chunks`: rows are cut into chunks, which are summed and then scanned apart, several together.
 """
 
 from __future__ import annotations
@@ -9,51 +11,56 @@ from collections.abc import Iterator
 from functools import partial
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import free_vars
+from relax_tune.ir.core.expr import as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import blocks
-from relax_tune.schedules.analysis import inlinable
+from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.primitives.reduction.scans import scan_of
+from relax_tune.schedules.rules.shared.blocks import inline_except
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.scans import scan_rows, serial_scans
-from relax_tune.schedules.rules.shared.vectorize import strip_widths
+from relax_tune.schedules.rules.shared.vectorize import decompose, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
 
 ROWS = (1, 2, 4, 8)
+CHUNKS = (256, 1024, 4096, 16384)
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
-    """Yield rows spread over workers, and the same on one thread; none unless the function is one scan."""
+    """Yield rows and chunks spread over workers, and the same on one thread; none unless the function is one scan."""
     if len(serial_scans(func, machine)) != 1:
         return
-    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    yield from try_forms((f"scan.rows.{order}", partial(build, func, machine, order == "parallel")) for order in orders)
+    for form, make in (("rows", build), ("chunks", build_chunks)):
+        yield from try_forms(
+            (f"scan.{form}.{order}", partial(make, func, machine, order == "parallel")) for order in machine.orders
+        )
+
+
+def _inlined(func: PrimFunc, machine: HardwareInfo) -> tuple[Schedule, Block]:
+    """Inline what is before the scan. Returns the schedule and the scan."""
+    (scan,) = serial_scans(func, machine)
+    s = inline_except(func, scan)
+    return s, find_block(s.func, scan.name)
 
 
 def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     """Inline what is before and behind the scan, and scan rows together."""
-    s = Schedule(func)
-    (scan,) = serial_scans(func, machine)
-    for block in blocks(func.body):
-        if block is not scan and inlinable(s.func, find_block(s.func, block.name)):
-            s.compute_inline(block.name)
-    node = find_block(s.func, scan.name)
+    s, node = _inlined(func, machine)
     position = scan_of(node).position.var
     column = next((i for i in reversed(node.iters) if i.kind == "spatial" and i.var is not position), None)
     if column is None:
-        made = scan_rows(s, scan.name)
+        made = scan_rows(s, node.name)
     else:
         read = [x for x in block_loads(node) if column.var in free_vars(*x.indices)]
         vectors = node.body.indices[-1] is column.var and all(x.indices[-1] is column.var for x in read)
         width = s.tunable("W", strip_widths(column, machine) if vectors else ROWS)
-        made = scan_rows(s, scan.name, width)
+        made = scan_rows(s, node.name, width)
         rows = made.rows
         for loop in made.together:
             s.set_kind(loop, "vectorized" if vectors else "unrolled")
         s.set_tail(rows[-1], "peel")
-        if machine.has_grid or parallel:
+        if parallel:
             outer = s.fuse(rows[:-1]) if len(rows) > 1 else rows[-1]
             s.set_kind(outer, "group" if machine.has_grid else "parallel")
     for block in blocks(s.func.body):
@@ -61,4 +68,40 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
             s.apply("reverse_compute_inline", block=block.name)
     if {b.name for b in blocks(s.func.body)} != set(made.blocks):
         raise ScheduleError(f"{func.name}: wanted one scan with what can be computed beside it")
+    return s
+
+
+def build_chunks(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Sum chunks of every row, scan the sums in order, and scan the chunks from there, some together."""
+    s, node = _inlined(func, machine)
+    extent = as_int(scan_of(node).position.extent)
+    lengths = [n for n in CHUNKS if extent is None or 2 * n <= extent]
+    if not lengths:
+        raise ScheduleError(f"{func.name}: rows of {extent} elements are too short for chunks")
+    at = {v.name: i for i, b in zip(node.iters, node.bindings) for v in free_vars(b)}
+    position = next(n for n in s.loops_of(node.name) if at[n] is scan_of(node).position)
+    sums, before = s.apply("chunk_scan", block=node.name, loop=position, factor=s.tunable("L", lengths))
+    *rows, chunk, step = s.loops_of(sums)
+    in_vectors(s, sums, step, s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)]))
+    decompose(s, sums, s.inner_loops(sums, chunk))
+    summed = s.fuse([*rows, chunk])
+    *rows, chunk, step = s.loops_of(before)
+    s.reorder([*rows, chunk, step])
+    s.apply("serial_scan", block=before, loop=chunk)
+    s.apply("set_scope", buffer=find_block(s.func, before).body.buffer.name, scope="local")
+    *rows, chunk, place, step = s.loops_of(node.name)
+    outer, inner = s.split(chunk, [None, s.tunable("U", ROWS)])
+    s.reorder([*rows, outer, place, inner, step])
+    made = (*s.apply("serial_scan", block=node.name, loop=place), node.name)
+    s.apply("set_scope", buffer=find_block(s.func, node.name).body.buffer.name, scope="local")
+    for name in made:
+        s.set_kind(s.loops_of(name)[-1], "unrolled")
+    s.set_tail(outer, "peel")
+    scanned = s.fuse([*rows, outer]) if rows else outer
+    if parallel:
+        for loop in (summed, scanned):
+            s.set_kind(loop, "group" if machine.has_grid else "parallel")
+    for block in blocks(func.body):
+        if block.name != node.name and block.name in {b.name for b in blocks(s.func.body)}:
+            s.apply("reverse_compute_inline", block=block.name)
     return s

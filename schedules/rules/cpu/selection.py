@@ -41,12 +41,11 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     found = picks(func)
     if len(found) != 1:
         return
-    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
-    chunks = [(f"selection.chunks.{o}", partial(build, func, machine, o == "parallel")) for o in orders]
+    chunks = [(f"selection.chunks.{o}", partial(build, func, machine, o == "parallel")) for o in machine.orders]
     digits = [
         (f"selection.radix_{bits}.{o}", partial(build_sort, func, machine, bits, o == "parallel"))
         for bits in DIGIT_BITS
-        for o in orders
+        for o in machine.orders
     ]
     yield from try_forms([*digits, *chunks] if sorts(found[0]) else [*chunks, *digits])
 
@@ -84,7 +83,7 @@ def _require_alone(s: Schedule, made: set[str]) -> None:
 
 def _spread(s: Schedule, rows: list[str], machine: HardwareInfo, parallel: bool) -> None:
     """Spread rows over workers."""
-    if rows and (machine.has_grid or parallel):
+    if rows and parallel:
         s.set_kind(s.fuse(rows), "group" if machine.has_grid else "parallel")
 
 

@@ -36,9 +36,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     Each result of a search reduces others' terms again, which is too much work where chunks are long."""
     if not reductions(func) or searches(func):
         return
-    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms(
-        (f"reductions.two_pass.{order}", partial(build, func, machine, order == "parallel")) for order in orders
+        (f"reductions.two_pass.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders
     )
 
 
@@ -72,7 +71,7 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
             s.compute_inline(block.name)
     found = reductions(s.func)
     across = [_reduces_columns(block, machine) for block in found]
-    kind = "group" if machine.has_grid else "parallel" if parallel else "serial"
+    kind = "serial" if not parallel else "group" if machine.has_grid else "parallel"
     along = column_chunks = None
     if False in across:
         along = _RowChunks(s.tunable("L", CHUNKS), s.tunable("VL", [machine.lanes * u for u in (2, 4, 8)]))

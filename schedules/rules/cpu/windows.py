@@ -39,11 +39,10 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if len(found) > 1 or searches(func) or (found and not is_window(found[0])):
         return
     made = {"windows.shared": build_shared, "windows": build} if found else {"padding": build_padding}
-    orders = ("parallel",) if machine.has_grid else ("parallel", "serial")
     yield from try_forms(
         (f"{name}.{order}", partial(make, func, machine, order == "parallel"))
         for name, make in made.items()
-        for order in orders
+        for order in machine.orders
     )
 
 

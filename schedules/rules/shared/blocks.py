@@ -1,9 +1,11 @@
-"""Find the blocks that write buffers and the loops that feed their iterators; give blocks nests of their own."""
+"""Find the blocks that write buffers and the loops that feed their iterators; inline blocks; give them nests of their own."""
 
 from __future__ import annotations
 
 from relax_tune.ir.core.expr import free_vars
-from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.schedules.analysis import inlinable
 from relax_tune.schedules.loop_tree import find_block
 from relax_tune.schedules.schedule import Schedule
 
@@ -11,6 +13,15 @@ from relax_tune.schedules.schedule import Schedule
 def writer_of(s: Schedule, buffer: str) -> str:
     """Return the name of the first block that writes a buffer."""
     return next(b.name for b in blocks(s.func.body) if b.body.buffer.name == buffer)
+
+
+def inline_except(func: PrimFunc, kept: Block) -> Schedule:
+    """Inline every block that can be but one, and return the schedule."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        if block is not kept and inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    return s
 
 
 def loops_of_iter(s: Schedule, block: str, loop: str, iterator: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.support.opencl_drivers import as_driven, device_name
 
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
@@ -18,16 +19,22 @@ from relax_tune.ir.interp.interp import bind_symbols
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program.program import KernelSource
+from relax_tune.schedules.target import HardwareInfo
 
 Array = NDArray[Any]
-TARGETS = {"c": CodeTarget("c", 16), "opencl": CodeTarget("opencl", 8), "cuda": CodeTarget("cuda", 4)}
+TARGETS = {
+    "c": CodeTarget("c", 16),
+    "opencl": CodeTarget("opencl", as_driven(HardwareInfo.from_limits("opencl", {})).lanes),
+    "cuda": CodeTarget("cuda", 4),
+    "webgpu": CodeTarget("webgpu", 4),
+}
 CANARY = 0xA5
 
 
 def opened(language: str) -> Device:
     """The device for a language, or a skip that says why there is none."""
     try:
-        return open_device(language)
+        return open_device(device_name(language))
     except UserError as error:
         pytest.skip(str(error))
 

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, Load, Var, const, free_vars, leaves, load, loads, lt, op, postorder, select
+from relax_tune.ir.core.dtype import f32, i64
+from relax_tune.ir.core.expr import (
+    Expr,
+    Load,
+    Var,
+    add,
+    const,
+    free_vars,
+    leaves,
+    load,
+    loads,
+    lt,
+    mul,
+    op,
+    postorder,
+    select,
+)
 
 
 def test_leaves_are_the_variables_and_loads_of_a_traversal_in_order() -> None:
@@ -26,3 +44,24 @@ def test_leaves_are_the_variables_and_loads_of_a_traversal_in_order() -> None:
         assert list(leaves(*roots)) == wanted
         assert free_vars(*roots) == tuple(n for n in wanted if isinstance(n, Var))
         assert loads(*roots) == tuple(n for n in wanted if isinstance(n, Load))
+
+
+def test_nodes_made_by_threads_at_once_are_one() -> None:
+    """Equality is identity: two nodes of one key would differ for ever, and rewrites that compare them would miss."""
+    threads, before = 4, sys.getswitchinterval()
+    names = [Var(f"v{k}") for k in range(1500)]
+    buffer = Buffer("x", (const(4096),), f32)
+    start = threading.Barrier(threads)
+
+    def nodes(_: int) -> list[Expr]:
+        start.wait()
+        made = [add(mul(v, k + 1_000_003), 5) for k, v in enumerate(names)]
+        return [*made, *(load(buffer, (e,)) for e in made)]
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            first, *others = pool.map(nodes, range(threads))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(a is b for other in others for a, b in zip(first, other, strict=True))

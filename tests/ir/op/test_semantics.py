@@ -37,6 +37,7 @@ from relax_tune.ir.interp.interp import run_prim
 from relax_tune.ir.interp.reference import evaluate_function, evaluate_prim
 from relax_tune.ir.op.base import Deduction, OperatorSpec
 from relax_tune.ir.op.create import Iota, Scalars
+from relax_tune.ir.op.devices import DeviceOperator
 from relax_tune.ir.op.indexing.gather import GatherElements, GatherND
 from relax_tune.ir.op.indexing.movement import (
     BroadcastTo,
@@ -468,8 +469,8 @@ def test_double_precision_stays(case: tuple[OperatorSpec, list[np.ndarray[Any, A
 
 
 def test_every_operator_is_covered_and_registered_once() -> None:
-    # those on shapes are no loop nests, and tested with the graph
-    loops = {o for o in OPERATORS.values() if not issubclass(o, ShapeOperator)}
+    # those on shapes and devices are no loop nests, and tested with the graph
+    loops = {o for o in OPERATORS.values() if not issubclass(o, (ShapeOperator, DeviceOperator))}
     assert {type(op) for op, _ in CASES} == loops
     with pytest.raises(ValueError, match="one operator called 'exp'"):
         registry((Exp, Exp))

@@ -172,6 +172,46 @@ def test_a_symbol_no_buffer_shows_becomes_a_scalar() -> None:
         same_results(module, lowered.module, rand(size), rand(2 * size))
 
 
+def joined(enlarged: bool, around: int = 1, axis: int = 0) -> IRModule:
+    """Pad the concatenation of x (2, n, 3), enlarged to n * 2 rows or not, and relu(y) along `axis`."""
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 8)
+    x, rows = g.input("x", (2, n, 3)), n * 2 if enlarged else n
+    y = g.input("y", (2, rows, 3))
+    if enlarged:
+        x = g.call(Resize((1,), (rows,), (const(1),), (const(0),), (const(2),), kernel="nearest"), x)
+    else:
+        x = g.call(AddScalar(1.0), x)
+    both = g.call(Concat(axis), x, g.call(Relu(), y))
+    none, width = const(0), const(around)
+    return g.finish(g.call(Pad((none, width, none), (none, width, none), value=2.0), both))
+
+
+@pytest.mark.parametrize(
+    "module,wanted",
+    [
+        (joined(False), ["fused_add_scalar_relu_pad_pad_concat"]),
+        (joined(True), ["fused_resize_pad", "fused_relu_pad_concat"]),
+        (joined(False, axis=1), ["fused_add_scalar_relu_concat", "pad"]),
+    ],
+    ids=["moved and computed parts", "resampled part stays apart", "pad along the joined axis stays"],
+)
+def test_concat_of_values_made_here_pads_and_computes_parts(module: IRModule, wanted: list[str]) -> None:
+    lowered = lower(module)
+    assert kernels(lowered) == wanted
+    for n in (1, 2, 7):
+        rows = n * 2 if "fused_resize_pad" in wanted else n
+        same_results(module, lowered.module, rand(2, n, 3), rand(2, rows, 3))
+
+
+def test_concat_with_a_parameter_stays_apart() -> None:
+    g = GraphBuilder()
+    n = g.symbol("n", 1, 8)
+    cache, new = g.input("cache", (n, 3)), g.call(Relu(), g.input("new", (2, 3)))
+    lowered = lower(g.finish(g.call(Concat(0), cache, new)))
+    assert kernels(lowered) == ["relu", "concat"]
+
+
 def unpack() -> PrimFunc:
     """(k, j) f32 out of 4-bit values, two in a byte, times a scale per row."""
     b = TensorBuilder("unpack")

@@ -21,6 +21,7 @@ from relax_tune.ir.op.base import OperatorSpec
 from relax_tune.ir.op.create import Iota
 from relax_tune.ir.op.indexing.gather import GatherND
 from relax_tune.ir.op.indexing.movement import BroadcastTo, Concat, ExpandDims, Permute, Reshape, Slice, Take
+from relax_tune.ir.op.indexing.pad import Pad
 from relax_tune.ir.op.math.elementwise import (
     Add,
     AddScalar,
@@ -42,6 +43,7 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Mean, Softmax, Sum
 from relax_tune.ir.passes.graph import canonical, cleanup, push_permutes
 from relax_tune.ir.rewrite.fixpoint import RewriteToFixpoint
+from relax_tune.ir.rewrite.movement_rules import PAD_OF_CONCAT
 from relax_tune.ir.rewrite.rules import Rule
 
 TABLES = {
@@ -50,6 +52,7 @@ TABLES = {
     "broadcasts": simplify_broadcasts.RULES,
     "norms": recognised_norms.RULES,
     "canonical forms": canonical.RULES,
+    "moves of parts": (PAD_OF_CONCAT,),
     "views": cleanup.VIEW_RULES,
     "permutes": push_permutes.RULES,
 }
@@ -270,6 +273,12 @@ def _(b: Builder) -> Value:
 @example("concat of one")
 def _(b: Builder) -> Value:
     return b(Relu(), b(Concat(0), b.input(b.n, 4)))
+
+
+@example("pad of a concat")
+def _(b: Builder) -> Value:
+    joined = b(Concat(0), b(Relu(), b.input(b.n, 4)), b.input(2, 4))
+    return b(Relu(), b(Pad((const(0), const(1)), (const(0), const(2)), value=3.0), joined))
 
 
 @example("unchanged dims")

@@ -142,6 +142,7 @@ CASES: dict[str, Case] = {
         lambda: make.pooled((5, "w"), 3, 2, 1, True),
         [("separable_reduce", {"block": "pool", "loop": "pool_p", "step": "pool_k1"})],
     ),
+    "chunk_scan": Case(make.prefix_sums, [("chunk_scan", {"block": "scan", "loop": "scan_j", "factor": T})]),
     "serial_scan": Case(
         make.prefix_sums,
         [

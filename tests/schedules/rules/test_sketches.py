@@ -318,11 +318,13 @@ def test_gemv_panels_beyond_cache_are_prefetched() -> None:
     assert len(asked(found[name.format("prefetch.")])) == 4, "each panel once an iteration"
 
 
-def test_injective_without_grid_tries_one_thread() -> None:
-    assert "injective.serial" in forms(make.pointwise(2), "c")
-    assert not [
-        n for n in (*forms(make.pointwise(2), "opencl"), *forms(make.transposed_scale(), "opencl")) if "serial" in n
-    ]
+@pytest.mark.parametrize("kind", ["c", "opencl"])
+def test_serial_forms_need_serial_launches(kind: str) -> None:
+    machine = replace(MACHINES[kind], has_serial_launches=True)
+    woken = replace(machine, has_serial_launches=False)
+    for func in (make.pointwise(2), make.transposed_scale()):
+        assert any(".serial" in s.name for s in generate_sketches(func, machine))
+        assert not any(".serial" in s.name for s in generate_sketches(func, woken))
 
 
 def test_injective_small_or_large_outputs_leaves_forms_out() -> None:

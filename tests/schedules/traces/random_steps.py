@@ -190,6 +190,11 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     "hoist_factors": lambda v: {"block": v.block()},
     "tree_reduce": lambda v: {"block": v.block()},
     "separable_reduce": lambda v: {"block": (block := v.block()), "loop": v.around(block), "step": v.around(block)},
+    "chunk_scan": lambda v: {
+        "block": (block := v.block()),
+        "loop": v.around(block),
+        "factor": v.rng.choice([1, 2, 3, 8]),
+    },
     "serial_scan": lambda v: {"block": (block := v.block()), "loop": v.around(block)},
     "serial_scatter": lambda v: {"block": v.block()},
     "quadratic_select": lambda v: {"block": v.block(), "factor": v.rng.choice([1, 2, 5, 8])},

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -358,7 +358,7 @@ from relax_tune.errors import ParseError
 from relax_tune.ir.frontend.load import load_model
 program, _ = exported("qwen2")
 torch.export.save(program, sys.argv[2])
-one, two = load_model(program, {"seq": (1, 9)}), load_model(sys.argv[2], {"input_ids_1": (1, 9)}, trust=True)
+one, two = load_model(program, {"seq": (1, 9)}), load_model(sys.argv[2], {"input_ids_1": (1, 9)})
 print([(b.var.name, b.lower, b.upper) for b in (*one.bounds, *two.bounds)])
 print(list(one.constants) == list(two.constants), len(one.functions["main"].bindings) == len(two.functions["main"].bindings))
 class Keeps(torch.nn.Module):
@@ -418,7 +418,7 @@ names = {k: {0: "batch", 1: "length"} for k in ("ids", "mask")}
 for dims in (names, {"ids": names["ids"]}, {"ids": {2: "width"}}, {"ids": {0: "n", 1: "n"}}, {"ids": {0: "n"}, "mask": {0: "b"}}, [], 0):
     torch.export.save(program, path, extra_files={"dims.json": json.dumps(dims)})
     try:
-        module = load_model(path, {"length": (1, 9)}, trust=True)
+        module = load_model(path, {"length": (1, 9)})
         main = module.functions["main"]
         print([(b.var.name, b.lower, b.upper) for b in module.bounds], [p.name for p in main.params], main.ret.name)
     except ParseError as error:
@@ -509,16 +509,3 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     file.write_bytes(b"")
     with pytest.raises(UserError, match=r"wanted the torch package .* pip install 'relax-tune\[torch\]'"):
         load_model(file, trust=True)
-
-
-def test_pt2_file_without_trust_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse() -> NoReturn:
-        raise AssertionError("wanted the file left alone, found torch asked for")
-
-    monkeypatch.setattr(export, "require_torch", refuse)
-    file = tmp_path / "model.pt2"
-    file.write_bytes(b"PK")
-    with pytest.raises(
-        UserError, match=r"unpickles parts of it, so whoever wrote the file can run any program .* --trust-model"
-    ):
-        load_model(file)

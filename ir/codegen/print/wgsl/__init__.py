@@ -1,0 +1,1 @@
+"""WebGPU's shading language (WGSL): printer, prelude, functions, 64-bit integers."""

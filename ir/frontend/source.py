@@ -1,0 +1,43 @@
+"""Places of models: paths, and folders inside installed packages. Imports no frontend."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from relax_tune.errors import UserError
+
+PACKAGE = "package:"
+
+
+def find_model(model: object) -> Path:
+    """Return the path of a model. `package:NAME/FOLDER` is looked up without importing the package.
+
+    Raises: UserError when the package or the path in it does not exist.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        raise UserError(f"wanted the path or name of a model, found a {type(model).__name__}; give text or a Path")
+    given = os.fsdecode(model)
+    if not given.startswith(PACKAGE):
+        return Path(given)
+    name, _, inside = given.removeprefix(PACKAGE).partition("/")
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # a module that is no package, such as __main__
+        spec = None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        raise UserError(f"{given}: wanted an installed package {name!r}, found none; install it with pip")
+    found = Path(places[0], inside)
+    if not path_exists(found):
+        raise UserError(f"{given}: wanted {inside!r} in {places[0]}, found none; correct the part after the /")
+    return found
+
+
+def path_exists(path: Path) -> bool:
+    """Return True if a path exists. Raises UserError for an inaccessible path: a name too long, a folder without permission."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UserError(f"{path!s:.200}: wanted a model, found: {error.strerror}; give another path") from None

@@ -1,0 +1,82 @@
+"""Scatters: each update is combined with the result at its index, in the order of the updates.
+
+Results that no index chooses, such as the columns of an embedding, are the lanes of vectors and are shared by workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.expr import Expr, as_int
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import blocks
+from relax_tune.schedules.loop_tree import find_block, find_loop
+from relax_tune.schedules.rules.shared.blocks import inline_except
+from relax_tune.schedules.rules.shared.forms import try_forms
+from relax_tune.schedules.rules.shared.searches import serial_scatters
+from relax_tune.schedules.rules.shared.vectorize import strip_widths
+from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.target import HardwareInfo
+
+
+def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield one spread over workers and one for one thread; none unless the function is one scatter."""
+    if len(serial_scatters(func, machine)) != 1:
+        return
+    forms = ((f"scatter.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders)
+    yield from try_forms(forms)
+
+
+def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Inline what is before and behind the scatter, and vectorise initial values, updates and results."""
+    (scatter,) = serial_scatters(func, machine)
+    s = inline_except(func, scatter)
+    made = s.apply("serial_scatter", block=scatter.name)
+    for block in blocks(s.func.body):
+        if block.name not in (scatter.name, *made):
+            s.apply("reverse_compute_inline", block=block.name)
+    if {b.name for b in blocks(s.func.body)} != {scatter.name, *made}:
+        raise ScheduleError(f"{func.name}: wanted one scatter with what can be computed beside it")
+    width = s.tunable("VL", [machine.lanes * u for u in (1, 2, 4)])
+    parts = s.tunable("GP", [machine.workers * k for k in (1, 2, 4, 8)]) if parallel else None
+    for name in made:
+        _over_results(s, name, machine, width, parts)
+    _updates(s, scatter.name, machine, parallel)
+    return s
+
+
+def _over_results(s: Schedule, block: str, machine: HardwareInfo, width: Expr, parts: Expr | None) -> None:
+    """Vectorise a block over all results, and spread the vectors over workers in equal parts."""
+    rows = s.loops_of(block)
+    if _is_short(s, rows[-1], machine):
+        rows = [s.fuse(rows)]
+    vectors, lane = s.split(rows[-1], [None, width])
+    s.set_tail(vectors, "peel")
+    s.set_kind(lane, "vectorized")
+    if parts is not None:
+        part, rest = s.split(s.fuse([*rows[:-1], vectors]), [parts, None])
+        s.set_tail(rest, "peel")
+        s.set_kind(part, "group" if machine.has_grid else "parallel")
+
+
+def _updates(s: Schedule, block: str, machine: HardwareInfo, parallel: bool) -> None:
+    """Combine the updates in their order, strips of columns apart."""
+    *rows, step = s.loops_of(block)
+    if not rows or _is_short(s, rows[-1], machine):
+        s.reorder([*rows[:-1], step, *rows[-1:]])
+        return
+    column = find_block(s.func, block).iters[len(rows) - 1]
+    strip, inner = s.split(rows[-1], [None, s.tunable("W", strip_widths(column, machine))])
+    s.reorder([*rows[:-1], strip, step, inner])
+    s.set_tail(strip, "peel")
+    s.set_kind(inner, "vectorized")
+    if parallel:
+        s.set_kind(s.fuse([*rows[:-1], strip]), "group" if machine.has_grid else "parallel")
+
+
+def _is_short(s: Schedule, loop: str, machine: HardwareInfo) -> bool:
+    """Return whether a loop has too few elements for a vector."""
+    size = as_int(find_loop(s.func, loop).extent)
+    return size is not None and size < machine.lanes
