@@ -153,7 +153,7 @@ class Executor:
             bound.prepare()
         except MeasureError as error:
             shape = ", ".join(f"{symbol.name} = {value}" for symbol, value in zip(program.symbols, key))
-            raise MeasureError(
+            raise type(error)(
                 f"{program.name}{f' at {shape}' if shape else ''}: {error}; use a smaller input"
             ) from None
         self._bindings[key] = bound

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -17,16 +18,20 @@ from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.memory.buffer_pool import pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights
+from relax_tune.runtime.placement.machine import PlacedMachine
+from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
+from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.session import Session
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
+from relax_tune.runtime.stream import Stream
 from relax_tune.runtime.vm import Host, VirtualMachine
 
 T = TypeVar("T")
@@ -54,6 +59,8 @@ class ModelSource(Protocol):
     @property
     def device_kind(self) -> str: ...
     @property
+    def placement(self) -> Placement: ...
+    @property
     def functions(self) -> tuple[str, ...]: ...
     @property
     def program(self) -> Program: ...
@@ -75,56 +82,128 @@ def choose_function(functions: Mapping[str, T], name: str | None, where: str = "
     return functions[chosen]
 
 
+DeviceSpec = Device | str | Mapping[str, Device | str] | None
+"""An open device, a device's name, either of them by kind, or None for the default devices of an artifact's kinds."""
+
+
 def open_model(
     artifact: ModelSource,
-    device: Device | str | None = None,
+    device: DeviceSpec = None,
     libraries: Mapping[str, Library] | None = None,
     host: Mapping[str, Host] | None = None,
     shapes: ShapeProfile | None = None,
+    placing: PlacementOptions | None = None,
 ) -> Model:
     """Compile and upload all functions of an artifact; see `Artifact.open`."""
-    if device is None or isinstance(device, str):
-        opened = open_device(device or artifact.device_kind)
-    elif hasattr(device, "info"):
-        opened = device
-    else:
-        raise UserError(f"device: wanted a device's name or an open device, found a {type(device).__name__}")
-    owned = opened is not device
+    parts = artifact.placement.devices
+    if placing is not None and not parts:
+        raise UserError(
+            f"placing: wanted an artifact for several devices, found one for {artifact.device_kind}; leave it out"
+        )
+    kinds = tuple(sorted(set(parts.values()))) or (artifact.device_kind,)
+    measured = {kind: _measured(artifact, kind) for kind in kinds}
+    opened, owned = _open_devices(measured, device)
     if shapes is not None:
         shapes.of_model(str(artifact.manifest["extra"].get("model", "")))
-    weights = DeviceWeights(opened, artifact.constants)
+    weights = {kind: DeviceWeights(found, artifact.constants) for kind, found in opened.items()}
     executors: dict[str, Executor] = {}
-    name = artifact.path or ", ".join(artifact.functions)
     try:
-        if opened.info.kind != artifact.device_kind:
-            raise ArtifactError(
-                f"artifact {name}: wanted a device of kind {artifact.device_kind}, found "
-                f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
-            )
-        measured = artifact.manifest["extra"].get("fingerprint")
-        if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
-            found = dict(opened.info.fingerprint)
-            differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
-            warnings.warn(
-                f"artifact {name} was tuned elsewhere ({', '.join(differing)} differ): "
-                "results are right, the choice of kernels may not be the fastest here",
-                stacklevel=3,
-            )
-        parts = parts_of(artifact.host_programs)
+        for kind, found in opened.items():
+            _check_device(artifact, kind, found)
+        inner = parts_of(artifact.host_programs)
         for program in artifact.programs:
-            if program.name not in parts:
+            if program.name not in inner:
                 check_binders(program)
-            executors[program.name] = executor = Executor(program, opened, weights, libraries)
+            kind = parts.get(program.name, kinds[0])
+            executors[program.name] = executor = Executor(program, opened[kind], weights[kind], libraries)
             if shapes is not None and program.symbols:
                 executor.record = shapes.recorder(program.name, [s.name for s in program.symbols])
+        return Model(artifact, executors, weights, owned, host, placing)
     except BaseException:
         for executor in executors.values():
             executor.close()
-        weights.close()
-        if owned:
-            opened.close()
+        for held in weights.values():
+            held.close()
+        for found in owned:
+            found.close()
         raise
-    return Model(artifact, executors, weights, opened if owned else None, host)
+
+
+def _open_devices(measured: Mapping[str, object], device: DeviceSpec) -> tuple[dict[str, Device], list[Device]]:
+    """Return the devices by kind, and those opened here. Given devices of other kinds are left alone.
+
+    measured: by kind the fingerprint of the device that the plans were measured on, which is opened where none is given
+
+    Raises: UserError for anything but devices of these kinds.
+    """
+    given, kinds = device, tuple(measured)
+    if isinstance(given, str) and (len(kinds) > 1 or "," in given):
+        given = {spec.partition(":")[0]: spec for spec in map(str.strip, given.split(","))}
+    if not isinstance(given, Mapping):
+        if len(kinds) > 1 and given is not None:
+            raise UserError(f"device: wanted devices by kind, {', '.join(kinds)}, found one; leave it out or name each")
+        given = {} if given is None else {kinds[0]: given}
+    if given and not set(given) & set(kinds):
+        raise UserError(f"device: wanted devices of the kinds {', '.join(kinds)}, found {', '.join(given)}")
+    opened: dict[str, Device] = {}
+    owned: list[Device] = []
+    try:
+        for kind in kinds:
+            chosen = given[kind] if kind in given else name_of_measured(kind, measured[kind])
+            if isinstance(chosen, str):
+                owned.append(open_device(chosen))
+                opened[kind] = owned[-1]
+            elif hasattr(chosen, "info"):
+                opened[kind] = chosen
+            else:
+                raise UserError(f"device: wanted a device's name or an open device, found a {type(chosen).__name__}")
+    except BaseException:
+        for found in owned:
+            found.close()
+        raise
+    return opened, owned
+
+
+def _measured(artifact: ModelSource, kind: str) -> object:
+    """Return what the manifest holds as the fingerprint of the device of a kind that the plans were measured on."""
+    extra = artifact.manifest["extra"]
+    several = extra.get("fingerprints")
+    return several.get(kind) if isinstance(several, dict) else extra.get("fingerprint")
+
+
+def _check_device(artifact: ModelSource, kind: str, opened: Device) -> None:
+    """Raise ArtifactError for a device of another kind; warn of one that the plans were not measured on."""
+    name = artifact.path or ", ".join(artifact.functions)
+    if opened.info.kind != kind:
+        raise ArtifactError(
+            f"artifact {name}: wanted a device of kind {kind}, found "
+            f"{opened.info.kind} ({opened.info.name}); build it with --target {opened.info.kind}"
+        )
+    measured = _measured(artifact, kind)
+    if isinstance(measured, dict) and measured != dict(opened.info.fingerprint):
+        found = dict(opened.info.fingerprint)
+        differing = sorted(key for key in set(measured) | set(found) if measured.get(key) != found.get(key))
+        warnings.warn(
+            f"artifact {name} was tuned elsewhere ({', '.join(differing)} differ): "
+            "results are right, the choice of kernels may not be the fastest here",
+            stacklevel=4,
+        )
+
+
+def _machine(
+    artifact: ModelSource,
+    executors: Mapping[str, Executor],
+    devices: Mapping[str, Device],
+    placing: PlacementOptions,
+) -> VirtualMachine:
+    """Return the virtual machine of an artifact for these devices."""
+    if artifact.placement.parts:
+        return PlacedMachine(
+            artifact.host_programs, executors, artifact.constants, devices, artifact.placement, placing
+        )
+    (device,) = devices.values()
+    pool = pool_of(device) if artifact.host_programs else None
+    return VirtualMachine(artifact.host_programs, executors, artifact.constants, pool)
 
 
 class Model:
@@ -143,15 +222,16 @@ class Model:
         self,
         artifact: ModelSource,
         executors: Mapping[str, Executor],
-        weights: DeviceWeights,
-        owned_device: Device | None,
+        weights: Mapping[str, DeviceWeights],
+        owned: Sequence[Device],
         host: Mapping[str, Host] | None = None,
+        placing: PlacementOptions | None = None,
     ) -> None:
         self.artifact, self.executors, self._host = artifact, executors, dict(host or {})
-        pool = pool_of(weights.device) if artifact.host_programs else None
-        self._virtual_machine = VirtualMachine(artifact.host_programs, executors, artifact.constants, pool)
+        devices = {kind: held.device for kind, held in weights.items()}
+        self._virtual_machine = _machine(artifact, executors, devices, placing or PlacementOptions())
         self._host_programs = {d.name for d in artifact.host_programs}
-        self._weights, self._owned_device = weights, owned_device
+        self._weights, self._owned = dict(weights), list(owned)
         self._names = {name: name for name in artifact.functions}
         self._refusal = ""  # why it cannot be called any more
         self._starting = threading.Lock()
@@ -162,6 +242,16 @@ class Model:
     def functions(self) -> tuple[str, ...]:
         """The names of its functions."""
         return self.artifact.functions
+
+    @property
+    def placed(self) -> PlacedMachine:
+        """The machine of a model over several devices, which knows what was copied and which device is slow or lost.
+
+        Raises UserError for other models."""
+        if not isinstance(self._virtual_machine, PlacedMachine):
+            kind = self.artifact.device_kind
+            raise UserError(f"{self._name()}: wanted a model over several devices, found one for {kind}")
+        return self._virtual_machine
 
     @property
     def executor(self) -> Executor:
@@ -201,6 +291,26 @@ class Model:
         if name in self._host_programs:
             return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
+
+    def stream(
+        self,
+        inputs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        depth: int = 4,
+        function: str | None = None,
+        host: Mapping[str, Host] | None = None,
+    ) -> Stream[list[Any]]:
+        """Call the model for each of many inputs, while the next ones are read and earlier results are used.
+
+        inputs: read in a thread of their own, at most a few more than `depth` ahead. depth: items that may wait before and after
+        the model. function, host: as of `run`, for every call. Results come in order, the same as of `run`; `Stream.then` adds
+        stages. Errors of a call come in place of its result, and end the stream.
+
+        Raises: UserError for an unknown function or an impossible depth; ModelStateError after `close`.
+        """
+        if self._refusal:
+            raise self._refused()
+        choose_function(self._names, function, self.artifact.path)
+        return Stream(inputs, [partial(self.run, function=function, host=host)], depth)
 
     def session(
         self,
@@ -284,16 +394,18 @@ class Model:
             return  # the memory is the first process's
         self._refusal = _CLOSED  # what comes now need not wait to be told
         try:
-            with self._weights.device.turn:
+            with contextlib.ExitStack() as turns:
+                for held in self._weights.values():
+                    turns.enter_context(held.device.turn)
                 for executor in self.executors.values():
                     executor.refuse_within()
                 for executor in self.executors.values():
                     executor.close()
                 self._virtual_machine.close()
-                self._weights.close()
-                if self._owned_device is not None:
-                    self._owned_device.close()
-                    self._owned_device = None
+                for held in self._weights.values():
+                    held.close()
+                while self._owned:
+                    self._owned.pop().close()
         except ModelStateError:
             self._refusal = ""
             raise
@@ -303,7 +415,9 @@ class Model:
 
     def after_fork(self) -> None:
         """Refuse calls in this process, and renew the locks that other threads of the first one may hold."""
-        self._weights.device.turn, self._starting = threading.RLock(), threading.Lock()
+        for held in self._weights.values():
+            held.device.turn = threading.RLock()
+        self._starting = threading.Lock()
         self._refusal = self._refusal or _FORKED
 
     def __enter__(self) -> Model:

@@ -58,7 +58,7 @@ class FunctionValue:
     name: str
 
 
-class _Frame:
+class CallFrame:
     """The frame of an active call: its registers, and where to continue when blocks end."""
 
     __slots__ = ("at", "code", "hosts", "into", "outer", "registers")
@@ -98,7 +98,10 @@ class VirtualMachine:
 
     executors: one for each subgraph, by name; constants: constants that host programs load.
     pool: of a device with memory of its own, where arrays stay between subgraphs; None elsewhere
+    execute: an attribute; the execution of each class of instruction but calls of host programs and branches
     """
+
+    execute: Mapping[type[Instruction], Execute]
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class VirtualMachine:
         pool: BufferPool | None = None,
     ) -> None:
         self.executors, self.pool = executors, pool
+        self.execute = EXECUTE
         self._codes = {d.name: _Code(d) for d in host_programs}
         self.weights: dict[str, NDArray[Any] | DeviceArray] = {
             w.name: _guarded(constants[w.name]) for d in host_programs for w in d.weights
@@ -120,10 +124,10 @@ class VirtualMachine:
 
         Raises: UserError naming the function, the value, what was wanted of it and what was found.
         """
-        host_program = self._codes[name].program
+        host_program = self._codes[self.resolved(name, inputs)].program
         given = in_order(name, [p.name for p in host_program.params], inputs)
         args = [_argument(a, p.want) for a, p in zip(given, host_program.params, strict=True)]
-        found = self._call(name, args, hosts or {})
+        found = self.complete(self._call(host_program.name, args, hosts or {}))
         results, seen = [], set[int]()
         for result in host_program.results:
             value = found
@@ -132,8 +136,16 @@ class VirtualMachine:
             results.append(_fresh(value, seen))
         return results
 
+    def resolved(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> str:
+        """Return the host program that runs for a function: the same here."""
+        return name
+
+    def complete(self, value: Any) -> Any:
+        """Return a result with all that it is made of: the same here."""
+        return value
+
     def _call(self, name: str, args: Sequence[Any], hosts: Mapping[str, Host]) -> Any:
-        frames = [_Frame(self._codes[name], args, 0, hosts)]
+        frames = [CallFrame(self._codes[name], args, 0, hosts)]
         while True:
             frame = frames[-1]
             block, at = frame.at
@@ -153,21 +165,25 @@ class VirtualMachine:
             if isinstance(i, CallHostProgram):
                 code, given = self._callee(i, frame)
                 if here in frame.code.last:
-                    frames[-1] = _Frame(code, given, frame.into, hosts)
+                    frames[-1] = CallFrame(code, given, frame.into, hosts)
                     continue
                 if len(frames) > MAX_DEPTH:
                     raise UserError(
                         f"{frame.name}: wanted at most {MAX_DEPTH} calls inside one another, found more at the call "
                         f"of {code.program.name}; does its recursion end? (a call whose result is returned as it is does not count)"
                     )
-                frames.append(_Frame(code, given, i.into, hosts))
+                frames.append(CallFrame(code, given, i.into, hosts))
             elif isinstance(i, Branch):
                 frame.outer.append(frame.at)
+                self.await_reads(i, frame)
                 frame.at = (i.then if _condition(frame, i) else i.orelse, 0)
-            elif type(i) in _EXECUTE:
-                _EXECUTE[type(i)](self, i, frame)
+            elif type(i) in self.execute:
+                self.execute[type(i)](self, i, frame)
             else:
                 raise ArtifactError(f"{frame.name}: wanted an instruction, found {i!r:.200}")
+
+    def await_reads(self, i: Instruction, frame: CallFrame) -> None:
+        """Wait for the values that an instruction reads: nothing here, where every instruction is done before the next."""
 
     def resident(self, value: Any) -> Any:
         """Return an array in the device's memory; other values as they are."""
@@ -188,7 +204,7 @@ class VirtualMachine:
         if self.pool is not None:
             self.pool.close()
 
-    def _callee(self, i: CallHostProgram, frame: _Frame) -> tuple[_Code, list[Any]]:
+    def _callee(self, i: CallHostProgram, frame: CallFrame) -> tuple[_Code, list[Any]]:
         r, where = frame.registers, frame.name
         name = i.function
         if i.callee is not None:
@@ -197,13 +213,14 @@ class VirtualMachine:
                 raise UserError(f"{where}: wanted a function to call, found {describe(target)}")
             name = target.name
         assert name is not None
-        code = self._codes[name]
+        given = frame.values(i.args)
+        code = self._codes[self.resolved(name, given)]
         if len(i.args) != len(code.program.params):
             raise UserError(f"{name}: wanted {len(code.program.params)} arguments, found {len(i.args)}")
-        return code, frame.values(i.args)
+        return code, given
 
 
-def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: _Frame) -> None:
+def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: CallFrame) -> None:
     for r in i.args if vm.pool is not None else ():
         frame.registers[r] = vm.resident(frame.registers[r])
     found = vm.executors[i.part].run(frame.values(i.args), frame.numbers(i.symbols), in_place=True, pool=vm.pool)
@@ -211,7 +228,7 @@ def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: _Frame) -> None:
         frame.registers[into] = array
 
 
-def _compute(vm: VirtualMachine, i: Compute, frame: _Frame) -> None:
+def _compute(vm: VirtualMachine, i: Compute, frame: CallFrame) -> None:
     try:
         values = frame.code.computes[i](frame.numbers(i.symbols))
     except UserError as error:
@@ -220,12 +237,12 @@ def _compute(vm: VirtualMachine, i: Compute, frame: _Frame) -> None:
         frame.registers[into] = _scalar(values[slot], dtype)
 
 
-def _require(vm: VirtualMachine, i: Require, frame: _Frame) -> None:
+def _require(vm: VirtualMachine, i: Require, frame: CallFrame) -> None:
     if not frame.registers[i.cond]:
         raise UserError(f"{frame.name}: {format_message(i.message, frame.values(i.values))}")
 
 
-def _apply(vm: VirtualMachine, i: Apply, frame: _Frame) -> Any:
+def _apply(vm: VirtualMachine, i: Apply, frame: CallFrame) -> Any:
     args = frame.values(i.args)
     try:
         if args and isinstance(args[0], DeviceArray):
@@ -269,7 +286,7 @@ def _item(value: Any, index: int, where: str) -> Any:
     return value[index]
 
 
-def _condition(frame: _Frame, i: Branch) -> bool:
+def _condition(frame: CallFrame, i: Branch) -> bool:
     value = on_host(frame.registers[i.cond])
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -280,7 +297,7 @@ def _condition(frame: _Frame, i: Branch) -> bool:
     )
 
 
-def _match(vm: VirtualMachine, i: CheckValue, frame: _Frame) -> None:
+def _match(vm: VirtualMachine, i: CheckValue, frame: CallFrame) -> None:
     r, where = frame.registers, frame.name
     value = r[i.value]
 
@@ -336,7 +353,7 @@ def _scalar(value: int, dtype: str) -> Any:
     return bool(value) if dtype == "bool" else np.dtype(dtype).type(value)
 
 
-def _host(vm: VirtualMachine, i: CallHostRoutine, frame: _Frame) -> Any:
+def _host(vm: VirtualMachine, i: CallHostRoutine, frame: CallFrame) -> Any:
     routine = frame.hosts.get(i.routine)
     if routine is None:
         raise UserError(
@@ -409,20 +426,20 @@ def describe(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-_Execute = Callable[[VirtualMachine, Any, _Frame], Any]
+Execute = Callable[[VirtualMachine, Any, CallFrame], Any]
 
 
-def _result(compute: _Execute) -> _Execute:
+def _result(compute: Execute) -> Execute:
     """Make the execution of an instruction that sets the register `into`."""
 
-    def execute(vm: VirtualMachine, i: Any, frame: _Frame) -> None:
+    def execute(vm: VirtualMachine, i: Any, frame: CallFrame) -> None:
         frame.registers[i.into] = compute(vm, i, frame)
 
     return execute
 
 
 # the execution of each class of instruction but calls and branches, which change the frames
-_EXECUTE: Mapping[type[Instruction], _Execute] = {
+EXECUTE: Mapping[type[Instruction], Execute] = {
     CallSubgraph: _run_subgraph,
     Compute: _compute,
     Require: _require,

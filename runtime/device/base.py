@@ -33,8 +33,9 @@ class DeviceInfo:
 
     fingerprint: sorted (name, value) texts of device, driver and compiler; a timing may be reused where they are equal.
     limits: numbers that rules and constraints read: `workers`, `vector_bits`, `max_vector_lanes`, `registers`, `l1_bytes`,
-    `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, and of a GPU `warp`, `registers_per_sm`,
-    `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; `doubles` is 0 where kernels cannot compute in float64.
+    `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, `serial_launches`, and of a GPU `warp`, `registers_per_sm`,
+    `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; `doubles` is 0 where kernels cannot compute in float64,
+    `serial_launches` where a launch of one group wakes other threads.
     `runtime/device/quirks` adds what a device does not report.
     libraries: name and fingerprint of each installed library (`library.registry.library_facts`); None: not looked for.
     unit: the physical device on its host: `pci:` and its bus id, `cpu:` and the host's name for a processor; empty if unknown.

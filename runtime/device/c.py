@@ -33,18 +33,10 @@ from relax_tune.runtime.device.quirks import refusal, refused_option, with_quirk
 from relax_tune.runtime.device.source import group_by_flags, join_sources
 from relax_tune.runtime.program.program import KernelSource
 
-BASE_FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=gnu11",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp",
-    "-shared",
-    "-fPIC",
-)
-_UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
+KERNEL_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+"""Flags that results depend on, wherever kernels are compiled."""
+BASE_FLAGS = (*KERNEL_FLAGS, "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC")
+UNIT_KERNELS = 12  # kernels per translation unit: a few units let the compiler use every processor
 _COMPILE_SECONDS = 300
 # What gcc, its assembler and its linker say of a full disk; on some file systems the linker dies of it.
 _NO_SPACE = ("No space left", "Disk quota exceeded", "File too large", "ld terminated with signal 7")
@@ -111,6 +103,11 @@ class CDevice:
     Every thread that launches has a team of libgomp's threads of its own, which sleep while others work."""
 
     def __init__(self) -> None:
+        emulated = host.emulator()
+        if emulated is not None:
+            raise BuildError(
+                f"C device: wanted a real processor, whose times count, found {emulated}; compile a C export for it instead"
+            )
         self._compiler = find_compiler()
         self._version, self._isa = _identity(self._compiler)
         workers = _openmp_threads()
@@ -172,7 +169,7 @@ class CDevice:
                 )
         units: list[tuple[list[KernelSource], tuple[str, ...]]] = []
         for flags, group in group_by_flags(kernels).items():
-            units += [(group[at : at + _UNIT_KERNELS], flags) for at in range(0, len(group), _UNIT_KERNELS)]
+            units += [(group[at : at + UNIT_KERNELS], flags) for at in range(0, len(group), UNIT_KERNELS)]
         with self._opened_cache() as folder:
             # threads of their own: what they start can gain no privileges
             with ThreadPoolExecutor(max(1, host.usable_cpus()), initializer=no_new_privileges) as pool:
@@ -217,7 +214,7 @@ class CDevice:
 
     def _build(self, source: str, flags: tuple[str, ...], folder: Path) -> Path:
         """Return the shared library of one translation unit, from the cache `folder` when it is there and ours."""
-        command = [*BASE_FLAGS, *flags]
+        command = [*BASE_FLAGS, *host.vector_flags(), *flags]
         target = folder / f"{hashed((self._version, self._isa, chr(0).join(command), source))}.so"
         if is_own_file(target):
             return target

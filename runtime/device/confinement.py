@@ -31,7 +31,7 @@ COMPILER_VARIABLES = re.compile(
 """Names of the variables that gcc, its wrappers and the loader read. What is preloaded here is no part of a compiler."""
 DEVICE_VARIABLES = re.compile(
     rf"{COMPILER_VARIABLES.pattern}|LD_PRELOAD|USER|LOGNAME|TZ|XDG_\w+|PYTHON\w*|VIRTUAL_ENV|CC|RELAX_TUNE_CACHE"
-    r"|(OMP|GOMP|KMP|OPENBLAS|DNNL|ONEDNN|CLBLAST|CUDA|CUBLAS\w*|NVIDIA|NV|OCL|OPENCL|POCL|PYOPENCL|CL|INTEL|RUSTICL|MESA|ROCR|HSA|HIP"
+    r"|(OMP|GOMP|KMP|OPENBLAS|DNNL|ONEDNN|CLBLAST|CUDA|CUBLAS\w*|NVIDIA|NV|OCL|OPENCL|VK|WGPU|POCL|PYOPENCL|CL|INTEL|RUSTICL|MESA|ROCR|HSA|HIP"
     r"|GPU|MALLOC|ASAN|TSAN|UBSAN|COV|COVERAGE)_\w+|GLIBC_TUNABLES|NUMEXPR_\w+|MKL_\w+"
 )
 """Names of the variables that a device process reads: those of drivers, libraries, compilers and Python."""

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import BuildError, MeasureError
+from relax_tune.errors import BuildError, MeasureError, MemoryLack, RelaxTuneError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.cuda_compiler import CompiledModule, CUDACompiler, KernelReport
@@ -228,7 +228,7 @@ class CUDADevice:
         if nbytes < 0:
             raise MeasureError(f"memory: wanted a size of 0 or more bytes, found {nbytes}")
         what = f"memory: wanted {nbytes} bytes"
-        return self._call(what, lambda: CUDABuffer(self._driver.mem_alloc(max(nbytes, 1)), nbytes))
+        return self._call(what, lambda: CUDABuffer(self._driver.mem_alloc(max(nbytes, 1)), nbytes), MemoryLack)
 
     def upload(self, buffer: CUDABuffer, array: NDArray[Any]) -> None:
         check_transfer("CUDA upload", array.nbytes, buffer.nbytes)
@@ -398,9 +398,7 @@ class CUDADevice:
             self._modules.clear()
             self._pinned.clear()
 
-    def _call(
-        self, what: str, action: Callable[[], T], kind: type[BuildError] | type[MeasureError] = MeasureError
-    ) -> T:
+    def _call(self, what: str, action: Callable[[], T], kind: type[RelaxTuneError] = MeasureError) -> T:
         """Run an action with the context current."""
         self._enter()
         try:

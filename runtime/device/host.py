@@ -10,6 +10,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SVE_LENGTH = Path("/proc/sys/abi/sve_default_vector_length")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _DEFAULT_CACHE_BYTES = {1: 32 * 1024, 2: 512 * 1024, 3: 8 * 1024 * 1024}
 
@@ -52,8 +53,10 @@ def short_hash(text: str) -> str:
 
 
 def vector_bits() -> int:
-    """Return the width of the widest vector register, in bits."""
+    """Return the width of the widest vector register, in bits. SVE's is the one that this process runs with."""
     flags = cpu_flags()
+    if "sve" in flags:
+        return sve_bits()
     if "avx512f" in flags:
         return 512
     return 256 if "avx2" in flags or "avx" in flags else 128
@@ -62,6 +65,28 @@ def vector_bits() -> int:
 def vector_registers() -> int:
     """Return the number of vector registers that the instruction set names."""
     return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
+
+
+def sve_bits() -> int:
+    """Return the width of SVE's vectors here; 128, which every such processor has, if the system does not tell."""
+    try:
+        return 8 * int(_SVE_LENGTH.read_text().strip())
+    except (OSError, ValueError):
+        return 128
+
+
+def vector_flags() -> tuple[str, ...]:
+    """Return compiler flags without which vectors of `vector_bits` are no registers: gcc compiles SVE for any length."""
+    return (f"-msve-vector-bits={sve_bits()}",) if "sve" in cpu_flags() and sve_bits() > 128 else ()
+
+
+def emulator() -> str | None:
+    """Return the program that emulates this machine's processor, such as qemu's user mode; None on a real one."""
+    try:
+        found = os.path.basename(os.readlink("/proc/thread-self/exe"))
+    except OSError:
+        return None
+    return found if found.startswith("qemu-") else None
 
 
 def usable_cpus() -> int:

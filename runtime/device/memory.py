@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import MeasureError, MemoryLack
 
 ALIGNMENT = 64
 SLAB_BYTES = 32 << 20
@@ -28,7 +28,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     try:
         raw = np.empty(rounded + ALIGNMENT, np.uint8)
     except (MemoryError, ValueError):
-        raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
+        raise MemoryLack(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
     start = -int(raw.__array_interface__["data"][0]) % ALIGNMENT
     return raw[start : start + rounded]
 
@@ -59,7 +59,7 @@ def _slab(nbytes: int) -> NDArray[np.uint8]:
     try:  # private: shared memory, which is the default, has large pages by another setting of the system
         pages = mmap.mmap(-1, SLAB_BYTES + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        raise MeasureError(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
+        raise MemoryLack(f"memory: wanted {nbytes} bytes, the host has not that much to give") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
             pages.madvise(mmap.MADV_HUGEPAGE)

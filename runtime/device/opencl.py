@@ -2,10 +2,14 @@
 
 On a CPU device buffers live in aligned host memory that the driver uses in place, so host libraries reach them without
 copies. The queue is in order. A kernel object per binding holds that binding's arguments.
+
+Where PoCL has a serial driver beside the one with threads, a launch of one group runs there, in the calling thread, unless
+launches before it are still under way.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,23 +17,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import BuildError, MeasureError
+from relax_tune.errors import BuildError, MeasureError, MemoryLack
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo, Launch
 from relax_tune.runtime.device.memory import aligned_bytes, check_transfer
 from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits, pci_unit
-from relax_tune.runtime.device.pocl import repair_target
-from relax_tune.runtime.device.quirks import with_quirks
+from relax_tune.runtime.device.pocl import (
+    PLATFORM,
+    is_serial,
+    offer_serial_driver,
+    pin_threads,
+    repair_target,
+    serial_twin,
+)
+from relax_tune.runtime.device.quirks import quirks_of, with_quirks
 from relax_tune.runtime.device.source import INT_MOST, group_by_flags, join_sources, wide_form
 from relax_tune.runtime.program.program import KernelSource
 
 BASE_FLAGS = ("-cl-mad-enable", "-cl-std=CL1.2")
-PREFERRED_PLATFORM = "Portable Computing Language"
 _SIMULATORS = ("oclgrind",)
 
 
 def load_pyopencl() -> Any:
     """Return the pyopencl module. Raises BuildError naming the extra to install."""
+    offer_serial_driver()
+    pin_threads()
     try:
         import pyopencl
     except ImportError as error:
@@ -52,7 +64,8 @@ def all_devices() -> list[tuple[str, Any]]:
             devices = platform.get_devices()
         except cl.Error:
             continue
-        found += [(f"{platform.name} | {platform.version} | {d.name}", d) for d in devices]
+        shown = [d for d in devices if not is_serial(d)] or devices  # the serial driver is a part of the other device
+        found += [(f"{platform.name} | {platform.version} | {d.name}", d) for d in shown]
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -67,7 +80,7 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
     everything = all_devices()
     if substring is None:
         real = [entry for entry in everything if not entry[0].lower().startswith(_SIMULATORS)]
-        pocl = [entry for entry in real if entry[0].startswith(PREFERRED_PLATFORM)]
+        pocl = [entry for entry in real if entry[0].startswith(PLATFORM)]
         matching = pocl[:1] or real
         wanted = "the default device"
     else:
@@ -82,7 +95,7 @@ def choose_device(substring: str | None) -> tuple[str, Any]:
     if not everything:
         hint = "; install a driver, or PoCL for the processor: pip install 'relax-tune[opencl]'"
     if not matching and _hides_pocl(everything):
-        hint += f"; {PREFERRED_PLATFORM} is installed but offers no device: it must be able to write to its cache, "
+        hint += f"; {PLATFORM} is installed but offers no device: it must be able to write to its cache, "
         hint += "point POCL_CACHE_DIR at a writable folder"
     what = "found that several match" if matching else "found"
     raise MeasureError(f"OpenCL: wanted {wanted}, {what}: {names}{hint}")
@@ -92,10 +105,10 @@ def _hides_pocl(devices: Sequence[tuple[str, Any]]) -> bool:
     """Return True if PoCL is installed but shows no device, as when it cannot cache compiled kernels."""
     cl = load_pyopencl()
     try:
-        installed = any(platform.name == PREFERRED_PLATFORM for platform in cl.get_platforms())
+        installed = any(platform.name == PLATFORM for platform in cl.get_platforms())
     except cl.Error:
         return False
-    return installed and not any(label.startswith(PREFERRED_PLATFORM) for label, _ in devices)
+    return installed and not any(label.startswith(PLATFORM) for label, _ in devices)
 
 
 class OpenCLBuffer:
@@ -112,17 +125,30 @@ class OpenCLBuffer:
         return self.memory
 
 
+class _Module:
+    """The kernels compiled together: a program of the device, and one of its serial driver once a launch needs it."""
+
+    def __init__(self, program: Any, compile_for: Callable[[Any], Any]) -> None:
+        self.program, self._compile_for, self._serial = program, compile_for, None
+
+    def serial(self, device: Any) -> Any:
+        """Return the program for the serial driver."""
+        if self._serial is None:
+            self._serial = self._compile_for(device)
+        return self._serial
+
+
 class _Handle:
-    """A compiled kernel: its program (for one kernel object per binding), and the resources that the compiler reports.
+    """A compiled kernel: its module (for one kernel object per binding), and the resources that the compiler reports.
 
     wide: source for 64-bit integers
     made: its compiled form
     """
 
-    __slots__ = ("group_size", "made", "name", "program", "wide")
+    __slots__ = ("group_size", "made", "module", "name", "wide")
 
-    def __init__(self, program: Any, name: str, group_size: int, wide: KernelSource | None) -> None:
-        self.program, self.name, self.group_size, self.wide = program, name, group_size, wide
+    def __init__(self, module: _Module, name: str, group_size: int, wide: KernelSource | None) -> None:
+        self.module, self.name, self.group_size, self.wide = module, name, group_size, wide
         self.made: _Handle | None = None
 
 
@@ -132,50 +158,68 @@ class OpenCLDevice:
     def __init__(self, substring: str | None = None) -> None:
         self._cl, self.turn = load_pyopencl(), threading.RLock()
         label, self._device = choose_device(substring)
+        self._serial = serial_twin(self._device)
         try:
-            self._context = self._cl.Context([self._device])
-            self._queue = self._cl.CommandQueue(self._context)
+            self._context = self._cl.Context([d for d in (self._device, self._serial) if d is not None])
+            self._queue = self._cl.CommandQueue(self._context, self._device)
+            self._serial_queue = self._serial and self._cl.CommandQueue(self._context, self._serial)
         except self._cl.Error as error:
             raise MeasureError(f"OpenCL: {label} is there but cannot be opened: {error}") from None
         self._is_cpu = bool(self._device.type & self._cl.device_type.CPU)
         # PoCL's processor driver runs kernels on the host memory itself, and mapping a buffer only returns the pointer,
         # in 20 us. There, host code only needs to wait for the queue.
-        self._in_place = self._is_cpu and self._device.platform.name == PREFERRED_PLATFORM
-        self.info = _describe(self._device, self._is_cpu, repair_target(self._device), self._cl.Error)
+        self._in_place = self._is_cpu and self._device.platform.name == PLATFORM
+        # Whether work may be under way, and whether a library may have enqueued some.
+        self._busy = self._foreign = False
+        self.info = _describe(self._device, self._is_cpu, repair_target(self._device), self._serial, self._cl.Error)
         limits = dict(self.info.limits)
         self._max_local, self._max_group = limits["max_local_bytes"], limits["max_group_size"]
+        quirks = quirks_of(self.info.kind, self.info.fingerprint)
+        self._misreported = {what for quirk in quirks for what in quirk.misreported}
         self._max_items = tuple(self._device.max_work_item_sizes)
 
+    @property
+    def in_process(self) -> bool:
+        """True if the driver runs kernels in this process: PoCL's for processors."""
+        return self._in_place
+
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
-        cl = self._cl
         handles: dict[str, Any] = {}
         for kernel in kernels:
             if kernel.language != "opencl":
                 raise BuildError(f"OpenCL device: wanted kernels in opencl, found {kernel.name} in {kernel.language}")
         for flags, group in group_by_flags(kernels).items():
-            options = [*BASE_FLAGS, *flags]
+            module = self._module(group, [*BASE_FLAGS, *flags])
+            for kernel in group:
+                handles[kernel.name] = self._inspect(module, kernel)
+        return handles
+
+    def _module(self, group: Sequence[KernelSource], options: list[str]) -> _Module:
+        cl, text, names = self._cl, join_sources(group), ", ".join(kernel.name for kernel in group)
+
+        def compile_for(device: Any) -> Any:
             try:
-                program = cl.Program(self._context, join_sources(group)).build(options=options, cache_dir=False)
+                return cl.Program(self._context, text).build(options=options, devices=[device], cache_dir=False)
             except cl.Error as error:
-                names = ", ".join(kernel.name for kernel in group)
                 raise BuildError(
                     f"OpenCL refused kernels {names} ({' '.join(options)}):\n{str(error)[:8000]}"
                 ) from None
-            for kernel in group:
-                handles[kernel.name] = self._inspect(program, kernel)
-        return handles
 
-    def _inspect(self, program: Any, source: KernelSource) -> _Handle:
+        return _Module(compile_for(self._device), compile_for)
+
+    def _inspect(self, module: _Module, source: KernelSource) -> _Handle:
         cl, name = self._cl, source.name
         try:
-            kernel = cl.Kernel(program, name)
+            kernel = cl.Kernel(module.program, name)
             local = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, self._device)
             group = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self._device)
         except cl.Error as error:
             raise BuildError(f"OpenCL: the source of kernel {name} gives no such kernel: {error}") from None
-        if local > self._max_local:
+        if "group" in self._misreported:
+            group = self._max_group
+        if local > self._max_local and "local" not in self._misreported:
             raise BuildError(f"OpenCL kernel {name}: wanted {local} bytes of local memory, allowed {self._max_local}")
-        return _Handle(program, name, min(group, self._max_group), wide_form(source))
+        return _Handle(module, name, min(group, self._max_group), wide_form(source))
 
     def alloc(self, nbytes: int, lasting: bool = False) -> OpenCLBuffer:
         flags = self._cl.mem_flags
@@ -189,25 +233,35 @@ class OpenCLDevice:
             return OpenCLBuffer(self._cl.Buffer(self._context, flags.READ_WRITE, size=max(nbytes, 64)), None, nbytes)
         except self._cl.Error as error:
             limit = self._device.max_mem_alloc_size
-            raise MeasureError(f"OpenCL: wanted {nbytes} bytes in one buffer, allowed {limit}: {error}") from None
+            raise self._kind(error)(f"OpenCL: wanted {nbytes} bytes in one buffer, allowed {limit}: {error}") from None
 
     def upload(self, buffer: OpenCLBuffer, array: NDArray[Any]) -> None:
         check_transfer("OpenCL upload", array.nbytes, buffer.nbytes)
-        if array.nbytes:
+        if array.nbytes and self._in_place:
+            self.synchronize()
+            np.copyto(_elements(buffer, array.dtype, array.shape), array)
+        elif array.nbytes:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             self._guard(lambda: self._cl.enqueue_copy(self._queue, buffer.live(), data, is_blocking=True))
 
     def download(self, buffer: OpenCLBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         result = np.empty(shape, dtype)
         check_transfer("OpenCL download", result.nbytes, buffer.nbytes)
-        if result.nbytes:
+        if result.nbytes and self._in_place:
+            self.synchronize()
+            np.copyto(result, _elements(buffer, dtype, shape))
+        elif result.nbytes:
             data = result.reshape(-1).view(np.uint8)
             self._guard(lambda: self._cl.enqueue_copy(self._queue, data, buffer.live(), is_blocking=True))
         return result
 
     def copy(self, target: OpenCLBuffer, source: OpenCLBuffer, nbytes: int) -> None:
         check_transfer("OpenCL copy", nbytes, min(target.nbytes, source.nbytes))
-        if nbytes:
+        if nbytes and self._in_place:
+            self.synchronize()
+            shape, bytes_of = (nbytes,), np.dtype(np.uint8)
+            np.copyto(_elements(target, bytes_of, shape), _elements(source, bytes_of, shape))
+        elif nbytes:
             self._guard(lambda: self._cl.enqueue_copy(self._queue, target.live(), source.live(), byte_count=nbytes))
 
     def free(self, buffer: OpenCLBuffer) -> None:
@@ -224,7 +278,6 @@ class OpenCLDevice:
         grid: Sequence[int],
         local: Sequence[int],
     ) -> Launch:
-        cl = self._cl
         memory = [buffer.live() for buffer in buffers]
         if kernel.wide is not None and scalars and scalars[-1] > INT_MOST:
             if kernel.made is None:
@@ -233,27 +286,40 @@ class OpenCLDevice:
         self._check_group(kernel, grid, local)
         if 0 in grid:
             return _nothing
-        try:
-            bound = cl.Kernel(kernel.program, kernel.name)
-            bound.set_args(*memory, *(np.int64(value) for value in scalars))
-        except (cl.Error, TypeError) as error:
-            raise MeasureError(
-                f"OpenCL kernel {kernel.name}: {len(memory)} buffers and {len(scalars)} scalars do not fit it: {error}"
-            ) from None
-        enqueue, queue, error_kind = cl.enqueue_nd_range_kernel, self._queue, cl.Error
+        arguments = [*memory, *(np.int64(value) for value in scalars)]
+        bound = self._with_arguments(kernel, kernel.module.program, arguments)
+        enqueue, queue, error_kind = self._cl.enqueue_nd_range_kernel, self._queue, self._cl.Error
         work, group = tuple(g * size for g, size in zip(grid, local)), tuple(local)
-        keep = [buffer.array for buffer in buffers]
+        serial_queue, alone = self._serial_queue, None
+        if self._serial is not None and math.prod(grid) == 1:
+            alone = self._with_arguments(kernel, kernel.module.serial(self._serial), arguments)
 
         def launch() -> None:
             try:
-                enqueue(queue, bound, work, group)
+                if alone is not None and serial_queue is not None and not self._busy:
+                    enqueue(serial_queue, alone, work, group)
+                    serial_queue.finish()
+                else:
+                    self._busy = True
+                    enqueue(queue, bound, work, group)
             except error_kind as error:
-                raise MeasureError(
+                raise self._kind(error)(
                     f"OpenCL kernel {kernel.name}: launch of {work} by {group} failed: {error}"
                 ) from None
 
-        launch.__dict__["keep"] = keep  # the driver uses this host memory in place
+        launch.__dict__["keep"] = [buffer.array for buffer in buffers]  # the driver uses this host memory in place
         return launch
+
+    def _with_arguments(self, kernel: _Handle, program: Any, arguments: Sequence[Any]) -> Any:
+        """Return a kernel object of a program that holds these arguments."""
+        try:
+            bound = self._cl.Kernel(program, kernel.name)
+            bound.set_args(*arguments)
+        except (self._cl.Error, TypeError) as error:
+            raise MeasureError(
+                f"OpenCL kernel {kernel.name}: {len(arguments)} buffers and scalars do not fit it: {error}"
+            ) from None
+        return bound
 
     def _check_group(self, kernel: _Handle, grid: Sequence[int], local: Sequence[int]) -> None:
         what = f"OpenCL kernel {kernel.name}"
@@ -313,6 +379,7 @@ class OpenCLDevice:
         return False
 
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
+        self._busy = self._foreign = self._foreign or bool(buffers)  # work enqueued there is not seen here
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
@@ -320,27 +387,42 @@ class OpenCLDevice:
         return None
 
     def synchronize(self) -> None:
-        self._guard(self._queue.finish)
+        if self._busy or not self._in_place:
+            self._guard(self._queue.finish)
+            self._busy = self._foreign
 
     def close(self) -> None:
         self._guard(self._queue.finish)
+
+    def _kind(self, error: Any) -> type[MeasureError]:
+        """Return the error that a status of OpenCL means."""
+        codes = self._cl.status_code
+        lacks = (codes.MEM_OBJECT_ALLOCATION_FAILURE, codes.OUT_OF_HOST_MEMORY, codes.INVALID_BUFFER_SIZE)
+        return MemoryLack if error.code in lacks else MeasureError
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:
             action()
         except self._cl.Error as error:
-            raise MeasureError(f"OpenCL device {self.info.name}: {error}") from None
+            raise self._kind(error)(f"OpenCL device {self.info.name}: {error}") from None
+
+
+def _elements(buffer: OpenCLBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the first elements of a buffer that lies in the host's memory."""
+    buffer.live()
+    assert buffer.array is not None
+    return buffer.array[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def _nothing() -> None:
     """Launch an empty grid: do nothing."""
 
 
-def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) -> DeviceInfo:
+def _describe(device: Any, is_cpu: bool, target: str, serial: Any, refusal: type[Exception]) -> DeviceInfo:
     platform = device.platform
-    lanes = max(1, int(device.native_vector_width_float))
+    lanes, units = max(1, int(device.native_vector_width_float)), int(device.max_compute_units)
     limits = {
-        "workers": int(device.max_compute_units),
+        "workers": min(units, host.usable_cpus()) if is_cpu else units,
         "vector_bits": host.vector_bits() if is_cpu else lanes * 32,
         "max_vector_lanes": lanes,
         "registers": host.vector_registers() if is_cpu else 255,
@@ -353,6 +435,7 @@ def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) 
         ),
         **({} if is_cpu else gpu_limits(device, refusal)),
         **float64_limits(device, refusal),
+        "serial_launches": int(serial is not None),
     }
     fingerprint = {
         "cpu": host.cpu_model(),
@@ -362,7 +445,8 @@ def _describe(device: Any, is_cpu: bool, target: str, refusal: type[Exception]) 
         "kind": "opencl",
         "platform": f"{platform.name} {platform.version}",
         "target": target,
-        "units": str(device.max_compute_units),
+        "units": str(units),
+        **({} if serial is None else {"serial": serial.name}),
     }
     limits = with_quirks("opencl", fingerprint, limits)
     facts, numbers = tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))

@@ -6,6 +6,8 @@ from typing import Any
 
 # Work-items in lockstep: cl_nv_device_attribute_query, cl_amd_device_attribute_query.
 WARPS = ("warp_size_nv", "wavefront_width_amd")
+# What other drivers of GPUs tell, Intel's and Mesa's among them (OpenCL 3.0, section 4.2).
+MULTIPLE = "preferred_work_group_size_multiple"
 REGISTERS = "registers_per_block_nv"
 
 
@@ -15,7 +17,7 @@ def gpu_limits(device: Any, refusal: type[Exception]) -> dict[str, int]:
     They are empty if the device does not tell how many work-items run in lockstep.
     refusal: exception of a query that the device does not support
     """
-    warp = max(_told(device, name, refusal) for name in WARPS)
+    warp = max(_told(device, name, refusal) for name in WARPS) or _told(device, MULTIPLE, refusal)
     if warp <= 1:
         return {}
     registers = _told(device, REGISTERS, refusal)

@@ -26,6 +26,8 @@ class Quirk:
     caps: largest values of limits
     facts: limits that the device does not report
     refused: the compiler cannot be used
+    ranks_nothing: times of the device say nothing about others of its kind
+    misreported: limits that the device tells wrongly of a kernel (`group`, `local`); its own hold
     options: refused compiler options
     """
 
@@ -37,6 +39,8 @@ class Quirk:
     caps: Mapping[str, int] = field(default_factory=lambda: NOTHING)
     facts: Mapping[str, int] = field(default_factory=lambda: NOTHING)
     refused: bool = False
+    ranks_nothing: bool = False
+    misreported: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
     def applies(self, kind: str, fingerprint: Mapping[str, str]) -> bool:
@@ -51,7 +55,8 @@ class Quirk:
 
 
 _POCL = (("platform", r"PoCL"),)
-_OTHERS = (("platform", r"^(?!.*PoCL)"),)
+_RUSTICL = (("platform", r"^rusticl"),)
+_OTHERS = (("platform", r"^(?!.*PoCL|rusticl)"),)
 _OLD_POCL = (("platform", r"PoCL ([012]\.|3\.0)"),)
 _NOT_INTEL = (("cpu", r"^(?!.*Intel)"),)
 
@@ -83,9 +88,38 @@ QUIRKS: tuple[Quirk, ...] = (
         "slow launches",
         "opencl",
         _POCL,
-        "groups are few and large; kernels are queued together and waited for once",
-        "31 to 54 us from one launch to its end, 1.5 to 5 us each when many are queued",
+        "groups are few and large; kernels are queued together and waited for once; where PoCL's serial driver is offered, a single "
+        "group runs in the calling thread",
+        "31 to 54 us from one launch to its end, 1.5 to 5 us each when many are queued; 1.4 us in the calling thread. Watching an "
+        "event instead of sleeping until it ends saves nothing",
         facts={"launch_ns": 31_000},
+    ),
+    Quirk(
+        "slow launches of rusticl",
+        "opencl",
+        _RUSTICL,
+        "groups are few and large",
+        "650 us for a launch of 1,000 work-items on llvmpipe, queued or alone, on a busy machine",
+        facts={"launch_ns": 500_000},
+    ),
+    Quirk(
+        "work-items are lanes",
+        "opencl",
+        (*_RUSTICL, ("device", r"llvmpipe")),
+        "rules for GPUs are used, and no vectors within a work-item",
+        "llvmpipe tells 32 work-items in lockstep and vectors of one float; what a kernel writes as vectors is taken apart, and arrays of "
+        "a work-item that are written as scalars and read as vectors gave wrong sums with 22.3",
+        caps={"max_vector_lanes": 1},
+        facts={"warp": 32},
+    ),
+    Quirk(
+        "wrong limits of kernels",
+        "opencl",
+        (*_RUSTICL, ("driver", r"^22\.")),
+        "groups may be as large as the device says, and local memory is counted when a kernel is generated",
+        "every kernel is told to take groups of 32, the warp's size, and twice the local memory that it declares; groups of 128 with 19 KB "
+        "run rightly",
+        misreported=("group", "local"),
     ),
     Quirk(
         "launches",
@@ -102,6 +136,36 @@ QUIRKS: tuple[Quirk, ...] = (
         "launches that come again are recorded and replayed as one; times are those of many in one recording",
         "taken as 3 us for a launch, which is what is commonly told of them; `experiments/gpu_suite.py` measures it",
         facts={"launch_ns": 3_000},
+    ),
+    Quirk(
+        "unreported sizes",
+        "webgpu",
+        (),
+        "rules take 32 invocations for a warp and 16 multiprocessors",
+        "WebGPU tells neither the size of subgroups nor the number of multiprocessors",
+        facts={"warp": 32, "workers": 16, "launch_ns": 20_000},
+    ),
+    Quirk(
+        "software adapter",
+        "webgpu",
+        (("adapter", r"CPU"),),
+        "times rank nothing: it is for tests of results",
+        "the adapter runs shaders on the processor; tiled kernels are slower there than naive ones",
+        ranks_nothing=True,
+    ),
+    Quirk(
+        "after PoCL",
+        "webgpu",
+        (("device", r"llvmpipe"),),
+        "PoCL is opened before the adapters, where it is installed",
+        "the LLVM of PoCL's wheel aborts a process that has lavapipe's LLVM loaded; the other order works",
+    ),
+    Quirk(
+        "denormal numbers",
+        "webgpu",
+        (),
+        "they may be read and given as 0",
+        "WGSL leaves that to the implementation; Mesa's lavapipe gives 0",
     ),
     Quirk(
         "regions",

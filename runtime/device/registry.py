@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from relax_tune.errors import BuildError, MeasureError, RelaxTuneError, UserError
+from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.cuda import CUDADevice, load_pycuda
 from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
+from relax_tune.runtime.device.webgpu.device import WebGPUDevice
+from relax_tune.runtime.device.webgpu.listing import adapters_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,10 @@ class DeviceFailure:
 
 
 def open_device(spec: str) -> Device:
-    """Open `c`, `opencl`, `opencl:PART` (part of a platform name, version or device name), or `cuda:NUMBER` (`cuda`:
-    the first).
+    """Open a device by name: `c`, `opencl`, `webgpu`, `cuda:NUMBER` (`cuda`: the first) or a kind with a part of a name.
+
+    `c:PART` has a part of the processor's name, `opencl:PART` of a platform name, version or device name, `webgpu:PART` of an
+    adapter's backend, type, name or driver.
 
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
     but cannot be opened raises the same error, without waiting.
@@ -34,15 +39,35 @@ def open_device(spec: str) -> Device:
     try:
         if spec == "c":
             return CDevice()
+        if kind == "c" and substring and substring.lower() in host.cpu_model().lower():
+            return CDevice()
         if kind == "opencl" and (substring or spec == "opencl"):
             return OpenCLDevice(substring or None)
+        if kind == "webgpu" and (substring or spec == "webgpu"):
+            return WebGPUDevice(substring or None)
         if kind == "cuda" and (spec == "cuda" or re.fullmatch(r"\d{1,3}", substring, re.ASCII)):
             return CUDADevice(int(substring or 0))
     except (BuildError, MeasureError) as error:
         raise UserError(f"device {spec!r} cannot be opened: {error}") from error
     raise UserError(
-        f"wanted a device c, opencl, opencl:PART, cuda or cuda:NUMBER, found {spec!r:.80}; there are: {_known()}"
+        f"wanted a device c, c:PART, opencl, opencl:PART, cuda, cuda:NUMBER, webgpu or webgpu:PART, found {spec!r:.80}; "
+        f"there are: {_known()}"
     )
+
+
+def name_of_measured(kind: str, fingerprint: object) -> str:
+    """Return the name of the device of this machine that a fingerprint describes, else the kind itself.
+
+    Several drivers of OpenCL may offer one processor; the kind alone opens the default one.
+    """
+    if kind != "opencl" or not isinstance(fingerprint, Mapping):
+        return kind
+    wanted = f"{fingerprint.get('platform')} {fingerprint.get('device')}"
+    try:
+        found = [label for label, _ in all_devices() if label.replace(" | ", " ") == wanted]
+    except BuildError:
+        return kind
+    return f"{kind}:{found[0]}" if len(found) == 1 else kind
 
 
 def devices_of_class(spec: str) -> list[str]:
@@ -63,8 +88,8 @@ def _known() -> str:
     except BuildError:
         labels = []
     if not labels:
-        return f"c{_gpus()}, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
-    return f"c{_gpus()}, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
+        return f"c ({host.cpu_model()}){_gpus()}{_adapters()}, and no OpenCL device; pip install 'relax-tune[opencl]' gives one"
+    return f"c ({host.cpu_model()}){_gpus()}{_adapters()}, and as opencl:PART, with PART any part of its text, {'; '.join(labels)}"
 
 
 def _gpus() -> str:
@@ -75,9 +100,16 @@ def _gpus() -> str:
     return "".join(f", cuda:{number}" for number in range(count))
 
 
+def _adapters() -> str:
+    try:
+        return "".join(f", webgpu:{label}" for label, _ in adapters_apart())
+    except BuildError:
+        return ""
+
+
 def list_devices() -> list[DeviceInfo | DeviceFailure]:
     """List the devices that can be opened, and the reason for each kind that cannot. Every device is opened and closed."""
-    found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia()]
+    found: list[DeviceInfo | DeviceFailure] = [*_processors(), *_nvidia(), *_webgpu()]
     try:
         labels = [label for label, _ in all_devices()]
     except BuildError as error:
@@ -114,3 +146,18 @@ def _nvidia() -> Iterator[DeviceInfo | DeviceFailure]:
             device.close()
         except RelaxTuneError as error:
             yield DeviceFailure(f"cuda:{number}", str(error))
+
+
+def _webgpu() -> Iterator[DeviceInfo | DeviceFailure]:
+    try:
+        listed = adapters_apart()
+    except BuildError as error:
+        yield DeviceFailure("webgpu", str(error))
+        return
+    if not listed:
+        install = (
+            "install a Vulkan driver (Debian, Ubuntu: apt-get install mesa-vulkan-drivers gives one for the processor)"
+        )
+        yield DeviceFailure("webgpu", f"WebGPU: wanted an adapter, found none; {install}")
+    for label, found in listed:
+        yield DeviceFailure(f"webgpu:{label}", found) if isinstance(found, str) else found

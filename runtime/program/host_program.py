@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Union
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.program import scalars as scalar_list
 from relax_tune.runtime.program.host_operators import HOST_OPERATORS
-from relax_tune.runtime.program.program import DTYPES, Program
+from relax_tune.runtime.program.program import DTYPES, LANGUAGES, Program
 from relax_tune.runtime.validation import (
     check_index,
     check_indices,
@@ -100,6 +100,21 @@ class CallSubgraph(_Instruction):
         wanted = None if part is None else (len(part.inputs), len(part.symbols), len(part.outputs))
         if wanted is None or wanted != (len(self.args), len(self.symbols), len(self.into)):
             raise wrong(where, "a program with as many inputs, symbols and outputs", self.part)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer(_Instruction):
+    """Copy an array to the memory of a device of kind `device`; nothing is done if it is there already."""
+
+    value: int
+    device: str
+    into: int
+    kind: Literal["transfer"] = "transfer"
+    READS: ClassVar[tuple[str, ...]] = ("value",)
+
+    def verify(self, among: Surroundings, where: str) -> None:
+        if self.device not in LANGUAGES:
+            raise wrong(f"{where}.device", f"one of {', '.join(LANGUAGES)}", self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +335,7 @@ class Move(_Instruction):
 
 Instruction = Union[
     CallSubgraph,
+    Transfer,
     CallHostProgram,
     CallHostRoutine,
     Apply,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import ARITY, INT64_MIN, WIDTH, Opcode
 
-_PRELUDE = """#include <stdint.h>
+PRELUDE = """#include <stdint.h>
 
 static inline int64_t plan_pick(int64_t c, int64_t a, int64_t b) { return b ^ ((a ^ b) & -(int64_t)(c != 0)); }
 
@@ -75,7 +75,7 @@ def plans_in_c(programs: Sequence[Program]) -> str:
     Given the value of every symbol, in the program's order and within its bounds, it writes the variant of every call
     and returns 0.
     """
-    texts = [_PRELUDE]
+    texts = [PRELUDE]
     names: set[str] = set()
     for program in programs:
         plain = re.sub(r"\W", "_", program.name, flags=re.ASCII)
@@ -88,12 +88,22 @@ def plans_in_c(programs: Sequence[Program]) -> str:
 
 def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
     """Return one function over a verified scalar list. choices: the slots whose values are the choices"""
-    needed = set(choices)
+    lines = [f"int32_t {name}(const int64_t* symbols, int32_t* choices) {{", *slots_in_c(code, choices)]
+    lines += [f"  choices[{call}] = (int32_t)x{slot} & (bad - 1);" for call, slot in enumerate(choices)]
+    return "\n".join([*lines, "  (void)symbols, (void)choices;", "  return bad;", "}", ""])
+
+
+def slots_in_c(code: Sequence[int], slots: Sequence[int]) -> list[str]:
+    """Return lines that compute slots of a verified scalar list without branches.
+
+    They read `symbols` and declare `bad`, and the slot s as `xs`.
+    """
+    needed = set(slots)
     for slot in range(len(code) // WIDTH - 1, -1, -1):
         if slot in needed:
             opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
             needed.update(operands[: ARITY[Opcode(opcode)]])
-    lines = [f"int32_t {name}(const int64_t* symbols, int32_t* choices) {{", "  int32_t bad = 0;"]
+    lines = ["  int32_t bad = 0;"]
     for slot in sorted(needed):
         opcode, *operands = code[slot * WIDTH : slot * WIDTH + WIDTH]
         op = Opcode(opcode)
@@ -104,8 +114,7 @@ def choices_in_c(name: str, code: Sequence[int], choices: Sequence[int]) -> str:
         else:
             value = _TEXT[op].format(**{letter: f"x{operand}" for letter, operand in zip("abc", operands)})
         lines.append(f"  const int64_t x{slot} = {value};")
-    lines += [f"  choices[{call}] = (int32_t)x{slot} & (bad - 1);" for call, slot in enumerate(choices)]
-    return "\n".join([*lines, "  (void)symbols, (void)choices;", "  return bad;", "}", ""])
+    return lines
 
 
 def _function(name: str, program: Program) -> str:

@@ -117,6 +117,11 @@ class BufferSpec:
     base: int | None = None
     outer: int = 0
 
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The slots of the dims in the order in memory, outermost first."""
+        return (*self.shape[self.outer : self.outer + 1], *self.shape[: self.outer], *self.shape[self.outer + 1 :])
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
@@ -125,7 +130,8 @@ class KernelSource:
     language `c`: `void NAME(T0* restrict b0, ..., int64_t s0, ...)`, parallel inside (OpenMP). language `opencl`:
     `kernel void NAME(global T0* restrict b0, ..., long s0, ...)`, launched over the step's grid. language `cuda`:
     `extern "C" __global__ void NAME(T0* __restrict__ b0, ..., long long s0, ...)`, the same; `/*shared BYTES*/` in it
-    declares the shared memory that a launch must request.
+    declares the shared memory that a launch must request. language `webgpu`: a WGSL module with `@compute fn NAME`, the buffers as
+    storage bindings 0, 1, ... of group 0, and behind them a uniform binding with the scalars as int32, if there are any.
     """
 
     name: str
@@ -200,7 +206,7 @@ SMALL = (*SMALL_FLOATS, "int4", "uint4", "int2", "uint2")
 FLOATING = ("float16", "float32", "float64", np.dtype(ml_dtypes.bfloat16).name, *SMALL_FLOATS)
 INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
 DTYPES = ("bool", *INTEGERS, *FLOATING, *SMALL[len(SMALL_FLOATS) :])
-LANGUAGES = ("c", "opencl", "cuda")
+LANGUAGES = ("c", "opencl", "cuda", "webgpu")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _ROUTINE = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 _DIMS_LIMIT = 32  # NumPy 1 has no more

@@ -21,6 +21,7 @@ import safetensors.numpy
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.artifact import Artifact, device_kind, load_artifact, new_artifact, save_artifact
 from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program.program import SCHEMA, SMALL, BufferSpec
 
 RNG = np.random.default_rng(5)
@@ -94,6 +95,24 @@ def test_a_device_of_another_kind_is_refused(device: Device, small: Any, tmp_pat
     path = save_artifact(tmp_path / "m.rta", small.program(other), small.constants)
     with pytest.raises(ArtifactError, match=f"wanted a device of kind {other}, found {device.info.kind}"):
         load_artifact(path).open(device)
+
+
+@pytest.mark.opencl
+@pytest.mark.process
+@pytest.mark.parametrize("part", ["PoCL 3.0", "oclgrind"])
+def test_artifact_opens_driver_named_by_fingerprint(part: str, small: Any, tmp_path: Path) -> None:
+    device = open_device(f"opencl:{part}")
+    facts = dict(device.info.fingerprint)
+    device.close()
+    path = save_artifact(tmp_path / "m.rta", small.program("opencl"), small.constants, {"fingerprint": facts})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with load_artifact(path).open() as model:
+            assert dict(model.executor.device.info.fingerprint) == facts
+    facts["platform"] = "a driver of another machine"
+    path = save_artifact(tmp_path / "other.rta", small.program("opencl"), small.constants, {"fingerprint": facts})
+    with pytest.warns(UserWarning, match="tuned elsewhere"), load_artifact(path).open() as model:
+        assert "PoCL" in dict(model.executor.device.info.fingerprint)["platform"]
 
 
 def test_another_fingerprint_warns(device: Device, small: Any, tmp_path: Path) -> None:

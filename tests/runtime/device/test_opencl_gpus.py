@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relax_tune.runtime.device.opencl_gpus import float64_limits, gpu_limits
+from relax_tune.runtime.device.opencl_gpus import MULTIPLE, float64_limits, gpu_limits
 from relax_tune.schedules.target import HardwareInfo
 
 
@@ -30,11 +30,15 @@ class Told:
 
 @pytest.mark.parametrize(
     ("answers", "registers"),
-    [({"warp_size_nv": 32, "registers_per_block_nv": 1 << 16}, 1 << 16), ({"wavefront_width_amd": 64}, None)],
+    [
+        ({"warp_size_nv": 32, "registers_per_block_nv": 1 << 16, MULTIPLE: 64}, 1 << 16),
+        ({"wavefront_width_amd": 64, MULTIPLE: 32}, None),
+        ({MULTIPLE: 16}, None),
+    ],
 )
 def test_vendors_tell_of_warps(answers: dict[str, int], registers: int | None) -> None:
     found = gpu_limits(Told(**answers), Refused)
-    assert found["warp"] == max(answers.get("warp_size_nv", 0), answers.get("wavefront_width_amd", 0))
+    assert found["warp"] == next(iter(answers.values()))
     assert found.get("registers_per_sm") == registers and found["local_bytes_per_sm"] == 48 << 10
     machine = HardwareInfo.from_limits(
         "opencl", {"workers": 4, "max_group_size": 1024, "max_local_bytes": 48 << 10, **found}

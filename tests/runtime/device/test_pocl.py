@@ -1,0 +1,94 @@
+"""Tests of PoCL's serial driver: where it is offered, and what runs there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax_tune.runtime.device import pocl
+
+pytest.importorskip("pyopencl")
+
+SCRIPT = """
+import numpy as np
+from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
+from relax_tune.runtime.program.program import KernelSource
+device = OpenCLDevice()
+print(sum("PoCL" in name for name, _ in all_devices()), dict(device.info.limits)["serial_launches"])
+source = "kernel void f(global float* a) { a[get_group_id(0)] += 1.0f; }"
+buffer = device.alloc(64)
+device.upload(buffer, np.zeros(16, np.float32))
+handle = device.compile([KernelSource("f", "opencl", source)])["f"]
+one, many = (device.bind(handle, [buffer], [], (n,), (1,)) for n in (1, 16))
+seen = [device.upload(buffer, np.zeros(16, np.float32))]
+one(); one(); before = device._busy
+many(); one(); after = device._busy
+print(before, after, int(device.download(buffer, np.dtype("f4"), (16,)).sum()), device._busy)
+"""
+
+
+def run(**environment: str) -> list[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "POCL_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.process
+def test_single_groups_run_in_the_calling_thread_until_others_are_under_way() -> None:
+    if any(pocl._VENDORS.glob("*pocl*.icd")):
+        pytest.skip("another PoCL is installed, whose drivers may have other names")
+    assert run() == ["1 1", "False True 19 False"]
+
+
+@pytest.mark.process
+def test_devices_of_the_user_are_kept() -> None:
+    assert run(POCL_DEVICES="pthread") == ["1 0", "True True 19 False"]
+    assert run(POCL_DEVICES="pthread basic") == ["1 1", "False True 19 False"]
+
+
+def test_nothing_is_offered_beside_another_pocl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POCL_DEVICES", raising=False)
+    monkeypatch.setattr(pocl, "_VENDORS", tmp_path)
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2\n")
+    pocl.offer_serial_driver()
+    assert "POCL_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("chosen", "usable", "found"),
+    [(None, 8, "1"), ("0", 8, "0"), (None, 7, None)],
+    ids=["usual", "chosen", "restricted"],
+)
+def test_threads_are_pinned_where_every_processor_is_usable(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, usable: int, found: str | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(pocl.host, "usable_cpus", lambda: usable)
+    monkeypatch.delenv("POCL_AFFINITY", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("POCL_AFFINITY", chosen)
+    pocl.pin_threads()
+    assert os.environ.get("POCL_AFFINITY") == found
+    monkeypatch.delenv("POCL_AFFINITY", raising=False)
+
+
+@pytest.mark.process
+def test_threads_of_pocl_have_a_processor_each() -> None:
+    script = SCRIPT + (
+        "import os\n"
+        "places = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')]\n"
+        "print(sorted({p[0] for p in places if len(p) == 1}) == list(range(os.cpu_count())))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("POCL_DEVICES", "POCL_AFFINITY")}
+    if len(os.sched_getaffinity(0)) != os.cpu_count():
+        pytest.skip("this process may not use every processor")
+    done = subprocess.run([sys.executable, "-c", script], env=kept, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True"
