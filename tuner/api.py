@@ -1,4 +1,4 @@
-"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`. The commands use the same parts.
+"""The Python interface of `import relax_tune as rt`: `rt.tune`, `rt.build`, `rt.submit`. The commands use the same parts.
 
 Settings come from arguments only; no variable and no file is read (the command line reads them, see `tuner/settings`).
 """
@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+from relax_tune.database.jobs.queue import open_queue
+from relax_tune.database.jobs.submitted import ATTEMPTS, SubmittedJob
 from relax_tune.database.records import Target
 from relax_tune.database.store import Store, open_records, open_store
 from relax_tune.errors import UserError
@@ -26,8 +28,10 @@ from relax_tune.tuner.job.job import Bounds, Job, build_here, device_info, open_
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
+from relax_tune.tuner.placement.placed_job import devices_named, names_several, placed_job
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
 from relax_tune.tuner.search.registry import check_strategy
+from relax_tune.tuner.service.submission import Wishes, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
 
 Model = Union[IRModule, ModelSource]
@@ -113,6 +117,8 @@ def tune(
     chosen = _settings("tune", settings, overrides)
     check_strategy(chosen.strategy)
     check_needed(chosen.scheduler, chosen.ca, chosen.certificate, chosen.key)
+    if names_several(chosen.target):
+        raise UserError(f"rt.tune wants one target, found {chosen.target}; `relax-tune tune --target` takes several")
     module = _module(model, bounds, chosen)
     with contextlib.closing(open_runner(chosen)) as runner:
         device = runner.device_info()  # no database is made for a missing device
@@ -152,8 +158,44 @@ def build(
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
     with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
+        if names_several(chosen.target):
+            if pack:
+                raise UserError("pack wants one target, found several; leave it out")
+            placed = placed_job(module, devices_named(chosen.target), store, chosen, rules)
+            return placed.artifact(placed.build(check_policy(policy), notes))
         job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
         return job.artifact(build_here(job, check_policy(policy), notes), pack)
+
+
+@_shows_settings("submit")
+def submit(
+    model: Model,
+    *,
+    settings: Settings | None = None,
+    db: str | Path | None = None,
+    bounds: Bounds | None = None,
+    priority: int = 0,
+    note: str = "",
+    user: str | None = None,
+    attempts: int = ATTEMPTS,
+    **overrides: Any,
+) -> SubmittedJob:
+    """Queue a model to be tuned by a service (`relax-tune jobs work`). The job's `id` is what `relax-tune jobs` takes.
+
+    model, settings, bounds, overrides: as of `tune`; `files` says where the model's files are kept for the services
+    db: the URL or the file of the database; None for the settings' one
+    priority: jobs of a higher number go first. note, user: words for people, and whose job it is
+    attempts: services that the job may lose before it is given up
+
+    Raises: UserError for a wrong argument or no model, DatabaseError when the job cannot be queued, FilesAway when its files
+    cannot be stored.
+    """
+    chosen = _settings("submit", settings, {**overrides, **({} if db is None else {"db": str(db)})})
+    check_strategy(chosen.strategy)
+    if isinstance(model, IRModule):
+        model = _module(model, bounds, chosen)
+    with open_queue(chosen.db, create=True, wait_secs=chosen.wait_secs) as queue:
+        return submit_model(queue, model, chosen, bounds, Wishes(priority, note, user, attempts))
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:

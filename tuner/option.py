@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-Command = Literal["tune", "build", "plan", "show"]
+Command = Literal["tune", "build", "plan", "show", "pack", "install", "submit", "work", "report", "dashboard"]
+"""Commands that take settings; `submit` and `work` are those of `relax-tune jobs`."""
 T = TypeVar("T")
 
 

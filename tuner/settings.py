@@ -13,14 +13,16 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import Command, Option, option
+from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, renamed, successor, text_of
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -29,6 +31,7 @@ AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
+Logs = Literal["text", "json"]
 Memory = Literal["symbolic", "constant", "inplace", "constant-inplace"]
 
 FILE = "relax-tune.toml"
@@ -40,18 +43,14 @@ EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
     "full": (256, 16, 8, 0.1),
 }
 STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
-# Renamed values, and their new names.
-RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
-RENAMED_VALUES: Mapping[tuple[str, str], str] = {
-    ("products", "apart"): "separate",
-    ("products", "joined"): "merged",
-    ("attention", "whole"): "fused",
-    ("attention", "apart"): "unfused",
-}
-
-TUNE: tuple[Command, ...] = ("tune",)
-BUILD: tuple[Command, ...] = ("tune", "build")
-MODEL: tuple[Command, ...] = ("tune", "build", "plan", "show")
+TUNE: tuple[Command, ...] = ("tune", "submit")
+SEARCH: tuple[Command, ...] = (*TUNE, "install")
+BUILD: tuple[Command, ...] = (*TUNE, "build", "install")
+MODEL: tuple[Command, ...] = (*TUNE, "build", "plan", "show", "report")
+PROGRAM: tuple[Command, ...] = (*MODEL, "pack")
+DEVICE: tuple[Command, ...] = (*MODEL, "install")
+MEASURE: tuple[Command, ...] = ("tune", "work")
+FLEET: tuple[Command, ...] = (*MEASURE, "report", "dashboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,17 @@ class Settings:
 
     target: str = option(
         "opencl",
-        "c, opencl, opencl:PART of a device's name, or cuda:NUMBER; `relax-tune devices` lists them.",
-        commands=MODEL,
-        suggestions=("c", "opencl", "cuda"),
+        "c, opencl, cuda:NUMBER or webgpu, opencl: and webgpu: also with a PART of a device's name; `relax-tune devices` lists them. "
+        "`tune` and `build` take several, separated by commas, for one program over all. `build` also takes c:aarch64 and "
+        "other processors that are not at hand; `tune` with a scheduler takes c:PART of a worker's processor.",
+        commands=DEVICE,
+        suggestions=("c", "opencl", "cuda", "webgpu"),
         metavar="DEVICE",
     )
     trust_model: bool = option(
         False,
-        "Open a .pt2 file. torch unpickles parts of it, so whoever wrote the file can run any program as you.",
-        commands=MODEL,
+        "Let torch read a .pt2 file that our reader refuses. It unpickles parts, so whoever wrote the file can run any program as you.",
+        commands=("tune", "build", "plan", "show", "pack", "work", "report"),
         default="off",
         kind=bool,
         metavar="true|false",
@@ -77,30 +78,55 @@ class Settings:
     db: str | None = option(
         None,
         "sqlite:///FILE (or a path that ends in .db) or postgresql://USER@HOST/NAME.",
-        commands=MODEL,
+        commands=(*MODEL, "pack", "install", "work", "dashboard"),
         default="records.db in the user data folder",
         metavar="URL",
+        reaches_out=True,
+    )
+    files: str | None = option(
+        None,
+        "Where models and artifacts of submitted jobs are kept, by content: a folder that all machines share, or a URL of fsspec "
+        "such as s3://BUCKET/FOLDER.",
+        commands=("submit", "work"),
+        default="beside a SQLite database, FILE.files; none for PostgreSQL",
+        metavar="FOLDER",
         reaches_out=True,
     )
     effort: Effort = option(
         "normal",
         f"{', '.join(f'{name} {numbers[0]}' for name, numbers in EFFORTS.items())} candidates per task, timed at "
         f"{', '.join(str(numbers[2]) for numbers in EFFORTS.values())} shapes.",
-        commands=MODEL,
+        commands=PROGRAM,
         choices=tuple(EFFORTS),
     )
     trials: int | None = option(
         None, "Candidates per task.", commands=TUNE, kind=int, default="the effort's number", metavar="N"
     )
-    seed: int = option(0, "Seed of every random choice.", commands=TUNE, kind=int, metavar="N")
+    budget: int | None = option(
+        None,
+        "Candidates of all tasks together, besides the generic, library and unfused forms.",
+        commands=("tune", "install"),
+        kind=int,
+        default="what --trials gives; `install`: 200",
+        metavar="N",
+    )
+    max_minutes: float | None = option(
+        None,
+        "Stop measuring after so long, and build from what is on record by then.",
+        commands=TUNE,
+        kind=float,
+        default="no limit",
+        metavar="MINUTES",
+    )
+    seed: int = option(0, "Seed of every random choice.", commands=SEARCH, kind=int, metavar="N")
     strategy: str = option(
-        "evolution", "Search strategy that proposes candidates.", commands=TUNE, suggestions=STRATEGY_NAMES
+        "evolution", "Search strategy that proposes candidates.", commands=SEARCH, suggestions=STRATEGY_NAMES
     )
     scheduler: str | None = option(
         None,
-        "Measure on the workers of this Dask scheduler: tcp://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
+        "Measure on the workers of this Dask scheduler, or show them: tls://127.0.0.1:8786 on this machine, tls://HOST:8786 with "
         "certificates elsewhere.",
-        commands=TUNE,
+        commands=FLEET,
         default="measure here",
         metavar="ADDRESS",
         reaches_out=True,
@@ -108,25 +134,25 @@ class Settings:
     wait_secs: int = option(
         60,
         "How long to wait for a database server, a scheduler or a worker that is away, at the start and later; then exit code 4.",
-        commands=TUNE,
+        commands=(*SEARCH, "work", "report", "dashboard"),
         kind=int,
         metavar="SECONDS",
     )
     ca: str | None = option(
         None,
         "The authority that all sides trust, for tls:// addresses.",
-        commands=TUNE,
+        commands=FLEET,
         default="no TLS",
         metavar="FILE.pem",
         reaches_out=True,
     )
     certificate: str | None = option(
-        None, "Our certificate.", commands=TUNE, default="no TLS", metavar="FILE.pem", reaches_out=True
+        None, "Our certificate.", commands=FLEET, default="no TLS", metavar="FILE.pem", reaches_out=True
     )
     key: str | None = option(
         None,
         "The certificate's key, readable by its owner only.",
-        commands=TUNE,
+        commands=FLEET,
         default="no TLS",
         metavar="FILE.key",
         reaches_out=True,
@@ -135,33 +161,33 @@ class Settings:
         "separate",
         "Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul, "
         "which makes fewer calls of other tasks.",
-        commands=MODEL,
+        commands=PROGRAM,
         choices=get_args(Qkv),
     )
     attention: AttentionForm = option(
         "fused",
         "Attention as one fused kernel, or unfused: two matmuls and a softmax, which libraries can take.",
-        commands=MODEL,
+        commands=PROGRAM,
         choices=get_args(AttentionForm),
     )
     precision: Precision = option(
         "f32",
         "Store weights and what matrix products read in this type; everything is computed in f32.",
-        commands=MODEL,
+        commands=PROGRAM,
         choices=get_args(Precision),
     )
     cache_dtype: Precision = option(
         "f32",
         "Type in which a decoder from a Hugging Face folder stores keys and values between its calls: parameters and "
         "results of this type.",
-        commands=MODEL,
+        commands=PROGRAM,
         choices=get_args(Precision),
     )
     caches: Caches = option(
         "warm",
-        "Contents of the caches when kernels are timed: warm, all that their last launch left; model, nothing where a "
-        "kernel reads many weights, since the rest of the model has run in between. Build with what was tuned.",
-        commands=MODEL,
+        "Contents of the caches when kernels are timed: warm, all that their last launch left; model, no weights where a "
+        "model has more than the last cache holds, since its other kernels have run in between. Build with what was tuned.",
+        commands=PROGRAM,
         choices=get_args(Caches),
     )
     memory: Memory = option(
@@ -175,8 +201,16 @@ class Settings:
         False,
         "Check computed indices too: a call fails where one is outside its dim, instead of reading the nearest element or "
         "dropping the update. It fuses less. Build with what was tuned.",
-        commands=MODEL,
+        commands=PROGRAM,
         default="off",
+        kind=bool,
+        metavar="true|false",
+    )
+    libraries: bool = option(
+        True,
+        "Dispatch calls of installed libraries where they are fastest; without, kernels alone, as `export` needs.",
+        commands=MODEL,
+        default="on",
         kind=bool,
         metavar="true|false",
     )
@@ -205,6 +239,12 @@ class Settings:
         metavar="FILE.json",
         reaches_out=True,
     )
+    logs: Logs = option(
+        "text",
+        "Form of what services, workers, schedulers and dashboards say: text for people, or json, one object a line.",
+        commands=("work", "dashboard"),
+        choices=get_args(Logs),
+    )
     prior: str | None = option(
         None,
         "A cost model, as `model train` writes it, that chooses kernels for functions without records.",
@@ -223,8 +263,12 @@ class Settings:
             )
         if self.wait_secs < 1:
             raise UserError(f"--wait-secs wants a number of seconds, at least 1; found {self.wait_secs}")
+        if self.max_minutes is not None and not 0 < self.max_minutes < 1e6:
+            raise UserError(f"--max-minutes wants a number of minutes above 0, found {self.max_minutes:g}")
         if self.trials is not None and self.trials < 0:
             raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
+        if self.budget is not None and self.budget < 0:
+            raise UserError(f"--budget wants a number of candidates of all tasks, at least 0; found {self.budget}")
 
     @property
     def candidates(self) -> int:
@@ -292,7 +336,7 @@ def merge_settings(command: Command, settings: Settings | None, overrides: Mappi
         if name in known:
             continue
         if name in RENAMED_SETTINGS:
-            raise UserError(f"rt.{command}: {_renamed(name, name, RENAMED_SETTINGS[name], value)}")
+            raise UserError(f"rt.{command}: {renamed(name, name, RENAMED_SETTINGS[name], value)}")
         near = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"rt.{command} takes the settings {', '.join(known)}; found {name}{hint}")
@@ -324,10 +368,23 @@ def find_sources(
     """Return the source of each setting that is not a default: a flag, else a variable, else `relax-tune.toml`.
 
     Raises UserError for a file or a variable that cannot be read."""
+    if _has_password(str(flags.get("db") or "")):
+        raise UserError(
+            "--db wants a URL without a password, since everybody on this machine can read the arguments of programs, found one with "
+            f"a password; put it into ~/.pgpass, or the URL into {variable_of('db')}"
+        )
     variables = _read_environment(os.environ if environment is None else environment)
     found = _read_file((folder or Path.cwd()) / FILE)
     found |= {name: SettingSource(variable_of(name), value) for name, value in variables.items()}
     return found | {name: SettingSource(flag_of(name), value) for name, value in flags.items() if value is not None}
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL: a store says so
+        return False
+    return bool(parts.password) or any(name.lower() in ("password", "passwd") for name, _ in parse_qsl(parts.query))
 
 
 def load_settings(
@@ -380,13 +437,13 @@ def parse_settings_file(path: Path, content: bytes) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name}: wanted TOML, found {error}") from None
     for name in sorted(set(data) & set(RENAMED_SETTINGS)):
-        raise UserError(f"{path.name}: {_renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
+        raise UserError(f"{path.name}: {renamed(name, name, RENAMED_SETTINGS[name], data[name])}")
     unknown = sorted(set(data) - set(OPTIONS))
     if unknown:
         raise UserError(f"{path.name}: wanted settings among {', '.join(sorted(OPTIONS))}; found {', '.join(unknown)}")
     for name, value in data.items():
-        if type(value) is not OPTIONS[name].kind:
-            kind = _KINDS[OPTIONS[name].kind]
+        if type(value) is not OPTIONS[name].kind and not (OPTIONS[name].kind is float and type(value) is int):
+            kind = KINDS[OPTIONS[name].kind]
             raise UserError(f"{path.name}: {name} wants {kind}, found {value!r}")
     return data
 
@@ -405,9 +462,9 @@ def _read_file(path: Path) -> dict[str, SettingSource]:
 def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     for old, new in RENAMED_SETTINGS.items():
         if (variable := variable_of(old)) in variables:
-            raise UserError(_renamed(old, variable, variable_of(new), variables[variable]))
+            raise UserError(renamed(old, variable, variable_of(new), variables[variable]))
     given = {name: variables[variable_of(name)] for name in OPTIONS if variable_of(name) in variables}
-    return {name: _PARSED.get(OPTIONS[name].kind, _text)(name, text) for name, text in given.items()}
+    return {name: PARSED.get(OPTIONS[name].kind, text_of)(name, text) for name, text in given.items()}
 
 
 def _check(name: str, declared: Option, value: object) -> None:
@@ -418,45 +475,15 @@ def _check(name: str, declared: Option, value: object) -> None:
     if declared.choices:
         if not isinstance(value, str) or value not in declared.choices:
             wanted = ", ".join(declared.choices)
-            raise UserError(f"{flag} wants one of {wanted}; found {value!r:.80}{_successor(name, value)}")
+            raise UserError(f"{flag} wants one of {wanted}; found {value!r:.80}{successor(name, value)}")
     elif declared.kind is int:
         if type(value) is not int:
             raise UserError(f"{flag} wants a whole number, found {value!r:.80}")
+    elif declared.kind is float:
+        if type(value) not in (int, float):
+            raise UserError(f"{flag} wants a number, found {value!r:.80}")
     elif declared.kind is bool:
         if type(value) is not bool:
             raise UserError(f"{flag} wants true or false, found {value!r:.80}")
     elif not isinstance(value, str):
         raise UserError(f"{flag} wants text, found {value!r:.80}")
-
-
-def _successor(name: str, value: object) -> str:
-    """Return the end of an error message that names the successor of a renamed value, or an empty text."""
-    new = RENAMED_VALUES.get((name, value)) if isinstance(value, str) else None
-    return "" if new is None else f", which is now called {new!r}"
-
-
-def _renamed(name: str, shown: str, new: str, value: object) -> str:
-    """Return the error message for a renamed setting."""
-    return f"{shown} is called {new} now; found {value!r:.80}{_successor(name, value)}"
-
-
-def _number(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise UserError(f"RELAX_TUNE_{name.upper()} wants a whole number, found {value!r}") from None
-
-
-def _boolean(name: str, value: str) -> bool:
-    if value.lower() not in _BOOLEANS:
-        raise UserError(f"RELAX_TUNE_{name.upper()} wants true or false, found {value!r}")
-    return _BOOLEANS[value.lower()]
-
-
-def _text(name: str, value: str) -> str:
-    return value
-
-
-_KINDS: Mapping[type, str] = {int: "a whole number", bool: "true or false", str: "text"}
-_BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
-_PARSED: Mapping[type, Callable[[str, str], Any]] = {int: _number, bool: _boolean}

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from relax_tune.runtime.model import Model
     from relax_tune.runtime.shapes import ShapeProfile
     from relax_tune.runtime.signature import TensorSpec
-    from relax_tune.tuner.api import TuneResult, build, tune
+    from relax_tune.runtime.stream import Stream
+    from relax_tune.tuner.api import TuneResult, build, submit, tune
     from relax_tune.tuner.job.progress import TuningProgress
+    from relax_tune.tuner.pack.install import Installation, install
+    from relax_tune.tuner.pack.pack import ModelPack, make_pack, read_pack
     from relax_tune.tuner.search.named import Search, SearchSpace
 
 # Name -> (module, name there, the extra to install for it).
@@ -55,6 +58,12 @@ _PUBLIC = {
     "SearchSpace": ("relax_tune.tuner.search.named", "SearchSpace", "tune"),
     "Search": ("relax_tune.tuner.search.named", "Search", "tune"),
     "build": ("relax_tune.tuner.api", "build", "tune"),
+    "make_pack": ("relax_tune.tuner.pack.pack", "make_pack", "tune"),
+    "read_pack": ("relax_tune.tuner.pack.pack", "read_pack", "tune"),
+    "ModelPack": ("relax_tune.tuner.pack.pack", "ModelPack", "tune"),
+    "install": ("relax_tune.tuner.pack.install", "install", "tune"),
+    "Installation": ("relax_tune.tuner.pack.install", "Installation", "tune"),
+    "submit": ("relax_tune.tuner.api", "submit", "jobs"),
     "Artifact": ("relax_tune.runtime.artifact", "Artifact", "opencl"),
     "load_artifact": ("relax_tune.runtime.artifact", "load_artifact", "opencl"),
     "load": ("relax_tune.runtime.artifact", "load", "opencl"),
@@ -65,6 +74,7 @@ _PUBLIC = {
     "GenerationConfig": ("relax_tune.runtime.generation.config", "GenerationConfig", "opencl"),
     "IncrementalDetokenizer": ("relax_tune.runtime.generation.detokenizer", "IncrementalDetokenizer", "opencl"),
     "ShapeProfile": ("relax_tune.runtime.shapes", "ShapeProfile", "opencl"),
+    "Stream": ("relax_tune.runtime.stream", "Stream", "opencl"),
     "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
     "open_database": ("relax_tune.database.store", "open_store", "tune"),
     "Store": ("relax_tune.database.store", "Store", "tune"),
@@ -89,6 +99,12 @@ __all__ = [
     "SearchSpace",
     "Search",
     "build",
+    "make_pack",
+    "read_pack",
+    "ModelPack",
+    "install",
+    "Installation",
+    "submit",
     "Artifact",
     "load_artifact",
     "load",
@@ -99,6 +115,7 @@ __all__ = [
     "GenerationConfig",
     "IncrementalDetokenizer",
     "ShapeProfile",
+    "Stream",
     "TensorSpec",
     "open_database",
     "Store",

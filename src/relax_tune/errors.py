@@ -40,6 +40,10 @@ class MeasureError(RelaxTuneError):
     """A runner or device that cannot measure at all (a failing candidate is a value instead)."""
 
 
+class MemoryLack(MeasureError):
+    """A device or host without enough free memory for a request. The device itself is well."""
+
+
 class FleetAway(MeasureError, TryAgainLater):
     """A scheduler or its workers are away."""
 

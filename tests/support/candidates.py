@@ -14,6 +14,7 @@ from tests.support import schedule_functions as make
 from tests.support import zoo
 from tests.support.effort import some
 from tests.support.meaning import make_inputs, size_of
+from tests.support.opencl_drivers import as_driven
 
 from relax_tune.ir.core.dtype import bf16, f16, f32, i8
 from relax_tune.ir.core.expr import Var, const
@@ -40,11 +41,19 @@ Dims = Mapping[str, int]
 MACHINES = {
     # vectors of this processor: compilers take many times as long over wider ones
     "c": HardwareInfo("c", 2, vector_bits() // 32, 32, 48 << 10, 1 << 20, 32 << 20),
-    "opencl": HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20),
+    "opencl": as_driven(HardwareInfo("opencl", 2, 8, 32, 48 << 10, 1 << 20, 32 << 20)),
     # a small GPU, whose groups a simulator runs in a moment
-    "gpu": HardwareInfo.from_limits(
-        "opencl",
-        {"workers": 4, "warp": 32, "max_group_size": 128, "max_local_bytes": 32 << 10, "registers_per_sm": 64 << 10},
+    "gpu": as_driven(
+        HardwareInfo.from_limits(
+            "opencl",
+            {
+                "workers": 4,
+                "warp": 32,
+                "max_group_size": 128,
+                "max_local_bytes": 32 << 10,
+                "registers_per_sm": 64 << 10,
+            },
+        )
     ),
 }
 # A processor of sixteen lanes, whatever this one has.
@@ -108,6 +117,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "scatter of rows": (
         make.scattered_rows, ({"n": 5, "m": 37, "w": 9}, {"n": 1, "m": 1, "w": 70}, {"n": 0, "m": 3, "w": 2}, {"n": 3, "m": 0, "w": 4})
     ),
+    "scatter of rows of 3": (lambda: make.scattered_rows(width=3), ({"n": 50, "m": 37}, {"n": 1, "m": 1}, {"n": 0, "m": 3})),
     "scatter along columns": (
         lambda: make.scattered_columns("replace"), ({"n": 3, "m": 21, "w": 5}, {"n": 1, "m": 1, "w": 1}, {"n": 4, "m": 2, "w": 0})
     ),

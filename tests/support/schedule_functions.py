@@ -106,9 +106,9 @@ def top_places_of(
     return TopK(Var("k") if k is None else expr(k), axis, largest).legalize("top_k", [TensorInfo(dims, stored)])
 
 
-def scattered_rows(mode: Mode = "add", stored: DType = f32) -> PrimFunc:
-    """(n, w) with each of m rows of updates combined with the row at its index."""
-    n, m, w = Var("n"), Var("m"), Var("w")
+def scattered_rows(mode: Mode = "add", stored: DType = f32, width: int | None = None) -> PrimFunc:
+    """(n, w) with each of m rows of updates combined with the row at its index. width: w, a symbol without it."""
+    n, m, w = Var("n"), Var("m"), Var("w") if width is None else const(width)
     infos = [TensorInfo((n, w), stored), TensorInfo((m, const(1)), i64), TensorInfo((m, w), stored)]
     return ScatterND(mode).legalize("scatter_rows", infos)
 

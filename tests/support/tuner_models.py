@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.support.opencl_drivers import device_name
 
 from relax_tune.database.records import Environment, Measurement, VariantRecord, Workload
 from relax_tune.database.store import MemoryStore, Store
@@ -142,7 +143,7 @@ def opened(kind: str) -> Iterator[Device]:
     if kind == "opencl":
         pytest.importorskip("pyopencl", reason="pyopencl is not installed (extra opencl)")
     try:
-        device = open_device(kind)
+        device = open_device(device_name(kind))
     except UserError as error:
         pytest.skip(str(error))
     try:

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from relax_tune.errors import RelaxTuneError, TryAgainLater
-from relax_tune.tuner.cli.report.printable import printable
+from relax_tune.tuner.printable import printable
 
 USER_ERROR, NOTHING_MEASURED, TRY_LATER = 2, 3, 4
 
@@ -43,7 +43,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "tune": CommandEntry(
         "tune",
         "tune",
-        "Measure kernels for a model on a device, then build its artifact.",
+        "Measure a model's kernels on a device, build its artifact.",
         (
             "relax-tune tune ./encoder --target c --bound b=1:8 --bound n=1:512",
             "relax-tune tune model.onnx --target opencl --effort quick --out model.rta",
@@ -56,6 +56,24 @@ COMMANDS: dict[str, CommandEntry] = {
         (
             "relax-tune build ./encoder --target c --bound b=1:8 --bound n=1:512",
             "relax-tune build ./encoder --policy library --out library.rta",
+        ),
+    ),
+    "pack": CommandEntry(
+        "portable.pack",
+        "pack",
+        "Pack a model and its records into one portable file.",
+        (
+            "relax-tune pack ./encoder --bound b=1:8 --bound n=1:512",
+            "relax-tune pack model.onnx --db sqlite:///records.db --out model.rtp",
+        ),
+    ),
+    "install": CommandEntry(
+        "portable.install",
+        "install",
+        "Install a pack on a device: verify, time, build its artifact.",
+        (
+            "relax-tune install encoder.rtp --target c",
+            "relax-tune install encoder.rtp --target opencl --budget 50 --out encoder.rta",
         ),
     ),
     "run": CommandEntry(
@@ -75,10 +93,19 @@ COMMANDS: dict[str, CommandEntry] = {
         "Time artifacts against each other, interleaved.",
         ("relax-tune bench tuned.rta library.rta --shape b=1,n=8 --shape b=8,n=512",),
     ),
+    "export": CommandEntry(
+        "portable.export",
+        "export",
+        "Write an artifact as C sources, which run without Python.",
+        (
+            "relax-tune export encoder-c.rta --c encoder",
+            "relax-tune export decoder-c.rta --c decoder --function prefill --function decode",
+        ),
+    ),
     "plan": CommandEntry(
         "plan",
         "plan",
-        "Show what is dispatched where; check it against what is served.",
+        "Show what is dispatched where; check it against use.",
         (
             "relax-tune plan encoder-c.rta --c plans.c",
             "relax-tune plan ./encoder --target c --check --profile served.json",
@@ -95,8 +122,33 @@ COMMANDS: dict[str, CommandEntry] = {
             "relax-tune show softmax --target c --what trace --what source",
         ),
     ),
+    "report": CommandEntry(
+        "views.report",
+        "report",
+        "Write what tuning did to one HTML file, with pictures.",
+        (
+            "relax-tune report encoder-c.rta --db records.db --out encoder.html",
+            "relax-tune report ./encoder --target c --bound b=1:8 --bound n=1:512",
+            "relax-tune report records.db",
+        ),
+    ),
+    "dashboard": CommandEntry(
+        "views.dashboard",
+        "dashboard",
+        "Show jobs, models and devices of a database in a browser.",
+        (
+            "relax-tune dashboard --db records.db",
+            "relax-tune dashboard --db postgresql://tuner@records.lan/tuning --host 10.0.0.1 --token-file token",
+        ),
+    ),
+    "web": CommandEntry(
+        "views.web",
+        "web",
+        "Serve an artifact and a page that runs it in the browser.",
+        ("relax-tune web encoder-webgpu.rta --model ./encoder",),
+    ),
     "db": CommandEntry(
-        "db",
+        "exchange",
         "app",
         "Look at, move and mend the database of measurements.",
         ("relax-tune db stats", "relax-tune db top softmax --count 5", "relax-tune db export records.jsonl"),
@@ -111,13 +163,17 @@ COMMANDS: dict[str, CommandEntry] = {
         ),
     ),
     "jobs": CommandEntry(
-        "cluster",
-        "jobs",
-        "List the tuning jobs a database knows.",
-        ("relax-tune jobs --db sqlite:///records.db",),
+        "fleet.jobs",
+        "app",
+        "Submit models to be tuned by services, and look after them.",
+        (
+            "relax-tune jobs submit ./encoder --target cuda --bound n=1:512 --priority 5",
+            "relax-tune jobs work --device c --db postgresql://tuner@records.lan/tuning --files /shared/files",
+            "relax-tune jobs list --state running",
+        ),
     ),
     "scheduler": CommandEntry(
-        "cluster",
+        "fleet.cluster",
         "scheduler",
         "Start the scheduler that jobs and workers meet at.",
         (
@@ -126,16 +182,16 @@ COMMANDS: dict[str, CommandEntry] = {
         ),
     ),
     "workers": CommandEntry(
-        "cluster",
+        "fleet.cluster",
         "workers",
         "List the units that workers lend to a scheduler.",
-        ("relax-tune workers tcp://127.0.0.1:8786",),
+        ("relax-tune workers tls://127.0.0.1:8786",),
     ),
     "worker": CommandEntry(
-        "cluster",
+        "fleet.cluster",
         "worker",
         "Lend this machine's devices to the jobs of a scheduler.",
-        ("relax-tune worker tcp://127.0.0.1:8786 --device c --device opencl",),
+        ("relax-tune worker tls://127.0.0.1:8786 --device c --device opencl",),
     ),
     "devices": CommandEntry(
         "devices",
@@ -149,10 +205,32 @@ COMMANDS: dict[str, CommandEntry] = {
         "Say what is installed, what is missing, what would be faster.",
         ("relax-tune doctor", "relax-tune doctor --json --db sqlite:///records.db"),
     ),
+    "certificate": CommandEntry(
+        "fleet.certificates",
+        "app",
+        "Make the certificates of a fleet.",
+        (
+            "relax-tune certificate authority ./fleet",
+            "relax-tune certificate issue ./fleet gpu1 --role worker",
+            "relax-tune certificate issue ./fleet gpu1 --role worker --renew",
+        ),
+    ),
+    "sign": CommandEntry(
+        "portable.sign",
+        "sign",
+        "Sign a file with a key of yours, beside the file as FILE.sig.",
+        ("relax-tune sign --make-key release.key", "relax-tune sign encoder-c.rta --key release.key"),
+    ),
+    "verify": CommandEntry(
+        "portable.sign",
+        "verify",
+        "Check that the holder of a key signed a file as it is.",
+        ("relax-tune verify encoder-c.rta --public release.key.pub",),
+    ),
     "allow": CommandEntry(
         "devices",
         "allow",
-        "Let a folder's relax-tune.toml choose files, hosts and databases.",
+        "Let a folder's relax-tune.toml choose files and databases.",
         ("relax-tune allow", "relax-tune allow ./project --revoke"),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import shutil
@@ -17,15 +18,19 @@ import numpy as np
 
 from relax_tune.database.engine import default_url, masked, parse_url, sqlite_path
 from relax_tune.database.store import MEMORY_URL, open_store
-from relax_tune.errors import BuildError, DatabaseError, RelaxTuneError, UserError
+from relax_tune.errors import BuildError, DatabaseError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.binaries import cache_folder
 from relax_tune.runtime.device.c import find_compiler
 from relax_tune.runtime.device.quirks import quirks_of
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
+from relax_tune.runtime.device.webgpu.listing import run_apart
 from relax_tune.runtime.library.registry import open_libraries
 from relax_tune.runtime.program.program import KernelSource
+from relax_tune.tuner.measure.device_process.sandbox import landlock_version
+from relax_tune.tuner.measure.device_process.start import CONFINED
+from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.settings import SettingSource
 from relax_tune.tuner.task.alternatives import all_alternatives
 
@@ -38,11 +43,13 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "sqlalchemy": ("tune", "records"),
     "alembic": ("tune", "database versions"),
     "xgboost": ("tune", "the cost model"),
+    "scipy": ("tune", "placement on several devices"),
     "optuna": ("tune", "the optuna strategy"),
     "cmaes": ("tune", "optuna's CMA-ES"),
     "typer": ("tune", "commands"),
     "rich": ("tune", "tables"),
     "pyopencl": ("opencl", "OpenCL devices"),
+    "wgpu": ("webgpu", "WebGPU devices"),
     "pocl-binary-distribution": ("opencl", "an OpenCL device for any Linux machine"),
     "scipy-openblas32": ("openblas", "OpenBLAS"),
     "onednn-cpu-gomp": ("onednn", "oneDNN"),
@@ -52,12 +59,20 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "cuda-bindings": ("cuda-compiler", "compiling for NVIDIA GPUs"),
     "tokenizers": ("text", "sentences as input"),
     "distributed": ("cluster", "far devices"),
-    "filelock": ("cluster", "one worker on a device"),
+    "filelock": ("tune", "one job on a device"),
     "platformdirs": ("tune", "this user's database"),
+    "jinja2": ("report", "reports and dashboards"),
+    "vl-convert-python": ("report", "pictures of reports"),
+    "starlette": ("dashboard", "dashboards"),
+    "uvicorn": ("dashboard", "dashboards"),
+    "prometheus-client": ("dashboard", "metrics"),
+    "python-json-logger": ("dashboard", "logs in JSON"),
     "onnx": ("onnx", "ONNX models"),
     "gguf": ("gguf", "GGUF files"),
     "torch": ("torch", "programs of torch.export"),
-    "cryptography": ("cluster", "certificates of far devices"),
+    "cryptography": ("sign", "signatures of files, and certificates of far devices"),
+    "fsspec": ("jobs", "files of submitted jobs"),
+    "dask-jobqueue": ("slurm", "workers on SLURM"),
     "psycopg": ("postgres", "a shared database"),
     "z3-solver": ("solver", "proofs about sizes that ours leave open"),
 }
@@ -72,6 +87,8 @@ SPACE = 2 * 2**30
 PROBE = {
     "c": "void probe(float *a) {\n#pragma omp parallel for\n  for (int i = 0; i < 8; i++) a[i] += 1.0f;\n}\n",
     "cuda": 'extern "C" __global__ void probe(float *a) { a[blockIdx.x] += 1.0f; }\n',
+    "webgpu": "@group(0) @binding(0) var<storage, read_write> a: array<f32>;\n@compute @workgroup_size(1)\n"
+    "fn probe(@builtin(workgroup_id) at: vec3<u32>) { a[at.x] += 1.0f; }\n",
     "opencl": "__kernel void probe(__global float *a) { a[get_global_id(0)] += 1.0f; }\n",
 }
 
@@ -167,9 +184,10 @@ def _devices(devices: list[DeviceInfo | DeviceFailure]) -> Iterator[Finding]:
         driver = facts.get("platform", facts.get("compiler", ""))
         number = sum(isinstance(e, DeviceInfo) and e.kind == entry.kind for e in devices[:at])
         part = {"c": "", "cuda": f":{number}"}.get(entry.kind, f":{driver} {entry.name}")
-        problem = probe(entry.kind + part, entry.kind)
+        problem = (_probe_apart if entry.kind == "webgpu" else probe)(entry.kind + part, entry.kind)
         if problem is None:
             yield Finding("device", entry.kind, "ok", f"{entry.name} ({driver}), ran a kernel")
+            yield _sandbox(entry.kind + part, entry.kind)
             for quirk in quirks_of(entry.kind, entry.fingerprint):
                 yield Finding("quirk", f"{entry.kind}: {quirk.name}", "ok", f"{quirk.changes} ({quirk.seen})")
         else:
@@ -209,6 +227,35 @@ def probe(spec: str, kind: str) -> str | None:
     finally:
         device.close()
     return None if np.array_equal(found, start + 1) else f"wanted {(start + 1).tolist()}, found {found.tolist()}"
+
+
+def _sandbox(spec: str, kind: str) -> Finding:
+    """Say whether kernels of a device are measured in a sandbox: the device is opened as for measuring."""
+    try:
+        with LocalRunner(spec, lock=False) as runner:
+            version = runner.sandbox
+    except MeasureError as error:
+        return Finding("sandbox", kind, "missing", "cannot be opened in a process of its own", str(error))
+    if version:
+        return Finding("sandbox", kind, "ok", f"kernels are measured in one (Landlock {version})")
+    if kind in CONFINED and not landlock_version():
+        why, advice = (
+            "this system has no Landlock",
+            "measure kernels of others on Linux 5.13 or newer, or as a user who owns nothing",
+        )
+        return Finding("sandbox", kind, "advice", f"none, kernels are measured with your rights: {why}", advice)
+    why = "its driver does not work in one"
+    return Finding("sandbox", kind, "ok", f"none, programs and drivers of it have your rights: {why}")
+
+
+def _probe_apart(spec: str, kind: str) -> str | None:
+    """Do as `probe` in a process of its own, whose drivers disturb no other device."""
+    code = f"import json; from {__name__} import probe; print(json.dumps(probe({spec!r}, {kind!r})))"
+    try:
+        found: str | None = json.loads(run_apart(["-c", code]))
+    except BuildError as error:
+        return str(error)
+    return found
 
 
 def _compilers(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -323,7 +370,7 @@ def thread_advice(name: str, value: str, cpus: int) -> str:
         return f"threads sleep between kernels, which costs small kernels most: unset it, {same}"
     if name == "OPENBLAS_NUM_THREADS" and count is not None and count != cpus:
         return "it changes nothing here: OpenBLAS gets as many threads as kernels; OMP_NUM_THREADS sets both"
-    if name == "POCL_DEVICES" and "basic" in value:
+    if name == "POCL_DEVICES" and "basic" in value and "pthread" not in value:
         return f"PoCL's basic device uses one thread: unset it, {same}"
     return ""
 

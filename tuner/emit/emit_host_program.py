@@ -26,7 +26,8 @@ from relax_tune.ir.core.struct_info import (
 )
 from relax_tune.ir.deduce.deduce import infer_value, signature
 from relax_tune.ir.deduce.relations import differences, is_base, is_known, solve, undetermined
-from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
+from relax_tune.ir.op.base import Deduction, OperatorSpec, RuntimeCheck, env_of
+from relax_tune.ir.op.devices import ToDevice
 from relax_tune.ir.op.indexing.movement import VIEWS
 from relax_tune.ir.op.shapes import ShapeOperator
 from relax_tune.ir.passes.control.inline_walk import MAX_LINE
@@ -49,6 +50,7 @@ from relax_tune.runtime.program.host_program import (
     Pack,
     Refer,
     Require,
+    Transfer,
     Value,
     Want,
 )
@@ -57,11 +59,19 @@ from relax_tune.runtime.program.scalars import ScalarBuilder
 from relax_tune.tuner.program.program_builder import lower_scalar
 
 
-def emit_host_program(name: str, cut: OutlinedModule, programs: Mapping[str, Program], entry: bool) -> HostProgram:
+def emit_host_program(
+    name: str,
+    cut: OutlinedModule,
+    programs: Mapping[str, Program],
+    entry: bool,
+    checks: Sequence[RuntimeCheck] = (),
+) -> HostProgram:
     """Return the host program of the graph function `name`, whose subgraphs are `programs`. Raises BuildError for
     anything that no run can do.
+
+    checks: conditions over the symbols of the parameters
     """
-    return _Emitter(name, cut, programs).run(entry)
+    return _Emitter(name, cut, programs).run(entry, checks)
 
 
 _WANTED: Mapping[type[StructInfo], Want] = {
@@ -97,11 +107,13 @@ class _Emitter:
         self.blocks: list[list[Instruction]] = [[]]
         self.block = self.blocks[0]
 
-    def run(self, entry: bool) -> HostProgram:
+    def run(self, entry: bool, checks: Sequence[RuntimeCheck]) -> HostProgram:
         f = self.f
         for p in f.params:
             self.values[p] = self.register()
         self.bind([d for p in f.params for d in self.match(self.values[p], p.info, f"parameter {p.name}", p)])
+        for check in checks:
+            self.add_check(check)
         for b in f.bindings:
             self.binding(b)
         result = self.value(f.ret, f.ret)
@@ -216,6 +228,10 @@ class _Emitter:
     def require(self, cond: Expr, message: str, values: Sequence[Expr], scope: Mapping[Var, int], node: object) -> None:
         test, *found = self.scalars([cond, *values], scope)
         self.add(Require(test, f"{message}\n{self.shown(node)}", tuple(found)))
+
+    def add_check(self, check: RuntimeCheck) -> None:
+        test, *found = self.scalars([check.cond, *check.values], self.symbols)
+        self.add(Require(test, check.message, tuple(found)))
 
     def agree(self, register: int, wanted: StructInfo, found: StructInfo, where: str, node: object) -> None:
         """Emit a check that a value fits `wanted`, unless its annotation already proves it."""
@@ -343,6 +359,9 @@ class _Emitter:
         into = self.register()
         args = tuple(self.value(a, b) for a in value.args)
         op = value.op
+        if isinstance(op, ToDevice):
+            self.add(Transfer(args[0], op.device, into))
+            return into
         if isinstance(op, VIEWS):
             assert isinstance(b.var.info, TensorInfo)
             dims = self.register()

@@ -21,6 +21,7 @@ from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.passes.pipeline import LoweredModule, PassManager, lower, passes_for
+from relax_tune.ir.passes.placement.wishes import DropDevices
 from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.artifact import Artifact, new_artifact
@@ -43,8 +44,10 @@ from relax_tune.tuner.measure.cluster.address import tls_files
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.plan.library_facts import LibraryFacts
+from relax_tune.tuner.plan.like_plans import LikePlans
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.plan.stored_plans import PlanSet, plan_sets, plan_texts
+from relax_tune.tuner.processors import described_device
 from relax_tune.tuner.program.prepack import pack_weights
 from relax_tune.tuner.settings import Memory, Policy, Settings
 from relax_tune.tuner.task.alternatives import alternatives_here
@@ -64,6 +67,15 @@ def model_key(module: IRModule) -> str:
     return state.hexdigest()
 
 
+def lowered_module(
+    module: IRModule, settings: Settings, rules: Sequence[Rule] = (), verify: bool = False, several: bool = False
+) -> LoweredModule:
+    """Lower a module as the settings say. verify: check it around every pass; several: for several devices"""
+    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention)
+    append = settings.attention == "fused" and not several
+    return lower(module, passes, rules, PassManager(verify), settings.checks, append, several)
+
+
 def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: None) -> Runner:
     """Open the local supervised device process, or a cluster's when a scheduler is given.
 
@@ -74,7 +86,7 @@ def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: No
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
         return DaskRunner(settings.scheduler, settings.target, tls=tls, open_secs=settings.wait_secs, notice=notice)
-    return LocalRunner(settings.target)
+    return LocalRunner(settings.target, notice=notice)
 
 
 def parse_bounds(items: list[str]) -> dict[str, tuple[int, int]]:
@@ -101,6 +113,9 @@ class Job:
     notice: receives a sentence when something is waited for
     overrides: narrower ranges, by symbol name, to tune over; the model still runs within its declared bounds. rules:
         rewriting rules of the user, each applied at its level. verify: check the module around every pass.
+    elsewhere: records, such as a pack's, that only say which candidates to try first; submitted: id of the
+        submitted job that this is
+    several: keep what the module says about devices, for a program over several
     """
 
     module: IRModule
@@ -112,6 +127,9 @@ class Job:
     overrides: Mapping[str, Range] = field(default_factory=dict)
     rules: Sequence[Rule] = ()
     verify: bool = False
+    elsewhere: Store | None = None
+    submitted: str = ""
+    several: bool = False
 
     @cached_property
     def target(self) -> Target:
@@ -126,14 +144,15 @@ class Job:
     def code_target(self) -> CodeTarget:
         hardware = self.hardware
         return CodeTarget(
-            cast(Language, hardware.language), hardware.lanes, hardware.local_bytes if hardware.has_grid else None
+            cast(Language, hardware.language),
+            hardware.lanes,
+            hardware.local_bytes if hardware.has_grid else None,
+            dict(self.device.limits).get("max_bindings"),
         )
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        passes = passes_for(self.settings.qkv, dtype(self.settings.precision), self.settings.attention)
-        whole = self.settings.attention == "fused"
-        return lower(self.module, passes, self.rules, PassManager(self.verify), self.settings.checks, append=whole)
+        return lowered_module(self.module, self.settings, self.rules, self.verify, self.several)
 
     @cached_property
     def key(self) -> str:
@@ -154,11 +173,17 @@ class Job:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        return extract_tasks(self.lowered, self.settings.anchors, self.overrides, self.profile, self.settings.caches)
+        settings, last = self.settings, max(self.hardware.l2_bytes, self.hardware.l3_bytes)
+        return extract_tasks(self.lowered, settings.anchors, self.overrides, self.profile, settings.caches, last)
 
     @cached_property
     def libraries(self) -> Mapping[str, str]:
-        """Name and fingerprint of each library on the device, as given to the job or as found by this process."""
+        """Name and fingerprint of each library on the device, as given to the job or as found by this process.
+
+        None where the settings leave libraries out.
+        """
+        if not self.settings.libraries:
+            return {}
         told = self.device.libraries
         return dict(library_facts(open_libraries()) if told is None else told)
 
@@ -173,7 +198,10 @@ class Job:
         prior = packaged_prior(family_of(self.hardware)) if given is None else Prior.read(Path(given))
         if given is not None and prior is not None:
             prior.check_fit(self.hardware, given)
-        return Predictor(prior, RecordedHistory(self.store, self.target.key, ()))
+        there = None
+        if self.elsewhere is not None:
+            there = LikePlans(self.elsewhere, self.target, self.key, frozenset(t.key for t in self.tasks))
+        return Predictor(prior, RecordedHistory(self.store, self.target.key, ()), there)
 
     def records(self, workload: str, regime: Regime) -> list[Measurement]:
         """Query the records of a workload on this device, without times of libraries in another state."""
@@ -194,11 +222,11 @@ class Job:
         self._add_target(runner)
         if self.settings.profile is not None and self.profile is not None:
             store_profile(self.store, self.profile)
-        with RunningJob(self.store, self.settings) as running:
-            tasks, key = list(self.choices.values()), self.target.key
+        with RunningJob(self.store, self.settings, self.submitted) as running:
+            tasks = list(self.choices.values())
             tuner = Tuner(
                 tasks,
-                key,
+                self.target,
                 runner,
                 self.store,
                 self.settings,
@@ -207,6 +235,7 @@ class Job:
                 self.report,
                 running.beat,
                 self.notice,
+                self.elsewhere,
             )
             return tuner.run()
 
@@ -229,9 +258,12 @@ class Job:
         how, key = memory or self.settings.memory, self.target.key
         stored = self.current_plans() if policy == "stored" else None
         # what is predicted does not look at what was measured
-        predictor = replace(self.predictor, history=None) if policy == "predicted" else self.predictor
+        predictor = replace(self.predictor, history=None, elsewhere=None) if policy == "predicted" else self.predictor
+        lowered = self.lowered
+        if self.several:  # the program for this device alone
+            lowered = replace(lowered, module=DropDevices()(lowered.module))
         return build_programs(
-            self.lowered, self.choices, self.facts, key, self.code_target, policy, how, stored, refused, predictor
+            lowered, self.choices, self.facts, key, self.code_target, policy, how, stored, refused, predictor
         )
 
     def tested_build(self, runner: Runner, policy: Policy = "measured") -> BuildResult:
@@ -311,7 +343,10 @@ def stored_profile(store: Store, model: str) -> ShapeProfile:
 
 
 def device_info(spec: str) -> DeviceInfo:
-    """Describe a local device, which is opened and closed."""
+    """Describe a device: one of this machine, which is opened and closed, or a processor of `tuner/processors`."""
+    described = described_device(spec)
+    if described is not None:
+        return described
     device = open_device(spec)
     try:
         return device.info
@@ -322,9 +357,18 @@ def device_info(spec: str) -> DeviceInfo:
 def build_here(job: Job, policy: Policy, notes: tuple[str, ...] = ()) -> BuildResult:
     """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`.
 
-    notes: come before those of the build"""
+    notes: come before those of the build. Kernels for a processor that is only described run on the one of this machine."""
+    described = described_device(job.settings.target) is not None
+    if described:
+        tested_here = (
+            "the self-test ran them on this machine's processor" if job.settings.self_test else "no kernel ran"
+        )
+        notes = (
+            *notes,
+            f"{job.settings.target}: a processor that is described, not at hand: nothing is timed; {tested_here}",
+        )
     if job.settings.self_test:
-        with contextlib.closing(LocalRunner(job.settings.target)) as runner:
+        with contextlib.closing(LocalRunner("c" if described else job.settings.target)) as runner:
             built = job.tested_build(runner, policy)
     else:
         built = job.build(policy)

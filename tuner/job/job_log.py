@@ -24,9 +24,10 @@ class RunningJob:
 
     name: unique among all writers to the store; readers on this machine also see from it whether the job's process is
         alive (`relax_tune.tuner.job.job_names`). Other readers use the time of the last `beat`.
+    submitted: id of the submitted job that it runs
     """
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, submitted: str = "") -> None:
         self.name = new_holder()
         self._store = store
         chosen = {
@@ -35,6 +36,7 @@ class RunningJob:
             "trials": settings.trials,
             "strategy": settings.strategy,
             "seed": settings.seed,
+            "submitted": submitted or None,
         }
         self._settings = {name: value for name, value in chosen.items() if value is not None}
         self._beaten = 0.0

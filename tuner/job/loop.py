@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from relax_tune.database.records import Environment, Measurement, VariantRecord, Workload
+from relax_tune.database.records import Environment, Measurement, Target, VariantRecord, Workload
 from relax_tune.database.rules import Spent
 from relax_tune.database.store import Store
 from relax_tune.errors import DatabaseError, MeasureError, RelaxTuneError, ScheduleError
@@ -28,18 +28,18 @@ from relax_tune.tuner.job.recording import Recording
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState, UnderWay, baselines_of
+from relax_tune.tuner.learn.like_devices import RecordedKnowledge
 from relax_tune.tuner.learn.recorded_rows import roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.interrupts import shielded
-from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, TimingPolicy
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, TimingPolicy
 from relax_tune.tuner.plan.library_facts import LibraryFacts
 from relax_tune.tuner.plan.validation import checkable, unvalidated
-from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, TrainingRows
+from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
 from relax_tune.tuner.search.registry import make_strategy
-from relax_tune.tuner.search.space import Candidate
 from relax_tune.tuner.settings import Settings
-from relax_tune.tuner.task.check import check_at, check_case
+from relax_tune.tuner.task.check import CheckCases
 from relax_tune.tuner.task.domain import Point
 from relax_tune.tuner.task.task import Choices, binding, points_array
 from relax_tune.tuner.task.unfused_variants import in_parts
@@ -79,6 +79,7 @@ class Tuner:
 
     `report` is called after every batch, `beat` regularly while the job is alive, `notice` when other jobs are waited
     for. `job` is the name of this run, unique among all writers to the store (see `relax_tune.tuner.job.job_names`).
+    elsewhere: records that only say which candidates to try first
 
     Raises MeasureError when the device cannot measure at all, DatabaseError when records cannot be kept. A failing
     candidate or task is recorded and never stops the others.
@@ -87,7 +88,7 @@ class Tuner:
     def __init__(
         self,
         choices: Sequence[Choices],
-        target_key: str,
+        target: Target,
         runner: Runner,
         store: Store,
         settings: Settings,
@@ -96,8 +97,9 @@ class Tuner:
         report: Callable[[TuningProgress], None] = lambda _: None,
         beat: Callable[[], None] = lambda: None,
         notice: Callable[[str], None] = lambda _: None,
+        elsewhere: Store | None = None,
     ) -> None:
-        self.target_key = target_key
+        self.target_key = target.key
         self.runner = runner
         self.store = store
         self.settings = settings
@@ -105,15 +107,19 @@ class Tuner:
         self.report = report
         self.beat = beat
         self.result = TuningSummary()
-        self._references: dict[tuple[str, int], CheckCase] = {}
-        self._references_at: dict[tuple[str, Point], CheckCase] = {}
-        self._leases = TaskLeases(store, target_key, job, notice)
+        self._checks = CheckCases()
+        self._leases = TaskLeases(store, target.key, job, notice)
         self._facts = LibraryFacts(store, libraries)
         with shielded():
             environment = store.add_environment(Environment(tuple(libraries.items())))
-        self._recording = Recording(target_key, job, environment)
+        self._recording = Recording(target.key, job, environment)
         self._flights: list[_Flight] = []
-        self._history = RecordedHistory(store, target_key, {c.task.key for c in choices})
+        workloads = {c.task.key for c in choices}
+        self._history = RecordedKnowledge(
+            target,
+            RecordedHistory(store, target.key, workloads),
+            None if elsewhere is None else RecordedHistory(elsewhere, target.key, workloads, target.kind),
+        )
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 
     def _open(self, choices: Choices, position: int) -> TaskState:
@@ -141,20 +147,10 @@ class Tuner:
         choices, domain = state.choices, state.task.domain
         points = points_array(domain.points)
         scale = roofline(choices.space, points, choices.hardware)
-        known = partial(self._known_elsewhere, choices)
+        known = partial(self._history.rows, choices)
         weights = list(domain.timed(scale.tolist()).weights)
         problem = SearchProblem(choices.space, points, weights, scale, state.dispatchable, history=known)
         return make_strategy(self.settings.strategy, problem, state.rng)
-
-    def _seeds(self, choices: Choices, count: int) -> list[Candidate]:
-        """Return the first candidates: half of them like the fastest of similar functions, the others of the rules."""
-        with shielded():
-            alike = self._history.alike(choices, count // 2)
-        return list(dict.fromkeys((*alike, *choices.seeds())))[:count]
-
-    def _known_elsewhere(self, choices: Choices) -> TrainingRows | None:
-        with shielded():
-            return self._history.rows(choices)
 
     def _reseed(self, state: TaskState) -> None:
         """Seed the next draw by the seed and the number of records, so that interruptions do not change it."""
@@ -165,11 +161,12 @@ class Tuner:
     # -- the job ------------------------------------------------------------------------------------------------------
 
     def run(self) -> TuningSummary:
-        """Tune until every task has had its share. Interruptible between batches without losing a record.
+        """Tune until every task has had its share, or time is over. Interruptible between batches without losing a record.
 
         As many batches are under way as the runner measures at a time, of several tasks or of one.
         """
         started = time.monotonic()
+        self._ends = started + 60 * (self.settings.max_minutes or math.inf)
         try:
             self._run()
         finally:
@@ -181,15 +178,15 @@ class Tuner:
         blocked: set[int] = set()
         while True:
             self.beat()
-            full = len(self._flights) >= self.runner.slots()
-            state = None if full else self._next(blocked)
+            over = time.monotonic() > self._ends
+            state = None if over or len(self._flights) >= self.runner.slots() else self._next(blocked)
             if state is not None:
                 if not self._start(state):
                     blocked.add(state.position)
             elif self._flights:
                 self._land_next()
                 blocked.clear()
-            elif blocked:
+            elif blocked and not over:
                 blocked.clear()
                 if self._next(blocked) is not None:
                     self._leases.waiting(s.task for s in self.states)
@@ -238,7 +235,9 @@ class Tuner:
                 self._begin(state)
             return not self._wants_first(state) or self._first_batch(state)
         elif self._wants_more(state):
-            return self._claimed_round(state, min(self.settings.batch, self._left))
+            if state.strategy is None:  # the budget is too small for first batches
+                self._begin(state)
+            return state.exhausted or self._claimed_round(state, min(self.settings.batch, self._left))
         elif state.under_way:
             return False
         elif again := state.finalists():
@@ -256,7 +255,7 @@ class Tuner:
         """Measure the seeds, or fill up the first batch. Returns False if the budget is claimed by other jobs."""
         seeds: list[VariantRecord] = []
         if not state.tuned:
-            found = map(state.choices.tuned, self._seeds(state.choices, max(1, self._first // 2)))
+            found = map(state.choices.tuned, self._history.seeds(state.choices, self._first))
             seeds = [v for v in found if not state.settled(v.key)]
         return self._claimed_round(state, len(seeds) or self._first - len(state.tuned), seeds)
 
@@ -322,11 +321,13 @@ class Tuner:
 
     @property
     def _first(self) -> int:
-        return min(self.settings.batch, self.settings.candidates)
+        each = self.settings.candidates if self.settings.budget is None else self._budget // max(1, len(self.states))
+        return min(self.settings.batch, self.settings.candidates, each)
 
     @property
     def _budget(self) -> int:
-        return self.settings.candidates * len(self.states)
+        every = self.settings.candidates * len(self.states)
+        return every if self.settings.budget is None else min(every, self.settings.budget)
 
     def _ended(self, state: TaskState) -> bool:
         return state.exhausted or state.given_up
@@ -414,7 +415,7 @@ class Tuner:
         records: list[Measurement] = []
         by_id: dict[str, VariantRecord] = {}
         bindings = task.bindings()
-        checks = standard = tuple(self._check(state, n) for n in range(2))
+        checks = standard = tuple(self._checks.case(task, n) for n in range(2))
         stops = self._stops(state) if shapes is None else ()
         least, most = ROUNDS if part == "trial" else FINAL_ROUNDS
         policy = TimingPolicy(least, most, budget_secs or self.settings.timing_secs, 0.1, stops, task.regime)
@@ -429,7 +430,7 @@ class Tuner:
             by_id[identity] = variant
             if shapes is not None:
                 bindings = tuple(map(binding, shapes[variant.key]))
-                checks = tuple(self._check_at(state, p) for p in checkable(task, shapes[variant.key])) or standard
+                checks = tuple(self._checks.at(task, p) for p in checkable(task, shapes[variant.key])) or standard
             requests.append(MeasureRequest(identity, program.to_json(), checks, bindings, policy, _deadline(variant)))
         state.attempted.update(v.key for v in variants)
         candidates = [v.key for v in variants if v.kind == "tuned" and not in_parts(v)] if part == "trial" else []
@@ -461,18 +462,6 @@ class Tuner:
         """Return the time at each anchor above which measuring stops early, since the candidate is no contender."""
         best = [state.best_at(a) for a in range(len(state.task.domain.points))]
         return tuple(None if b is None else HOPELESS * b for b in best)
-
-    def _check(self, state: TaskState, number: int) -> CheckCase:
-        key = (state.task.key, number)
-        if key not in self._references:
-            self._references[key] = check_case(state.task, number)
-        return self._references[key]
-
-    def _check_at(self, state: TaskState, point: Point) -> CheckCase:
-        key = (state.task.key, point)
-        if key not in self._references_at:
-            self._references_at[key] = check_at(state.task, point)
-        return self._references_at[key]
 
     def _tell_progress(self, state: TaskState) -> None:
         self.report(

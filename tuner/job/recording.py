@@ -6,7 +6,7 @@ import hashlib
 import time
 from dataclasses import asdict, dataclass
 
-from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.database.records import Measurement, VariantRecord, single
 from relax_tune.tuner.measure.messages import MeasureResult, UnitState
 from relax_tune.tuner.task.task import Task
 
@@ -39,7 +39,7 @@ class Recording:
                 target=self.target,
                 variant=variant,
                 symbols=timing.symbols,
-                samples_secs=timing.samples_secs,
+                samples_secs=tuple(map(single, timing.samples_secs)),  # stored in half the room
                 regime=timing.regime,
                 checked=result.checked,
                 build_secs=result.build_secs,

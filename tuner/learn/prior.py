@@ -37,6 +37,8 @@ SKETCHES = 16
 TREES, DEPTH, ETA = 400, 7, 0.08
 REGIMES: tuple[Regime, ...] = ("warm", "flushed")
 LANGUAGES = ("c", "opencl", "cuda")
+RELATED = {"webgpu": "opencl"}
+"""The language whose kernels those of another, for which no prior was trained, resemble most."""
 GroupKey = tuple[str, str, str, int]
 """Target, workload, regime, number of the shape."""
 
@@ -108,7 +110,8 @@ def with_machine(features: FeatureArray, hardware: HardwareInfo) -> FeatureArray
 
 def _machine(hardware: HardwareInfo) -> Mapping[str, float]:
     facts = asdict(hardware)
-    language = float(LANGUAGES.index(facts.pop("language")))
+    kind, _bytes, _axes = (facts.pop(name) for name in ("language", "element_bytes", "group_axes"))
+    language = float(LANGUAGES.index(RELATED.get(kind, kind)))
     return {"language": language, **{name: float(np.log2(1 + value)) for name, value in facts.items()}}
 
 

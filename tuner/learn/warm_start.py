@@ -44,13 +44,16 @@ class RecordedHistory:
     them.
 
     own: keys of the model's workloads
+    kind: the device's kind; None: as the store says
     """
 
     store: Store
     target_key: str
     own: Collection[str]
+    kind: str | None = None
     _reader: RecordedRows | None = None
-    _texts: dict[str, str] | None = None
+    _others: list[str] | None = None
+    _texts: dict[str, str] = field(default_factory=dict)
     _words: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def rows(self, choices: Choices) -> TrainingRows | None:
@@ -64,7 +67,7 @@ class RecordedHistory:
         parts += [part(target, workload=task.key, count=OWN_ROWS) for target in self._other_devices()]
         others = self._other_workloads(task.key, task.text)
         for other in others:
-            reader.know(other, (self._texts or {})[other])
+            reader.know(other, self._texts[other])
         parts += [part(self.target_key, workload=key, count=OTHER_ROWS) for key in others]
         found = [p for p in parts if p is not None]
         if not found:
@@ -104,15 +107,18 @@ class RecordedHistory:
     def _other_devices(self) -> list[str]:
         """Return a few targets of this target's kind."""
         mine = self.store.target(self.target_key)
-        alike = [t.key for t in self.store.targets() if mine is not None and t.kind == mine.kind and t.key != mine.key]
+        kind = mine.kind if mine is not None else self.kind
+        alike = [t.key for t in self.store.targets() if t.kind == kind and t.key != self.target_key]
         return sorted(alike, key=lambda key: _digest(self.target_key, key))[:OTHER_DEVICES]
 
     def _other_workloads(self, key: str, text: str) -> list[str]:
         """Return the workloads of other models whose texts share the most words with this one."""
-        if self._texts is None:
-            others = (w for w in self.store.workloads(self.target_key) if w.key not in self.own)
-            self._texts = {w.key: w.text for w in others if len(w.text) <= RECORD_CHARACTERS}
-        near = sorted(self._texts, key=lambda other: _digest(key, other))[:LOOKED_AT]
+        if self._others is None:
+            self._others = [other for other in self.store.measured(self.target_key) if other not in self.own]
+        near = sorted(self._others, key=lambda other: _digest(key, other))[:LOOKED_AT]
+        for w in self.store.known_workloads(other for other in near if other not in self._texts):
+            self._texts[w.key] = w.text if len(w.text) <= RECORD_CHARACTERS else ""
+        near = [other for other in near if self._texts.get(other)]
         for other in near:
             if other not in self._words:
                 self._words[other] = frozenset(_WORD.findall(self._texts[other]))

@@ -7,7 +7,6 @@ base64, or, if both sides share a folder, as a file in it that later batches fin
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import math
@@ -155,9 +154,9 @@ def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
             data = (folder / name).read_bytes()
         else:
             data = base64.b64decode(_field(entry, "data", _is_text, "base64 text"), validate=True)
-    except (TypeError, binascii.Error) as error:
+    except (TypeError, ValueError) as error:
         raise _refuse("array", "a numeric dtype and base64 data", error) from error
-    if dtype.hasobject or len(data) != math.prod(shape) * dtype.itemsize:
+    if dtype.hasobject or dtype.subdtype or not dtype.itemsize or len(data) != math.prod(shape) * dtype.itemsize:
         raise _refuse("array", f"{math.prod(shape) * dtype.itemsize} bytes of {dtype}", f"{len(data)} bytes")
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 

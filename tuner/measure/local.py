@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal
@@ -22,9 +23,12 @@ from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import StepStatus
 from relax_tune.tuner.measure.scratch import ScratchFolder
 from relax_tune.tuner.measure.sensors import unit_state
+from relax_tune.tuner.measure.unit_lock import turn_on
 
 _POLL_SECS = 0.05
 _PREPARE_SECS = 60.0
+# The longest wait for batches of other jobs on the same unit.
+_TURN_SECS = 600.0
 
 Results = dict[str, MeasureResult]
 Job = tuple[list[MeasureRequest], "Future[list[MeasureResult]]"]
@@ -56,10 +60,15 @@ class LocalRunner:
 
     device_spec: argument of `relax_tune.runtime.device.registry.open_device`. open_secs: time limit of opening.
     environment: variables for the child, such as thread settings, on top of the inherited ones. worker: name under which
-    results say who measured (default: the host and the spec).
+    results say who measured (default: the host and the spec). lock: hold the unit's lock during each batch, so that jobs and
+    workers of this host take turns. notice: receives a sentence when another holds the unit for long.
+
+    `sandbox` is the version of Landlock that holds the child, 0 for none.
 
     Raises MeasureError when the device cannot be opened within `open_secs`.
     """
+
+    sandbox = 0
 
     def __init__(
         self,
@@ -68,8 +77,11 @@ class LocalRunner:
         open_secs: float = 60.0,
         environment: Mapping[str, str] | None = None,
         worker: str | None = None,
+        lock: bool = True,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spec = device_spec
+        self._lock_unit, self._notice = lock, notice
         self._worker = f"{socket.gethostname()}/{device_spec}" if worker is None else worker
         self._open_secs = open_secs
         self._environment = dict(environment or {})
@@ -83,6 +95,7 @@ class LocalRunner:
         self._lock = threading.Lock()
         self._closed = False
         self._process: DeviceProcess | None = None
+        self._confined: bool | None = None
         opened: Future[DeviceInfo] = Future()
         # The child asks to die with the thread that started it, so one thread starts every child and outlives them.
         self._thread = threading.Thread(target=self._serve, args=(opened,), name=f"measure-{device_spec}", daemon=True)
@@ -148,19 +161,32 @@ class LocalRunner:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                found = self._measure(batch)
+                with self._turn():
+                    found = self._measure(batch)
                 unit = unit_state(self._worker, self._info.unit)
                 future.set_result([replace(result, unit=unit) for result in found])
             except BaseException as error:  # goes to the caller; this thread lives for the next batch
                 future.set_exception(_no_room(error) if isinstance(error, OSError) else error)
         self._discard_process()
 
+    def _turn(self) -> AbstractContextManager[None]:
+        if not self._lock_unit:
+            return nullcontext()
+        unit = self._info.unit or f"{socket.gethostname()}:{self._spec}"
+        return turn_on(unit, self._worker, _TURN_SECS, self._notice, self._refuse_when_closed)
+
     def _opened_process(self) -> DeviceProcess:
         if self._process is None:
             self._refuse_when_closed()
             process = DeviceProcess(
-                self._spec, self._folder.path, self._open_secs, self._environment, self._refuse_when_closed
+                *(self._spec, self._folder.path, self._open_secs, self._environment, self._refuse_when_closed),
+                confined=self._confined,
             )
+            self.sandbox = process.sandbox
+            if (
+                process.sandbox
+            ):  # a kernel could damage the folder so that a later process does not start in the sandbox
+                self._confined = True
             with self._lock:
                 self._process = process
                 closed = self._closed

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relax_tune.errors import MeasureError
-from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.errors import MeasureError, TryAgainLater
 from relax_tune.runtime.device.confinement import DEVICE_VARIABLES, marked_processes, only
 from relax_tune.tuner.measure.codec import decode_device
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, StepStatus, write_frame
@@ -34,15 +33,20 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
+class DeviceProcessKilled(MeasureError, TryAgainLater):
+    """The device process was killed from outside while it opened its device, by somebody or for want of memory."""
+
+
 class DeviceProcess:
-    """A running `python -m relax_tune.tuner.measure.device_process.child`, with its device open.
+    """A running `python -m relax_tune.tuner.measure.device_process.start`, with its device open.
 
     Constructing waits until the device answered. Raises MeasureError, with the process group killed, when the device
     cannot be opened, or not within `open_secs`. Not thread-safe, but for `kill`, which any thread may call.
 
     folder: private to the job; holds the progress file, the log of all output, and compiler caches, which survive a
         respawn. environment: variables added to the inherited ones, cut down to `DEVICE_VARIABLES`. wanted:
-        called regularly while the device is being opened; an exception ends the attempt.
+        called regularly while the device is being opened; an exception ends the attempt. confined: True for the sandbox or
+        nothing, False for none, None for none where the device's driver does not work in it
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class DeviceProcess:
         open_secs: float,
         environment: Mapping[str, str],
         wanted: Callable[[], None] = lambda: None,
+        confined: bool | None = None,
     ) -> None:
         self._spec = device_spec
         self._lock = threading.Lock()
@@ -59,10 +64,6 @@ class DeviceProcess:
         self._log = folder / "device-process.log"
         self._progress = ProgressFile(folder / "progress", create=True)
         self._progress.clear()
-        child_reads, self._write_to = os.pipe()
-        read_from, child_writes = os.pipe()
-        self._descriptors = [self._write_to, read_from]
-        os.set_blocking(self._write_to, False)
         caches = {
             "POCL_CACHE_DIR": str(folder / "pocl-cache"),
             "PYOPENCL_NO_CACHE": "1",
@@ -71,8 +72,35 @@ class DeviceProcess:
         }
         for path in (folder / "pocl-cache", folder / "cache"):
             path.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "relax_tune.tuner.measure.device_process.child"]
-        command += [device_spec, str(child_reads), str(child_writes), str(folder / "progress")]
+        given = {**only(DEVICE_VARIABLES), **caches, **environment}
+        # A driver of OpenCL may find no device in the sandbox, or end the process.
+        may_leave = confined is None and device_spec.partition(":")[0] == "opencl"
+        self._start(folder, given, confined is not False)
+        try:
+            message = self._wait_until_open(open_secs, wanted, may_leave)
+            if message["kind"] == "unfit" and may_leave:
+                self.kill()
+                self._release()
+                self._start(folder, given, False)
+                message = self._wait_until_open(open_secs, wanted)
+            if message["kind"] != "ready":
+                raise MeasureError(
+                    str(message.get("message") or f"device {self._spec!r} cannot be opened, without a reason")
+                )
+            self.info = decode_device(message.get("info"))
+        except BaseException:
+            self.kill()
+            raise
+        self.sandbox = int(message.get("sandbox", 0))
+
+    def _start(self, folder: Path, environment: Mapping[str, str], confined: bool) -> None:
+        child_reads, self._write_to = os.pipe()
+        read_from, child_writes = os.pipe()
+        self._descriptors = [self._write_to, read_from]
+        os.set_blocking(self._write_to, False)
+        command = [sys.executable, "-m", "relax_tune.tuner.measure.device_process.start"]
+        command += [self._spec, str(child_reads), str(child_writes), str(folder / "progress")]
+        command += ["sandbox" if confined else "bare"]
         with open(self._log, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -80,40 +108,36 @@ class DeviceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**only(DEVICE_VARIABLES), **caches, **environment},
+                env=environment,
                 pass_fds=(child_reads, child_writes),
                 start_new_session=True,
             )
         os.close(child_reads)
         os.close(child_writes)
         self._reader = FrameReader(read_from)
-        try:
-            self.info = self._wait_until_open(open_secs, wanted)
-        except BaseException:
-            self.kill()
-            raise
 
-    def _wait_until_open(self, open_secs: float, wanted: Callable[[], None]) -> DeviceInfo:
+    def _wait_until_open(self, open_secs: float, wanted: Callable[[], None], may_end: bool = False) -> dict[str, Any]:
+        """Return its first message, which has a `kind`. may_end: a process that ends instead is unfit for the sandbox"""
         give_up = time.monotonic() + open_secs
         message = None
         while message is None and not self._reader.ended and (left := give_up - time.monotonic()) > 0:
             wanted()
             message = self.receive(min(left, _POLL_SECS))
         if message is None and self._reader.ended:
-            raise MeasureError(
+            end = self.death()
+            kind = DeviceProcessKilled if f"signal {signal.SIGKILL.name}" in end else MeasureError
+            if may_end and kind is MeasureError:
+                return {"kind": "unfit"}
+            raise kind(
                 f"wanted the device {self._spec!r} opened in a process of its own, found that the process "
-                f"{self.death()}; run `relax-tune doctor` to see what is installed.{self.tail()}"
+                f"{end}; run `relax-tune doctor` to see what is installed.{self.tail()}"
             )
         if message is None:
             raise MeasureError(
                 f"wanted the device {self._spec!r} opened within {open_secs:g} s, found no answer: it is busy or "
                 f"its driver hangs; free it, or allow more time.{self.tail()}"
             )
-        if message.get("kind") != "ready":
-            raise MeasureError(
-                str(message.get("message") or f"device {self._spec!r} cannot be opened, without a reason")
-            )
-        return decode_device(message.get("info"))
+        return {"kind": "refused", **message}
 
     @property
     def pid(self) -> int:
@@ -200,7 +224,10 @@ class DeviceProcess:
     def close(self) -> None:
         """Kill, and release the pipes and the map. Only the thread that uses it may close it."""
         self.kill()
+        self._release()
+        self._progress.close()
+
+    def _release(self) -> None:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
-        self._progress.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -26,24 +27,38 @@ LEAF_COST = 0.03
 """Predicted gain in log time that justifies another guard: predictions are less sure than measurements."""
 
 
+Predicted = tuple[DispatchPlan, dict[str, VariantRecord]]
+
+
+class PlanSource(Protocol):
+    """Plans of tasks that have no times on this device. Raises nothing for a task it knows nothing of."""
+
+    def plan(self, choices: Choices, without: Collection[str] = ()) -> Predicted | None:
+        """Return a plan and its variants, none of them among `without`; None without one."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """Knowledge of candidates without records.
 
     prior: ranks them; None leaves the choice to the rules
     history: names some like the fastest of similar functions
+    elsewhere: plans of like devices, which come first
     """
 
     prior: Prior | None = None
     history: RecordedHistory | None = None
+    elsewhere: PlanSource | None = None
 
-    def plan(
-        self, choices: Choices, without: Collection[str] = ()
-    ) -> tuple[DispatchPlan, dict[str, VariantRecord]] | None:
+    def plan(self, choices: Choices, without: Collection[str] = ()) -> Predicted | None:
         """Return a plan of candidates that are likely fast, and these; None if no rule applies, or only to those `without`.
 
         It has one variant, the rules' first guess, unless a prior of this version's features ranks candidates at every anchor.
         """
+        there = None if self.elsewhere is None else self.elsewhere.plan(choices, without)
+        if there is not None:
+            return there
         if choices.sketches[0].name == "fallback":  # the generic form itself
             return None
         if self.prior is None or self.prior.names != feature_names(choices.hardware) or not choices.task.domain.points:
@@ -65,9 +80,7 @@ UNTRAINED = Predictor()
 """Leaves every choice to the rules."""
 
 
-def _ranked(
-    choices: Choices, prior: Prior, codes: CodeArray, without: Collection[str]
-) -> tuple[DispatchPlan, dict[str, VariantRecord]] | None:
+def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collection[str]) -> Predicted | None:
     """Return the plan that a prior predicts to be fastest, of some candidates and the library's call, and its variants."""
     space, points, hardware = choices.space, points_array(choices.task.domain.points), choices.hardware
     width = len(sketch_names(hardware))

@@ -2,7 +2,8 @@
 
 A plan's text holds its entries with their guards, each dispatched variant, the model of its set and the set's name. The name
 is a hash of all plans of the set, so equal sets have one name. Storing the newest set again adds nothing. An earlier set
-becomes the current one by storing its texts once more: nothing is ever removed.
+becomes the current one by storing its texts once more: nothing is ever removed. A set of another database that was merged is
+listed, under its origin, and becomes the current one in the same way.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class PlanSet:
     name: str
     records: Mapping[str, PlanRecord]
 
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Ids of the other databases that the plans are from; empty for a set of this one."""
+        return tuple(sorted({r.origin for r in self.records.values() if r.origin}))
+
     def plan(self, workload: str) -> KeptPlan:
         """Return the plan of a workload. Raises DatabaseError for entries that are no plan of ours."""
         return read_plan(self.records[workload])
@@ -59,15 +65,16 @@ def _body(plan: TaskPlan) -> dict[str, Any]:
 def plan_sets(store: Store, target: str, model: str, workloads: frozenset[str]) -> list[PlanSet]:
     """List the sets of a model that hold a plan for each of these workloads.
 
-    They are in the order they were last stored: the last is the current one.
+    They are in the order in which they became the current one here: the last is the current one. Sets of other databases that never
+    did come first.
     """
     found: dict[str, dict[str, PlanRecord]] = {}
-    for record in sorted(store.plans(target), key=lambda p: p.version):
+    for record in sorted(store.plans(target), key=lambda p: (p.turn, p.origin, p.version)):
         document = parse_json(record.entries, "plan entries")
         if record.workload in workloads and isinstance(document, dict) and document.get("model") == model:
             found.setdefault(str(document.get("set")), {})[record.workload] = record
     whole = [PlanSet(name, records) for name, records in found.items() if set(records) == workloads]
-    return sorted(whole, key=lambda s: sorted((w, r.version) for w, r in s.records.items()))
+    return sorted(whole, key=lambda s: sorted((w, r.turn, r.version) for w, r in s.records.items()))
 
 
 def read_plan(record: PlanRecord) -> KeptPlan:

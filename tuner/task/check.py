@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,26 @@ from relax_tune.tuner.task.reference import evaluate, tolerances
 from relax_tune.tuner.task.task import Task
 
 CHECK_SEED = 7
+
+
+@dataclass(frozen=True, eq=False)
+class CheckCases:
+    """The check cases of a job's tasks, each made once."""
+
+    _cases: dict[tuple[str, int], CheckCase] = field(default_factory=dict)
+    _at: dict[tuple[str, Point], CheckCase] = field(default_factory=dict)
+
+    def case(self, task: Task, number: int) -> CheckCase:
+        """Return a case of `check_case`."""
+        if (task.key, number) not in self._cases:
+            self._cases[task.key, number] = check_case(task, number)
+        return self._cases[task.key, number]
+
+    def at(self, task: Task, point: Point) -> CheckCase:
+        """Return a case of `check_at`."""
+        if (task.key, point) not in self._at:
+            self._at[task.key, point] = check_at(task, point)
+        return self._at[task.key, point]
 
 
 def check_case(task: Task, number: int) -> CheckCase:

@@ -8,15 +8,17 @@ from dataclasses import replace
 from relax_tune.database.records import Regime
 from relax_tune.errors import BuildError, UserError
 from relax_tune.ir.check.structural import workload_key
-from relax_tune.ir.core.expr import Expr, Var, free_vars
+from relax_tune.ir.core.expr import Expr, Var, free_vars, loads
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.text.parser import parse_prim_func
 from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.shapes import ShapeProfile
+from relax_tune.schedules.loop_tree import block_loads
 from relax_tune.tuner.settings import Caches
 from relax_tune.tuner.task.domain import Range, anchors
 from relax_tune.tuner.task.task import Task
@@ -53,9 +55,10 @@ def extract_tasks(
     overrides: Mapping[str, Range] | None = None,
     profile: ShapeProfile | None = None,
     caches: Caches = "warm",
+    cache_bytes: int = 0,
 ) -> tuple[Task, ...]:
     """Return the tasks of a module, in order of first call. overrides: ranges that narrow symbols, by name; profile:
-    the served shapes; caches: as in the settings
+    the served shapes; caches: as in the settings; cache_bytes: of the device's last cache
 
     Raises UserError for an override of a symbol the model does not have, and for a profile that counts none of its symbols.
     """
@@ -85,6 +88,7 @@ def extract_tasks(
             own, wanted = counted.get(caller, {}), free_vars(*site)
             if all(v in own for v in wanted):
                 served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
+    apart = caches == "model" and _weights_read(lowered) > cache_bytes
     tasks = []
     for name, where in sites.items():
         func = lowered.prims[name]
@@ -92,7 +96,7 @@ def extract_tasks(
         text = print_text(func, normalise=True)
         # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
         plain = replace(parse_prim_func(text), name=name)
-        regime: Regime = "flushed" if caches == "model" and weights[name] >= MANY_WEIGHTS else "warm"
+        regime: Regime = "flushed" if apart and weights[name] >= MANY_WEIGHTS else "warm"
         tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime))
     return tuple(tasks)
 
@@ -115,6 +119,19 @@ def _counted(lowered: LoweredModule, profile: ShapeProfile) -> dict[str, dict[Va
             "artifact of this model"
         )
     return found
+
+
+def _weights_read(lowered: LoweredModule) -> int:
+    """Return the bytes of all weights that functions read whole: not of tables, whose rows the data choose."""
+    whole: dict[str, int] = {}
+    for caller in lowered.functions:
+        for call in lowered.calls(caller):
+            func = lowered.prims[call.callee]
+            chosen = {x.buffer for b in blocks(func.body) for x in block_loads(b) if loads(*x.indices)}
+            for argument, buffer in zip(call.args, func.input_buffers, strict=True):
+                if isinstance(argument, Constant) and buffer not in chosen:
+                    whole[argument.name] = lowered.module.constants[argument.name].nbytes
+    return sum(whole.values())
 
 
 def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -103,6 +103,7 @@ class Choices:
     _programs: dict[str, Program] = field(default_factory=dict)
     _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
     _cuts: dict[tuple[str, ...], tuple[tuple[FunctionStep, Choices], ...]] = field(default_factory=dict)
+    _drawn: dict[str, tuple[list[Sketch], Iterator[Sketch]]] = field(default_factory=dict)
 
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
@@ -332,15 +333,23 @@ class Choices:
         return sketch if not values or ConstraintFunction(sketch)(values)[0] else None
 
     def _sketches_like(self, record: VariantRecord) -> Iterator[Sketch]:
-        """Yield the sketches of the record's name. The rule that the name begins with makes its own first."""
+        """Yield the sketches of the record's name. The rule that the name begins with makes its own first.
+
+        A sketch is made once for all records, and none is made beyond the one that a record was drawn from."""
         if "sketches" in self.__dict__:
-            found: Iterable[Sketch] = self.sketches
-        else:
-            family = record.sketch.partition(".")[0]
-            rules = rules_for(self.hardware)
-            ordered = sorted(rules, key=lambda name: not name.endswith(family))
-            found = iter_sketches(self.task.func, self.hardware, {name: rules[name] for name in ordered})
-        return (s for s in found if s.name == record.sketch)
+            yield from (s for s in self.sketches if s.name == record.sketch)
+            return
+        family = record.sketch.partition(".")[0]
+        rules = rules_for(self.hardware)
+        for name in sorted(rules, key=lambda name: not name.endswith(family)):
+            if name not in self._drawn:
+                self._drawn[name] = [], iter(iter_sketches(self.task.func, self.hardware, {name: rules[name]}))
+            made, more = self._drawn[name]
+            yield from (s for s in made if s.name == record.sketch)
+            for sketch in more:
+                made.append(sketch)
+                if sketch.name == record.sketch:
+                    yield sketch
 
     def _library_stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         routine = record.sketch.split("+")[0]

@@ -22,8 +22,8 @@ from relax_tune.ir.core.dtype import f8e5m2
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
-from relax_tune.tuner.cli.commands.destination import artifact_path
 from relax_tune.tuner.cli.commands.run import read_arrays, run, write_arrays
+from relax_tune.tuner.cli.destination import artifact_path
 
 RUNNER = CliRunner()
 
@@ -270,11 +270,11 @@ def test_show(records: str) -> None:
     assert "nothing-here" in refused("db", "show", "nothing-here", "--db", records)
 
 
-def test_jobs(records: str) -> None:
-    assert json.loads(ok("jobs", "--db", records, "--json")) == [
+def test_runs_are_listed(records: str) -> None:
+    assert json.loads(ok("jobs", "runs", "--db", records, "--json")) == [
         {"id": "job-1", "state": "interrupted", "settings": {"effort": "quick", "seed": 0}}
     ]
-    assert "effort=quick" in ok("jobs", "--db", records)
+    assert "effort=quick" in ok("jobs", "runs", "--db", records)
 
 
 @pytest.mark.slow
@@ -293,17 +293,26 @@ def test_export_import_and_merge_carry_everything(records: str, elsewhere: Path)
 def test_t4_both_ways(records: str, elsewhere: Path) -> None:
     assert "5 measurements" in ok("db", "export", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
     assert json.loads((elsewhere / "t4.json").read_text())["metadata"]["autotuner"] == "relax-tune"
-    assert "--workload" in refused("db", "import", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
+    assert "0 new measurements" in ok("db", "import", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
     assert "jsonl or t4" in refused("db", "import", "t4.json", "--format", "csv", "--db", records)
     other = f"sqlite:///{elsewhere / 'other.db'}"
     with open_store(other) as store:
         filled(store)
     source = ("db", "import", "t4.json", "--format", "t4", "--on", ZEN_OLD.key, "--db", other)
-    assert "1 new measurements" in ok(*source, "--workload", "softmax")  # each result stays what it was measured for
-    assert "4 new measurements" in ok(*source, "--workload", "matmul")
-    assert "0 new measurements" in ok(*source, "--workload", "matmul")
+    assert "5 new measurements" in ok(*source, "--workload", "softmax")  # each result stays what it was measured for
+    assert "0 new measurements" in ok(*source)
     with open_store(other, create=False) as store:
         assert {m.variant.kind for m in store.query(ZEN_OLD.key, SOFTMAX.key)} == {"library"}
+
+
+def test_t4_of_another_device_does_not_count_for_the_only_one(records: str, elsewhere: Path) -> None:
+    ok("db", "export", "t4.json", "--format", "t4", "--on", ZEN.key, "--db", records)
+    other = f"sqlite:///{elsewhere / 'old.db'}"
+    with open_store(other) as store:
+        store.add_target(ZEN_OLD)
+    assert "5 new measurements" in ok("db", "import", "t4.json", "--format", "t4", "--db", other)
+    with open_store(other, create=False) as store:
+        assert not store.query(ZEN_OLD.key) and len(store.query(ZEN.key)) == 5
 
 
 def test_server_or_fleet_away_means_try_again_later(elsewhere: Path) -> None:

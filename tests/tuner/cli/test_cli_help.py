@@ -18,7 +18,20 @@ from relax_tune.database.store import open_store
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
 
 RUNNER = CliRunner()
-WITHOUT_JSON = {"worker", "scheduler"}  # they run until it is interrupted and has no result
+# They run until they are interrupted, or only write files.
+WITHOUT_JSON = {
+    "worker",
+    "dashboard",
+    "web",
+    "scheduler",
+    "sign",
+    "verify",
+    "certificate authority",
+    "certificate issue",
+    "certificate renew",
+    "certificate revoke",
+    "certificate show",
+}
 
 
 def commands() -> Iterator[tuple[str, Any]]:

@@ -47,7 +47,7 @@ def test_commands_are_listed_without_importing_any() -> None:
 
 
 OFFERS = {
-    "relax-tune d": ["db", "devices", "doctor"],
+    "relax-tune d": ["dashboard", "db", "devices", "doctor"],
     "relax-tune tune m --strategy ": list(STRATEGIES),
     "relax-tune tune m --effort ": list(EFFORTS),
     "relax-tune tune --target o": ["opencl"],

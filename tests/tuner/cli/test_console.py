@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.cli.report.console import make_console, make_table, say
-from relax_tune.tuner.cli.report.printable import printable
+from relax_tune.tuner.printable import printable
 
 TITLE = "\x1b]0;owned\x07"
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.tuner_models import attention, feed_forward, paper_job, row_scale
 
 from relax_tune.errors import UserError
-from relax_tune.tuner.cli.commands.destination import check_destination
+from relax_tune.tuner.cli.destination import check_destination
 from relax_tune.tuner.job.job import model_key
 
 

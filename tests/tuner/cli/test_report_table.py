@@ -15,11 +15,11 @@ from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.cli.report.console import ratio_text, seconds_text
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.select import GuardTest, PlanEntry
 from relax_tune.tuner.plan.task_rows import TaskRow, dispatch_ranges, symbol_labels, task_rows, variant_text
+from relax_tune.tuner.quantities import ratio_text, seconds_text
 from relax_tune.tuner.settings import Settings
 
 LIMITS = (("max_vector_lanes", 8), ("registers", 16), ("vector_bits", 256), ("workers", 2))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.opencl_drivers import device_name
 from tests.support.tuner_models import DEVICES, minilm_folder, opened
 
 from relax_tune.database.store import open_store
@@ -67,7 +68,7 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     module = load_model(minilm_folder(), {"b": (1, 8), "n": (1, 512)})
     with opened(request.param):
         pass
-    settings = Settings(target=request.param, trials=1, effort="quick")
+    settings = Settings(target=device_name(request.param), trials=1, effort="quick")
     with pytest.MonkeyPatch.context() as patch, open_store(f"sqlite:///{folder / 't.db'}") as store:
         patch.setenv("OMP_NUM_THREADS", "1")  # the tests share the machine
         runner = open_runner(settings)

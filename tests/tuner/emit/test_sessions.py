@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.decoder_families import write_family
+from tests.support.decoder_families import MODELS, write_family
+from tests.support.effort import thinned
 from tests.support.tuner_models import QUICK
 
 from relax_tune.database.store import MemoryStore
@@ -18,6 +20,7 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.indexing.movement import Concat
 from relax_tune.ir.op.math.elementwise import Add, MulScalar
 from relax_tune.ir.op.neural.attention import Attention
+from relax_tune.ir.passes.pipeline import lower
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.generate import generate
 from relax_tune.runtime.model import Model
@@ -103,6 +106,13 @@ def test_generation_keeps_caches_and_branches_copy(decoder: Model) -> None:
         one.run([PROMPT[:, :1]])
         (first,) = other.run([PROMPT[:, 1:2]])
         np.testing.assert_array_equal(first, decoder.run([PROMPT[:, 1:2], *caches], "decode")[0])
+
+
+@pytest.mark.parametrize("name", thinned(MODELS, 6))
+def test_decoders_of_all_families_extend_every_cache_in_place(name: str, tmp_path: Path) -> None:
+    module = load_model(write_family(tmp_path, name)[0])
+    found = lower(module, (), append=True).appended
+    assert len(found["decode"]) == len(module.graphs["decode"].params) - 1
 
 
 def running_sum() -> IRModule:

@@ -26,13 +26,13 @@ _START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler
 COMMAND = (sys.executable, "-c", f"{_START}; from relax_tune.tuner.cli.start import main; main()")
 
 
-def small_model(folder: Path, seed: int = 0) -> Path:
+def small_model(folder: Path, seed: int = 0, inner: int = 24) -> Path:
     """softmax(gelu-less two-layer network) over n rows as an ONNX file: a few tasks, tuned in a few seconds."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(seed)
-    sizes = {"w1": (16, 24), "b1": (24,), "w2": (24, 12)}
+    sizes = {"w1": (16, inner), "b1": (inner,), "w2": (inner, 12)}
     constants = [
         numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name) for name, shape in sizes.items()
     ]

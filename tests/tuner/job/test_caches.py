@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.support.tuner_models import PAPER_DEVICE, QUICK, RecordedRunner, feed_forward
 from tests.tuner.job.flushed import every_line_is_read
@@ -15,11 +16,14 @@ from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
-from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush, flushed_bytes
+from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush, Eviction, flush_for, flushed_bytes
 from relax_tune.tuner.measure.messages import REGIMES
 
-# Weights of 96 x 200 float32 are many, those of the normalisation few.
+# Weights of 96 x 200 float32 are many, and both do not fit in the caches; those of the normalisation are few.
 MODEL = feed_forward(96, 200)
+SMALL_CACHES = replace(
+    PAPER_DEVICE, limits=tuple((dict(PAPER_DEVICE.limits) | {"l2_bytes": 64 << 10, "l3_bytes": 128 << 10}).items())
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,29 @@ def test_every_line_is_read(kind: str) -> None:
     device = open_device(kind)
     every_line_is_read(device, CacheFlush(device, 1000 * LINE_BYTES))
     device.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("c", marks=pytest.mark.ccompiler), pytest.param("opencl", marks=pytest.mark.opencl)]
+)
+def test_eviction_keeps_the_contents(kind: str) -> None:
+    device = open_device(kind)
+    flush = flush_for(device)
+    assert isinstance(flush, Eviction), "this processor has an instruction"
+    arrays = [np.arange(n, dtype=np.int32) for n in (1, 1000, 70_000)]
+    buffers = [device.alloc(a.nbytes) for a in arrays]
+    for buffer, array in zip(buffers, arrays, strict=True):
+        device.upload(buffer, array)
+    flush.of(buffers)()
+    for buffer, array in zip(buffers, arrays, strict=True):
+        np.testing.assert_array_equal(device.download(buffer, array.dtype, array.shape), array)
+    device.close()
+
+
+def test_weights_smaller_than_the_last_cache_stay_warm() -> None:
+    settings = replace(QUICK, caches="model")
+    fits, none = Job(MODEL, PAPER_DEVICE, MemoryStore(), settings), Job(MODEL, SMALL_CACHES, MemoryStore(), settings)
+    assert {t.regime for t in fits.tasks} == {"warm"} and {t.regime for t in none.tasks} == {"warm", "flushed"}
 
 
 def test_more_is_read_than_the_caches_hold() -> None:
@@ -54,8 +81,8 @@ def by_regime(program: Program, symbols: dict[str, int]) -> float:
 @pytest.mark.slow
 def test_records_of_the_two_regimes_never_mix() -> None:
     store = MemoryStore()
-    cold = Job(MODEL, PAPER_DEVICE, store, replace(QUICK, caches="model"))
-    warm = Job(MODEL, PAPER_DEVICE, store, QUICK)
+    cold = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="model"))
+    warm = Job(MODEL, SMALL_CACHES, store, QUICK)
     regimes = {t.name: t.regime for t in cold.tasks}
     assert set(regimes.values()) == {"warm", "flushed"} and {t.regime for t in warm.tasks} == {"warm"}
     assert {t.key for t in cold.tasks} == {t.key for t in warm.tasks}

@@ -68,7 +68,9 @@ class Folder:
         """Files nobody asked for."""
         wanted = {"t.db", "t.db-wal", "t.db-shm", "small.onnx", "small.rta", "cache", "tmp"}
         here = {p.name for p in self.path.iterdir() if not p.name.startswith("log")} - wanted
-        return sorted(here) + sorted(p.name for p in scratch(self.path).iterdir())
+        there = [p.name for p in scratch(self.path).iterdir()]
+        # the file of a lock stays: who removes it, another may hold
+        return sorted(here) + sorted(n for n in there if not (n.startswith("relax-tune-unit-") and n.endswith(".lock")))
 
 
 def strike(job: JobProcess, how: str) -> bool:

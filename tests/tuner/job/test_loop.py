@@ -32,6 +32,7 @@ from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import Tuner
 from relax_tune.tuner.job.progress import TuningProgress
 from relax_tune.tuner.measure.messages import MeasureRequest
+from relax_tune.tuner.task import check
 from relax_tune.tuner.task.domain import Range
 from relax_tune.tuner.task.task import Choices
 
@@ -221,14 +222,14 @@ def test_untunable_task_does_not_stop_the_loop(part: str, monkeypatch: pytest.Mo
     job = paper_job(feed_forward, store, QUICK, fresh=part != "reference")
     bad = job.tasks[1]
     if part == "reference":
-        real = loop.check_case
+        real = check.check_case
 
         def check_case(task: Any, number: int) -> Any:
             if task.key == bad.key:
                 raise VerifyError("the reference cannot read this")
             return real(task, number)
 
-        monkeypatch.setattr(loop, "check_case", check_case)
+        monkeypatch.setattr(check, "check_case", check_case)
     else:
         method = {"sketches": "sketches", "program": "program", "baselines": "generic"}[part]
         original = getattr(Choices, method)
@@ -265,7 +266,7 @@ def test_failing_reference_leaves_a_working_build(monkeypatch: pytest.MonkeyPatc
     def check_case(task: Any, number: int) -> Any:
         raise VerifyError("the reference cannot read this")
 
-    monkeypatch.setattr(loop, "check_case", check_case)
+    monkeypatch.setattr(check, "check_case", check_case)
     job = paper_job(feed_forward)
     job.tune(RecordedRunner())
     built = job.build()
@@ -426,5 +427,5 @@ def test_a_job_is_given_records_of_a_bad_database_without_harm() -> None:
 def test_tuner_asks_nothing_of_an_empty_model() -> None:
     job = paper_job(row_scale)
     job.store.add_target(job.target)
-    tuner = Tuner([], job.target.key, RecordedRunner(), job.store, QUICK, "job", {})
+    tuner = Tuner([], job.target, RecordedRunner(), job.store, QUICK, "job", {})
     assert tuner.run().measurements == 0

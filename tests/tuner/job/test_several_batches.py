@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.tuner_models import QUICK, RecordedRunner, feed_forward, paper_job, row_scale
 
 from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.tuner.job import loop
 from relax_tune.tuner.measure.messages import MeasureRequest
 
 
@@ -94,3 +97,18 @@ def test_jobs_sharing_a_database_keep_the_budget_of_one(jobs: int, kind: str, tm
     assert len(found) == jobs and sum(found) <= 24 * 3
     assert sum(found) == tried_once(store, running[0].target.key) == wanted == 24 * 3
     store.close()
+
+
+def test_job_out_of_time_lands_batches_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, settings = MemoryStore(), replace(QUICK, trials=24)
+    late = paper_job(feed_forward, store, replace(settings, max_minutes=1e-9))
+    assert late.tune(RecordedRunner()).trials == 0 and not any(store.lease(t.key, late.target.key) for t in late.tasks)
+    runner = RecordedRunner()
+    clock = iter([0.0, *[1.0] * 7])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock, 99.0), sleep=time.sleep))
+    part = paper_job(feed_forward, store, replace(settings, max_minutes=0.5))
+    some = part.tune(runner)
+    monkeypatch.undo()
+    assert 0 <= some.trials < 24 * 3 and runner.batches, "the batch under way is stored"
+    rest = paper_job(feed_forward, store, settings).tune(RecordedRunner())
+    assert some.trials + rest.trials == tried_once(store, part.target.key) == 24 * 3

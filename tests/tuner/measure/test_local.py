@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, check, kernel, program, request
+from tests.tuner.measure.measure_programs import BODIES, LIMIT_SECS, POLICY, check, kernel, program, request
 
 from relax_tune.errors import MeasureError
+from relax_tune.tuner.measure.device_process.sandbox import landlock_version
 from relax_tune.tuner.measure.local import LocalRunner, _Blame
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
@@ -69,7 +73,7 @@ def test_runner_of_slow_device_raises(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_child_imports_the_runtime_and_nothing_heavier() -> None:
     code = (
-        "import sys, relax_tune.tuner.measure.device_process.child\n"
+        "import sys, relax_tune.tuner.measure.device_process.start, relax_tune.tuner.measure.device_process.child\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in "
         "('xgboost', 'sqlalchemy', 'optuna', 'distributed', 'torch', 'onnx') "
         "or m.startswith(('relax_tune.ir', 'relax_tune.schedules', 'relax_tune.database'))))"
@@ -165,6 +169,139 @@ def test_kernel_forking_is_ended_with_all_processes() -> None:
         results = opened.submit(batch).result(LIMIT_SECS)
         assert [r.stage for r in results] == [None, "timeout", None], results
     assert marked(mark) == []
+
+
+def prying(id: str, body: str, language: str = "c") -> MeasureRequest:
+    """A request for a kernel that does more than compute: statements before its loop's own."""
+    subject = program("good", language, name=id)
+    text = kernel(id, f"if (!i) {{ {body} }} " + BODIES["good"], language)
+    subject = replace(subject, kernels=(text,))
+    return MeasureRequest(id, subject.to_json(), (check(subject, 64, 3),), ({"n": 64},), POLICY)
+
+
+def system_call(number: int, *arguments: str) -> str:
+    """A system call in a kernel of OpenCL, which has no functions of C; its result is in `r`."""
+    places = zip(("D", "S", "d"), [*arguments, "0", "0", "0"], strict=False)
+    given = ", ".join([f'"a"({number}L)', *(f'"{place}"((long)({value}))' for place, value in places)])
+    return f'__asm__ volatile("syscall" : "=a"(r) : {given} : "rcx", "r11", "memory");'
+
+
+def pries_of_opencl(secret: Path, made: Path, port: int) -> dict[str, str]:
+    def path(name: str, place: object) -> str:
+        return f"char {name}[] = {{{', '.join(map(str, os.fsencode(str(place))))}, 0}};"
+
+    trap, seen = "if (r >= 0) __builtin_trap();", path("p", secret)
+    address = f"uchar a[16] = {{2, 0, {port >> 8}, {port & 255}, 127, 0, 0, 1}};"
+    found = {
+        "reads": f"{seen} {system_call(2, 'p')} {trap}",
+        "writes": f"{path('p', made)} {system_call(2, 'p', '0101', '0600')} {trap}",
+        "spies": f"{path('p', f'/proc/{os.getpid()}/environ')} {system_call(2, 'p')} {trap}",
+        "connects": f"{address} {system_call(41, '2', '1')} {system_call(42, 'r', 'a', '16')} {trap}",
+        "insists": f"{seen} {system_call(2, 'p')} if (r < 0) __builtin_trap();",
+    }
+    return {id: f"long r = -1; {body}" for id, body in found.items()}
+
+
+@pytest.mark.process
+@pytest.mark.opencl
+@pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs system calls of x86-64")
+def test_opencl_kernel_reaching_files_network_and_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel traps where it is let do what it tries, but for the last, which traps where it is not."""
+    (tmp_path / "secret").write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        tries = pries_of_opencl(tmp_path / "secret", tmp_path / "made", server.getsockname()[1])
+        batch = [prying(id, body, "opencl") for id, body in tries.items()] + [request("good", "opencl")]
+        with LocalRunner("opencl") as opened:
+            assert opened.sandbox == landlock_version()
+            results = opened.submit(batch).result(LIMIT_SECS)
+            assert [(r.id, r.stage) for r in results] == [
+                *((id, "crash" if id == "insists" else None) for id in tries), ("good", None)
+            ]  # fmt: skip
+            assert not (tmp_path / "made").exists()
+            monkeypatch.setattr(opened, "_confined", False)  # and without: what it tries would succeed
+            opened._discard_process()
+            (result,) = opened.submit([prying("reads", tries["reads"], "opencl")]).result(LIMIT_SECS)
+            assert result.stage == "crash" and opened.sandbox == 0
+
+
+@pytest.mark.process
+@pytest.mark.opencl
+def test_device_process_confined_once_is_confined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may have damaged the folder, so that the driver no longer works in the sandbox."""
+    asked = []
+    monkeypatch.setattr(DeviceProcess, "_start", lambda self, folder, environment, confined: asked.append(confined))
+    monkeypatch.setattr(DeviceProcess, "_wait_until_open", lambda *given: {"kind": "unfit", "message": "no driver"})
+    monkeypatch.setattr(DeviceProcess, "kill", lambda self: None)
+    monkeypatch.setattr(DeviceProcess, "_release", lambda self: None)
+    for spec, confined, wanted in (
+        ("opencl", True, [True]), ("opencl:Some", None, [True, False]), ("opencl", False, [False]), ("c:xeon", None, [True])
+    ):  # fmt: skip
+        with pytest.raises(MeasureError, match="no driver"):
+            DeviceProcess(spec, tmp_path, 1.0, {}, confined=confined)
+        assert asked == wanted
+        asked.clear()
+
+
+@pytest.mark.process
+@pytest.mark.opencl
+@pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
+def test_driver_aborting_in_the_sandbox_is_opened_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As PoCL does where it may not look at the machine: here a library of the loader that reads a file, or ends the process."""
+    driver, inside = tmp_path / "driver", tmp_path / "inside"
+    driver.mkdir()
+    inside.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(driver), *filter(None, sys.path)]))
+    (driver / "pyopencl.py").write_text(
+        f"import os\ntry:\n    open({str(tmp_path / 'needed')!r}).close()\nexcept OSError:\n    os.abort()\n"
+        "raise ImportError('opened outside')\n"
+    )
+    with pytest.raises(MeasureError, match="died of signal SIGABRT"):
+        DeviceProcess("opencl", inside, 60.0, {})
+    (tmp_path / "needed").touch()
+    with pytest.raises(MeasureError, match="opened outside"):
+        DeviceProcess("opencl", inside, 60.0, {})
+
+
+@pytest.mark.process
+def test_sandbox_is_entered_by_the_only_thread() -> None:
+    """Landlock holds the thread that enters, and none that NumPy's libraries have started before."""
+    code = (
+        "import os, sys, relax_tune.tuner.measure.device_process.start as start\n"
+        "start.enter_sandbox = lambda folder, listing: print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)\n"
+        "start.importlib.import_module = lambda name: sys.exit(0)\n"
+        "start.main(['c:xeon', '0', '1', 'progress', 'sandbox'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not landlock_version(), reason="needs a kernel with Landlock")
+def test_kernel_reaching_files_network_and_processes_is_refused(runner: LocalRunner, tmp_path: Path) -> None:
+    """Each kernel aborts where it is let do what it tries, but for the last, which aborts where it is not."""
+    (tmp_path / "secret").write_text("secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        files = "extern int open(const char *, int, ...);"
+        port = server.getsockname()[1]
+        address = f"unsigned char a[16] = {{2, 0, {port >> 8}, {port & 255}, 127, 0, 0, 1}};"
+        tries = {
+            "reads": f'{files} if (open("{tmp_path}/secret", 0) >= 0) __builtin_abort();',
+            "writes": f'{files} if (open("{tmp_path}/made", 0101, 0600) >= 0) __builtin_abort();',
+            "spies": f'{files} if (open("/proc/{os.getpid()}/environ", 0) >= 0) __builtin_abort();',
+            "connects": "extern int socket(int, int, int), connect(int, const void *, unsigned);"
+            f" {address} if (!connect(socket(2, 1, 0), a, 16)) __builtin_abort();",
+            "starts": f'extern int system(const char *); if (!system("cat {tmp_path}/secret")) __builtin_abort();',
+        }  # fmt: skip
+        batch = [prying(id, body) for id, body in tries.items()] + [request("good", "c")]
+        insists = f'{files} if (open("{tmp_path}/secret", 0) < 0) __builtin_abort();'
+        results = runner.submit([*batch, prying("insists", insists), request("also-good", "c")]).result(LIMIT_SECS)
+    assert [(r.id, r.stage) for r in results] == [
+        *((r.id, None) for r in batch), ("insists", "crash"), ("also-good", None)
+    ]  # fmt: skip
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.process

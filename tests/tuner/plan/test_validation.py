@@ -141,8 +141,8 @@ def test_search_baseline_is_the_best_measured_form() -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(SearchProblem, "__init__", remember)
     try:
-        job.tune(RecordedRunner(lambda program, _: 1e-3, on_batch=on_batch))
+        job.tune(RecordedRunner(lambda program, _: 2**-10, on_batch=on_batch))
     finally:
         patch.undo()
     count = len(trained(job))
-    assert bests and all(list(found) == [1e-3] * count for found in bests)
+    assert bests and all(list(found) == [2**-10] * count for found in bests)

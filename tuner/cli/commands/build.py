@@ -6,9 +6,9 @@ from typing import Annotated, get_args
 
 import typer
 
+from relax_tune.database.records import Measurement
 from relax_tune.database.store import open_records
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.commands.options import (
     Bounds,
     Json,
@@ -19,10 +19,13 @@ from relax_tune.tuner.cli.commands.options import (
     print_json,
     with_settings,
 )
+from relax_tune.tuner.cli.commands.several import build_command
+from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import check_policy
 from relax_tune.tuner.job.job import Job, build_here, device_info, model_key, parse_bounds
+from relax_tune.tuner.placement.placed_job import names_several
 from relax_tune.tuner.plan.task_rows import task_rows
 from relax_tune.tuner.settings import Policy
 
@@ -61,18 +64,18 @@ def build(
     The same model, records, policy, precision, effort and profile (which set the shapes plans are made from) give the same bytes.
     A task without a usable record gets its generic kernel.
     """
-    chosen = settings.load()
-    wanted, console = check_policy(policy), make_console(stderr=json)
+    chosen, wanted, console = settings.load(), check_policy(policy), make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     path = artifact_path(model, chosen.target, out)
     check_destination(path, model_key(module), overwrite)
+    if names_several(chosen.target):
+        return build_command(module, path, chosen, wanted, pack=pack, verify=verify, json=json)
     store, notes = open_records(chosen.db)
     with store:
         job = Job(module, device_info(chosen.target), store, chosen, verify=verify)
         built = build_here(job, wanted, notes)
         saved = job.artifact(built, pack).save(path)
-        records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
-    rows = task_rows(job.choices, built.plans, records)
+        rows = task_rows(job.choices, built.plans, _records(job))
     console.print(task_table(rows))
     console.print(dispatch_table(rows))
     for note in built.notes:
@@ -88,3 +91,7 @@ def build(
                 "notes": list(built.notes),
             }
         )
+
+
+def _records(job: Job) -> dict[str, list[Measurement]]:
+    return {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}

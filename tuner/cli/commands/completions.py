@@ -20,7 +20,7 @@ from relax_tune.runtime.generation.detokenizer import IncrementalDetokenizer
 from relax_tune.runtime.model import Model
 from relax_tune.tuner.cli.commands.texts import IDS, tokenize
 from relax_tune.tuner.cli.report.console import say
-from relax_tune.tuner.cli.report.printable import printable
+from relax_tune.tuner.printable import printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,25 +6,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from relax_tune.database.engine import default_url
-from relax_tune.database.exchange.jsonl import ImportReport, export_file, import_file, write_whole
-from relax_tune.database.exchange.jsonl import merge as merge_stores
-from relax_tune.database.exchange.t4 import export_t4, import_t4
 from relax_tune.database.records import Measurement, Selection, Target, Workload
 from relax_tune.database.store import Store, open_store
 from relax_tune.database.upgrade import upgrade as upgrade_schema
-from relax_tune.errors import UserError
-from relax_tune.runtime.artifact import tool_version
+from relax_tune.errors import DatabaseError, UserError
 from relax_tune.tuner.cli.app import COMMANDS, USER_ERROR, examples
-from relax_tune.tuner.cli.commands.options import Database, Json, among, print_json
-from relax_tune.tuner.cli.report.console import make_console, make_table, say, seconds_text
+from relax_tune.tuner.cli.commands.options import Database, Json, print_json
+from relax_tune.tuner.cli.report.console import make_console, make_table, say
 from relax_tune.tuner.plan.task_rows import variant_text
+from relax_tune.tuner.quantities import seconds_text
 from relax_tune.tuner.settings import load_settings
+from relax_tune.tuner.task.record_text import verify_text
 
 app = typer.Typer(
     help="Look at, move and mend the database of measurements.",
@@ -34,22 +31,12 @@ app = typer.Typer(
     epilog=examples(*COMMANDS["db"].examples),
 )
 
-FORMS = ("jsonl", "t4")
 KeyPart = Annotated[
     str | None,
     typer.Option(
         "--on",
         metavar="KEY",
         help="A target's key or the start of it, as `db stats` lists them. [default: the only target there is]",
-    ),
-]
-Form = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="|".join(FORMS),
-        autocompletion=among(*FORMS),
-        help="jsonl has everything; t4 has the measurements of one target, for other autotuners.",
     ),
 ]
 DAY_SECS = 86_400.0
@@ -94,6 +81,14 @@ def one_job(store: Store, part: str) -> str:
     if len(matching) > 1:
         raise UserError(f"wanted one job whose id starts with {part!r}, {store.where} has: {', '.join(matching[:20])}")
     return matching[0] if matching else part
+
+
+def done(json: bool, text: str, document: dict[str, Any]) -> None:
+    """Report an action: a sentence for people, or a document for scripts."""
+    if json:
+        print_json(document)
+    else:
+        say(make_console(), text)
 
 
 def _point(symbols: dict[str, int]) -> str:
@@ -159,7 +154,7 @@ def top(
     db: Database = None,
     json: Json = False,
 ) -> None:
-    """Print the fastest variants of each workload at each measured shape."""
+    """Print the fastest variants of each workload and shape."""
     if count < 1:
         raise UserError(f"--count wants at least 1, found {count}")
     rows: list[tuple[Workload, Measurement]] = []
@@ -261,112 +256,6 @@ def show(
 
 
 @app.command(
-    "export",
-    epilog=examples("relax-tune db export records.jsonl", "relax-tune db export --format t4 --on 3f9a measured.json"),
-)
-def export_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    form: Form = "jsonl",
-    on: KeyPart = None,
-    db: Database = None,
-    json: Json = False,
-) -> None:
-    """Write records to a file.
-
-    Those of all targets, or of the one chosen with --on.
-    """
-    with open_for(db) as store:
-        if _checked_form(form) == "jsonl":
-            lines = export_file(store, file, None if on is None else [one_target(store, on).key])
-            _done(json, f"wrote {lines} records to {file}", {"file": str(file), "records": lines})
-            return
-        target = one_target(store, on)
-        found = store.query(target.key)
-        write_whole(file, [export_t4(target, found, tool_version())])
-    _done(json, f"wrote {len(found)} measurements to {file}", {"file": str(file), "measurements": len(found)})
-
-
-def _done(json: bool, text: str, document: dict[str, Any]) -> None:
-    """Report an action: a sentence for people, or a document for scripts."""
-    if json:
-        print_json(document)
-    else:
-        say(make_console(), text)
-
-
-def _checked_form(form: str) -> str:
-    if form not in FORMS:
-        raise UserError(f"--format wants jsonl or t4, found {form!r}")
-    return form
-
-
-@app.command(
-    "import",
-    epilog=examples(
-        "relax-tune db import records.jsonl", "relax-tune db import t4.json --format t4 --workload softmax --on 3f9a"
-    ),
-)
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
-    form: Form = "jsonl",
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY", help="t4: the workload the results are of, by key or name. [default: none, t4 wants one]"
-        ),
-    ] = None,
-    on: KeyPart = None,
-    db: Database = None,
-    json: Json = False,
-) -> None:
-    """Add the records of a file. What is already there stays; importing twice changes nothing."""
-    if _checked_form(form) == "jsonl":
-        if not file.exists():  # no database is made for a file that is not there
-            raise UserError(
-                f"{file}: wanted a file written by `relax-tune db export`, found no such file; check the path"
-            )
-        with open_for(db, write=True, create=True) as store:
-            _tell(json, import_file(store, file), str(file))
-        return
-    if workload is None:
-        raise UserError("--format t4 wants --workload KEY: a T4 file does not name one we know")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: wanted a T4 file, found: {error}; check the path") from None
-    with open_for(db, write=True) as store:
-        target = one_target(store, on)
-        found = import_t4(text, one_workload(store, workload).key, target.key)
-        new = store.add_measurements(found)
-        _done(json, f"{new} new measurements from {file}", {"source": str(file), "measurements": new})
-
-
-def _tell(json: bool, report: ImportReport, source: str) -> None:
-    if json:
-        problems = [{"line": p.line, "why": p.why} for p in report.problems]
-        counts = {"measurements": report.measurements, "plans": report.plans, "left_out": report.left_out}
-        print_json({"source": source, **counts, "problems": problems})
-        return
-    console = make_console()
-    say(console, f"{report.measurements} new measurements and {report.plans} new plans from {source}")
-    for problem in report.problems[:10]:
-        say(console, f"line {problem.line} left out: {problem.why}")
-    if report.left_out > 10:
-        say(console, f"{report.left_out} lines left out in all")
-
-
-@app.command(epilog=examples("relax-tune db merge sqlite:///other.db", "relax-tune db merge other.db --db records.db"))
-def merge(
-    source: Annotated[str, typer.Argument(metavar="URL", help="The database to copy from, as --db takes it.")],
-    db: Database = None,
-    json: Json = False,
-) -> None:
-    """Copy everything another database knows into this one."""
-    with open_store(source, create=False, read_only=True) as other, open_for(db, write=True, create=True) as store:
-        _tell(json, merge_stores(other, store), other.where)
-
-
-@app.command(
     epilog=examples(
         "relax-tune db prune --failed --dry-run",
         "relax-tune db prune --older-than 90 --on 3f9a --db records.db",
@@ -420,15 +309,30 @@ def prune(
         selection = Selection(limit, start, failed, worker, None if job is None else one_job(store, job))
         count = store.prune(target.key, selection, dry_run=dry_run)
     text = f"{count} measurements {'would be removed' if dry_run else 'removed'}"
-    _done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
+    done(json, text, {"target": target.key, "measurements": count, "removed": not dry_run})
 
 
 @app.command(epilog=examples("relax-tune db upgrade --db sqlite:///records.db"))
 def upgrade(db: Database = None, json: Json = False) -> None:
-    """Bring the database to the schema of this version."""
-    before, after = upgrade_schema(load_settings({"db": db}).db or default_url())
+    """Bring the database to the schema of this version.
+
+    Records are copied a few at a time, beside the old ones. What was copied stays when this is interrupted. It is refused while jobs
+    are at work.
+    """
+    console = make_console(stderr=True)
+    before, after = upgrade_schema(load_settings({"db": db}).db or default_url(), lambda said: say(console, said))
     text = f"schema {after}, as it was" if before == after else f"schema {before or 'none'} -> {after}"
-    _done(json, text, {"before": before, "after": after})
+    done(json, text, {"before": before, "after": after})
+
+
+def _altered(store: Store, key: str) -> str | None:
+    """Say what is wrong with the text of a workload; None if nothing is, or if it cannot be read, which is said elsewhere."""
+    try:
+        for workload in store.known_workloads([key]):
+            verify_text(workload)
+    except DatabaseError as error:
+        return str(error)
+    return None
 
 
 @app.command(epilog=examples("relax-tune db check --db sqlite:///records.db"))
@@ -436,7 +340,10 @@ def check(db: Database = None, json: Json = False) -> None:
     """Look for damage; exit 2 when there is any."""
     with open_for(db) as store:
         problems = store.check()
+        for target in store.targets():
+            problems += [why for key in store.measured(target.key) if (why := _altered(store, key)) is not None]
+        problems = sorted(set(problems))
         where = store.where
-    _done(json, "\n".join(problems) or f"{where}: nothing wrong", {"database": where, "problems": problems})
+    done(json, "\n".join(problems) or f"{where}: nothing wrong", {"database": where, "problems": problems})
     if problems:
         raise typer.Exit(USER_ERROR)

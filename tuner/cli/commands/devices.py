@@ -95,7 +95,7 @@ def allow(
     revoke: Annotated[bool, typer.Option("--revoke", help="Forget that the file was allowed.")] = False,
     json: Json = False,
 ) -> None:
-    """Let a folder's relax-tune.toml choose files, hosts and databases.
+    """Let a folder's relax-tune.toml choose files and databases.
 
     Prints these settings of the file, and remembers its path and content. Once the file changes it must be allowed
     again. Other settings of the file count without this.

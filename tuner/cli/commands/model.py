@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from relax_tune.errors import UserError
-from relax_tune.runtime.artifact import tool_version
+from relax_tune.runtime.hashed_zip import tool_version
 from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.cli.app import COMMANDS, examples
 from relax_tune.tuner.cli.commands.db import open_for

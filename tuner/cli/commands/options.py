@@ -56,8 +56,8 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        autocompletion=among("c", "opencl", "cuda"),
-        help="Run on c, opencl, opencl:PART of a device's name, or cuda:NUMBER. [default: the kind the artifact was built for]",
+        autocompletion=among("c", "opencl", "cuda", "webgpu"),
+        help="Run on c, opencl, opencl:PART of a device's name, cuda:NUMBER, or webgpu. [default: the kind the artifact was built for]",
     ),
 ]
 Bounds = Annotated[
@@ -72,6 +72,13 @@ Database = Annotated[str | None, setting_option("db")]
 Ca = Annotated[str | None, setting_option("ca")]
 Certificate = Annotated[str | None, setting_option("certificate")]
 Key = Annotated[str | None, setting_option("key")]
+Logs = Annotated[str | None, setting_option("logs")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT", help="Answer Prometheus here; a port alone is one of 127.0.0.1. [default: nowhere]"
+    ),
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Verify the program before and after every pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; all else goes to stderr.")]
 

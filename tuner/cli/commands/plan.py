@@ -16,6 +16,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.runtime.atomic_write import reason, write_whole
+from relax_tune.runtime.device.quirks import quirks_of
+from relax_tune.runtime.program.placement import explain_placement
 from relax_tune.runtime.program.plan import explain
 from relax_tune.runtime.program.plan_c import plans_in_c
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
@@ -69,7 +71,7 @@ def plan(
     bound: Bounds = None,
     json: Json = False,
 ) -> None:
-    """Show what is dispatched where; check it against what is served.
+    """Show what is dispatched where; check it against use.
 
     Of an artifact: for each call its variants, each with the condition under which it is dispatched; the first that holds counts.
     Of a model: the sets of plans stored for it, which of them is the current one, and what that dispatches. `build --policy stored`
@@ -99,6 +101,9 @@ def plan(
                 console,
                 f"the plans {restore} are the current ones again; `relax-tune build --policy stored` builds with them",
             )
+        for quirk in quirks_of(job.device.kind, job.device.fingerprint):
+            if quirk.ranks_nothing:
+                say(console, f"{job.device.name}: {quirk.changes} ({quirk.seen})")
         document = _show_sets(job, console)
         if check:
             document |= _check(job, _tuning(subject, settings, bound or []), console)
@@ -109,6 +114,8 @@ def plan(
 def _of_artifact(path: Path, c: Path | None, console: Console, json: bool) -> None:
     loaded = load_artifact(path)
     if c is None:
+        if loaded.placement.parts:
+            say(console, explain_placement(loaded.placement))
         for program in loaded.programs:
             say(console, f"{program.name}\n{explain(program)}" if len(loaded.programs) > 1 else explain(program))
     else:
@@ -122,7 +129,8 @@ def _of_artifact(path: Path, c: Path | None, console: Console, json: bool) -> No
         say(console, f"wrote {c}")
     if json:
         plans = {p.name: {"calls": len(p.calls), "plans": explain(p).splitlines()} for p in loaded.programs}
-        print_json({"artifact": str(path), "programs": plans, "c": None if c is None else str(c)})
+        where = loaded.placement.fields()
+        print_json({"artifact": str(path), **where, "programs": plans, "c": None if c is None else str(c)})
 
 
 def _restore(job: Job, name: str) -> None:
@@ -138,7 +146,8 @@ def _restore(job: Job, name: str) -> None:
 def _show_sets(job: Job, console: Console) -> dict[str, Any]:
     current = job.current_plans()
     names = [s.name for s in job.plan_sets()]
-    say(console, f"sets of plans stored, the current one last: {' '.join(names)}")
+    told = [s.name + (f" (from {' '.join(o[:8] for o in s.origins)})" if s.origins else "") for s in job.plan_sets()]
+    say(console, f"sets of plans stored, the current one last: {' '.join(told)}")
     built = job.build("stored")
     records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
     rows = task_rows(job.choices, built.plans, records)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from relax_tune.errors import UserError
-from relax_tune.ir.frontend.load import find_model
+from relax_tune.ir.frontend.source import find_model
 from relax_tune.runtime.artifact import Artifact, load_artifact
 from relax_tune.runtime.generation.decoder import DECODE, PREFILL
 from relax_tune.runtime.model import Model, choose_function
+from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import HostProgram
 from relax_tune.runtime.program.program import SMALL, Program
 from relax_tune.runtime.shapes import ShapeProfile
@@ -39,6 +40,7 @@ from relax_tune.tuner.cli.commands.completions import (
 from relax_tune.tuner.cli.commands.options import Device, Function, Json, print_json
 from relax_tune.tuner.cli.commands.texts import cosine, encode, open_tokenizer, similarity_table, tokenize, upper
 from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.signing import verify
 
 ArtifactArgument = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file.")]
 TextOption = Annotated[
@@ -65,6 +67,33 @@ RecordShapesOption = Annotated[
     ),
 ]
 
+RequireSignedOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signed",
+        metavar="KEY.pub",
+        help="Open the artifact only if this key signed it (`relax-tune sign`): opening runs its kernels. [default: not asked]",
+    ),
+]
+
+PlacingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--placing",
+        metavar="POLICY",
+        help="Of an artifact for several devices: plan, by shapes as built; load, by how busy devices are; or a device or placement "
+        "(`plan ARTIFACT` lists them) for every call. [default: plan]",
+    ),
+]
+WhenLostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--when-lost",
+        metavar="fail|move",
+        help="Of an artifact for several devices: whether a call fails when a device is lost, or goes on without it. [default: fail]",
+    ),
+]
+
 
 def run(
     artifact: ArtifactArgument,
@@ -83,6 +112,9 @@ def run(
     stop: Stop = None,
     stream: Stream = False,
     record_shapes: RecordShapesOption = None,
+    placing: PlacingOption = None,
+    when_lost: WhenLostOption = None,
+    require_signed: RequireSignedOption = None,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -98,14 +130,14 @@ def run(
     options = DecodingOptions(
         max_new_tokens, temperature, top_k, top_p, repetition_penalty, seed, beams, tuple(stop or ()), stream
     )
-    loaded = load_artifact(artifact)
-    console = make_console(stderr=json)
+    loaded, console = _load_signed(artifact, require_signed), make_console(stderr=json)
     shapes = None if record_shapes is None else read_profile(record_shapes)
+    on = device, shapes, _placing(placing, when_lost)
     if inputs is not None:
         given = read_arrays(inputs)
         if options.given:
             raise UserError(f"{options.given[0]} goes with --text; --inputs calls a function once")
-        with open_model(loaded, device, shapes) as opened:
+        with open_model(loaded, *on) as opened:
             document, named = _call_once(opened, given, function, console)
     else:
         assert text is not None
@@ -113,7 +145,7 @@ def run(
             raise UserError("--text wants --model FOLDER, the folder with the model's tokenizer.json; found none")
         if function is not None:
             raise UserError("--function goes with --inputs; --text runs what the artifact is for")
-        document, named = _run_on_text(loaded, text, find_model(model), options, (device, shapes), console)
+        document, named = _run_on_text(loaded, text, find_model(model), options, on, console)
     if record_shapes is not None and shapes is not None:
         shapes.save(record_shapes)
         document["shapes"] = str(record_shapes)
@@ -125,12 +157,26 @@ def run(
         print_json(document)
 
 
+def _placing(policy: str | None, when_lost: str | None) -> PlacementOptions | None:
+    given = policy is not None or when_lost is not None
+    return PlacementOptions(policy or "plan", when_lost or "fail") if given else None
+
+
+def _load_signed(path: Path, public: Path | None) -> Artifact:
+    """Load an artifact. public: key that must have signed the file, None for any"""
+    signed = None if public is None else verify(path, public)
+    loaded = load_artifact(path)
+    if signed is not None:
+        signed.check_same()
+    return loaded
+
+
 def _run_on_text(
     loaded: Artifact,
     texts: Sequence[str],
     folder: Path,
     options: DecodingOptions,
-    on: tuple[str | None, ShapeProfile | None],
+    on: tuple[str | None, ShapeProfile | None, PlacementOptions | None],
     console: Console,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Continue texts with a decoder, or encode them; return the document of the results and the arrays by name."""
@@ -226,11 +272,16 @@ def read_profile(path: Path) -> ShapeProfile:
     return ShapeProfile.read(path) if path.exists() else ShapeProfile()
 
 
-def open_model(artifact: Artifact, device: str | None, shapes: ShapeProfile | None = None) -> Model:
+def open_model(
+    artifact: Artifact,
+    device: str | None,
+    shapes: ShapeProfile | None = None,
+    placing: PlacementOptions | None = None,
+) -> Model:
     """Open the artifact on its device, and print warnings to stderr, a line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = artifact.open(device, shapes=shapes)
+        model = artifact.open(device, shapes=shapes, placing=placing)
     console = make_console(stderr=True)
     for warning in caught:
         if issubclass(warning.category, UserWarning):

@@ -17,7 +17,8 @@ from relax_tune.database.store import MEMORY_URL, MemoryStore, Store, open_store
 from relax_tune.errors import DatabaseError, UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
-from relax_tune.ir.frontend.load import PACKAGE, load_model
+from relax_tune.ir.frontend.load import load_model
+from relax_tune.ir.frontend.source import PACKAGE
 from relax_tune.ir.passes.pipeline import PassManager, lower, passes_for
 from relax_tune.ir.text.printer import print_text
 from relax_tune.tuner.cli.commands.db import one_workload

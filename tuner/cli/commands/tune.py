@@ -22,8 +22,9 @@ from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.api import TuneResult, tune_result
 from relax_tune.tuner.cli.app import NOTHING_MEASURED
 from relax_tune.tuner.cli.commands.bench import time_artifacts
-from relax_tune.tuner.cli.commands.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.commands.options import Bounds, Json, Model, SettingFlags, Verify, print_json, with_settings
+from relax_tune.tuner.cli.commands.several import tune_command
+from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, check_destination
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
@@ -31,6 +32,7 @@ from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
 from relax_tune.tuner.measure.cluster.address import check_needed
+from relax_tune.tuner.placement.placed_job import names_several
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy, Settings
 
@@ -54,25 +56,25 @@ def tune(
     verify: Verify = False,
     json: Json = False,
 ) -> None:
-    """Measure kernels for a model on a device, then build its artifact.
+    """Measure a model's kernels on a device, build its artifact.
 
     What the database already holds is not measured again: an interrupted job goes on, a finished one measures nothing
     and writes the same artifact.
     """
-    chosen = settings.load()
+    chosen, console = settings.load(), make_console(stderr=json)
     _check(chosen, settings, compare)
     path = artifact_path(model, chosen.target, out)
-    console = make_console(stderr=json)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)
+    if names_several(chosen.target):
+        return tune_command(module, path, chosen, compare=compare, verify=verify, json=json)
     with (
         contextlib.closing(open_runner(chosen, tell)) as runner,  # no database is made for a device that is not there
         open_store(chosen.db, wait_secs=chosen.wait_secs, notice=tell) as store,
     ):
         job = Job(module, runner.device_info(), store, chosen, verify=verify, notice=tell)
-        say(console, f"device: {job.device.kind}, {job.device.name}")
-        say(console, f"database: {store.where}")
+        say(console, f"device: {job.device.kind}, {job.device.name}\ndatabase: {store.where}")
         with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
             job.report = view.report
             work = job.tune(runner)

@@ -1,8 +1,7 @@
-"""Consoles of reports, and the format of times."""
+"""Consoles of reports."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relax_tune.tuner.cli.report.printable import printable
+from relax_tune.tuner.printable import printable
 
 # Wider than any table: readers of a pipe or a file need whole lines.
 PLAIN_WIDTH = 10_000
@@ -61,20 +60,3 @@ def make_table(*columns: str, right: Sequence[str] = (), title: str | None = Non
     for name in columns:
         table.add_column(name, overflow="fold", justify="right" if name in right else "left")
     return table
-
-
-def seconds_text(secs: float | None) -> str:
-    """Format seconds with three digits and a unit: `12.3 us`; `-` for None and NaN."""
-    if secs is None or not math.isfinite(secs):
-        return "-"
-    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if secs >= s), ("us", 1e-6))
-    value = secs / size
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
-def ratio_text(base: float | None, best: float | None) -> str:
-    """Format the speedup over `base`: `1.52x`; `-` where either is unknown."""
-    if base is None or best is None or not (math.isfinite(base) and math.isfinite(best)) or best <= 0:
-        return "-"
-    return f"{base / best:.2f}x"

@@ -15,8 +15,9 @@ from rich.table import Table
 from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import is_floating
 from relax_tune.runtime.program.program import Program
-from relax_tune.tuner.cli.report.console import make_table, ratio_text, seconds_text
+from relax_tune.tuner.cli.report.console import make_table
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
+from relax_tune.tuner.quantities import ratio_text, seconds_text
 
 MIN_ROUNDS = 3
 

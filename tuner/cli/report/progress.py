@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from relax_tune.tuner.cli.report.console import make_table, on_terminal, ratio_text, say, seconds_text
+from relax_tune.tuner.cli.report.console import make_table, on_terminal, say
 from relax_tune.tuner.job.progress import TuningProgress
+from relax_tune.tuner.quantities import ratio_text, seconds_text
 
 
 @dataclass(slots=True)

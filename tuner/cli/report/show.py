@@ -8,9 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from relax_tune.tuner.cli.report.console import make_table, ratio_text, say, seconds_text
+from relax_tune.tuner.cli.report.console import make_table, say
 from relax_tune.tuner.cli.report.model_view import point_text
 from relax_tune.tuner.plan.task_rows import KINDS
+from relax_tune.tuner.quantities import ratio_text, seconds_text
 
 
 def show_task(console: Console, document: Mapping[str, Any]) -> None:

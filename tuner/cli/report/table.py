@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from relax_tune.tuner.cli.report.console import make_table, seconds_text
+from relax_tune.tuner.cli.report.console import make_table
 from relax_tune.tuner.plan.task_rows import KINDS, ShapeTimes, TaskRow
+from relax_tune.tuner.quantities import seconds_text
 
 
 def task_table(rows: Sequence[TaskRow]) -> Table:

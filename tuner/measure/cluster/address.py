@@ -1,4 +1,4 @@
-"""Addresses of schedulers: loopback needs no certificates, all others do."""
+"""Addresses of schedulers: on loopback certificates are made as needed, elsewhere they are given."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ def host_and_port(address: str) -> tuple[str, int]:
         host = port = None
     if host is None or not port or parts.scheme not in ("tcp", "tls") or parts.username is not None or parts.path:
         raise MeasureError(
-            f"wanted a scheduler address such as tcp://127.0.0.1:8786 or tls://host:8786, found {address!r:.120}"
+            f"wanted a scheduler address such as tls://127.0.0.1:8786 or tls://host:8786, found {address!r:.120}"
         )
     return host, port
 
 
 def check_address(address: str, tls: TlsFiles | None) -> None:
-    """Raise MeasureError unless `address` is `tcp://` on loopback, or `tls://` with certificates.
+    """Raise MeasureError unless `address` is on loopback, or `tls://` with certificates.
 
-    A scheduler runs the code its clients send, so an open one beyond loopback would be a way into every worker.
+    All connections are TLS. On loopback a scheduler of the same user has certificates of its own (`trust.loopback`), and
+    `tcp://` means the same.
     """
     host, _ = host_and_port(address)
     safe = address.startswith("tls:")
-    if safe and tls is None:
-        raise MeasureError(
-            f"wanted certificates for {address}, found none; give --ca, --certificate and --key (`relax-tune worker --help` "
-            "says how to make them)"
-        )
     if not safe and tls is not None:
         raise MeasureError(f"wanted a tls:// address with certificates, found {address}; the scheduler must use TLS")
     if not safe and not is_loopback(host):
         raise MeasureError(
-            f"wanted mutual TLS for the scheduler {address} beyond loopback, found a plain address, where anyone could run "
-            "programs on the workers; start scheduler and workers with certificates and use tls:// (`relax-tune worker "
-            "--help` says how)"
+            f"wanted mutual TLS for the scheduler {address} beyond loopback, found a plain address; start scheduler and workers "
+            "with certificates (`relax-tune certificate --help`) and use tls://"
+        )
+    if tls is None and not is_loopback(host):
+        raise MeasureError(
+            f"wanted certificates for {address}, found none; give --ca, --certificate and --key (`relax-tune certificate --help` "
+            "says how to make them)"
         )

@@ -9,31 +9,37 @@ from collections.abc import Callable
 from typing import Any
 
 from relax_tune.errors import FleetAway, MeasureError
+from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
-from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address
+from relax_tune.tuner.measure.cluster.address import TlsFiles
 from relax_tune.tuner.measure.cluster.fleet import LentDevice, lent_devices
 from relax_tune.tuner.measure.cluster.tls import ANSWER_SECS, check_files, check_scheduler
+from relax_tune.tuner.measure.cluster.trust.loopback import place_of
+from relax_tune.tuner.measure.cluster.trust.unpickle import release, restrict
 from relax_tune.tuner.measure.codec import decode_device
 
 
 class SchedulerConnection:
     """A client of a scheduler.
 
+    While it is open, this process reads only our own of Dask's messages (`trust.unpickle`).
+
     Raises MeasureError when the scheduler does not answer within `open_secs`, when certificates do not fit, or when Dask is not
     installed.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None, open_secs: float) -> None:
-        check_address(address, tls)
-        distributed, _ = import_dask()
-        if tls is not None:
-            check_files(tls)
+        import_dask()
+        address, tls = place_of(address, tls, "job", min(open_secs, ANSWER_SECS))
+        check_files(tls, ("job", "scheduler"))
         check_scheduler(address, tls, min(open_secs, ANSWER_SECS))
         self._hushed, self._hush = logging.getLogger("distributed.client"), _new_hush()
         self._hushed.addFilter(self._hush)
+        restrict()
         try:
-            self.client = _connect(distributed, address, tls, open_secs)
+            self.client = _connect(address, tls, open_secs)
         except BaseException:
+            release()
             self._hushed.removeFilter(self._hush)
             raise
 
@@ -44,20 +50,18 @@ class SchedulerConnection:
     def close(self) -> None:
         """Leave the scheduler."""
         self.client.close()
+        release()
         self._hushed.removeFilter(self._hush)
 
 
-def _connect(distributed: Any, address: str, tls: TlsFiles | None, open_secs: float) -> Any:
-    security = None
-    if tls is not None:
-        security = distributed.Security(
-            tls_ca_file=tls.ca,
-            tls_client_cert=tls.certificate,
-            tls_client_key=tls.key,
-            require_encryption=True,
-        )
+def _connect(address: str, tls: TlsFiles, open_secs: float) -> Any:
+    distributed = importlib.import_module("distributed")
+    security = importlib.import_module("relax_tune.tuner.measure.cluster.trust.security")
+    own = security.FleetSecurity(tls)
     try:
-        return distributed.Client(address, timeout=open_secs, security=security, set_as_default=False)
+        client = distributed.Client(address, timeout=open_secs, security=own, set_as_default=False)
+        client.loop.add_callback(security.keep_fresh, own)
+        return client
     except (OSError, TimeoutError) as error:
         raise FleetAway(
             f"wanted a Dask scheduler at {address} within {open_secs:g} s, found none ({error}); start one, or check "
@@ -70,8 +74,15 @@ def _new_hush() -> Callable[[logging.LogRecord], bool]:
     return lambda _: False
 
 
+def raise_told(text: Any) -> None:
+    """Raise the MeasureError that a worker tells, in its words, if the answer is one."""
+    if isinstance(text, str) and text.startswith('{"error":') and has_shape(told := json.loads(text), {"error": str}):
+        raise MeasureError(told["error"])
+
+
 def device_info_of(text: Any) -> DeviceInfo:
     """Check the answer of `task.describe_device`. Raises MeasureError for anything else."""
+    raise_told(text)
     try:
         return decode_device(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:

@@ -6,17 +6,18 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from relax_tune.errors import MeasureError
 from relax_tune.json_shapes import has_shape
+from relax_tune.tuner.measure.cluster.identity import PROTOCOL, protocol_misfit
 from relax_tune.tuner.measure.cluster.reference import Reference, disagreement
 
 METRIC = "relax_tune"
 """Name under which a worker tells the scheduler what it lends."""
 SILENT_SECS = 20.0
-"""A worker that has not been heard of for so long gets no batch, and its batch goes elsewhere."""
+"""A worker that has not been heard of for so long gets no batch, and its batch goes elsewhere; see `silence_of`."""
 _SHAPE = {
     "worker": str,
     "host": str,
@@ -35,6 +36,7 @@ class LentDevice:
 
     address: of the worker's process. about: name and platform of the device, in which a job's part of a name is looked for.
     silent_secs: time since the worker was heard of.
+    latest: reference times of the last check; measured, refused: numbers of batches since the worker's start
     """
 
     address: str
@@ -48,14 +50,28 @@ class LentDevice:
     tolerance: float
     quarantine: str
     silent_secs: float
+    protocol: int = PROTOCOL
+    latest: Reference = field(default_factory=dict)
+    measured: int = 0
+    refused: int = 0
 
     def misfit(self, identity: str, reference: Reference) -> str:
         """Say why this device cannot measure for a target; empty if it can."""
         if self.quarantine:
             return f"quarantined: {self.quarantine}"
+        if other := protocol_misfit(self.protocol):
+            return other
         if self.identity != identity:
             return f"another device or other libraries ({self.about.strip(' |')})"
         return disagreement(reference, self.reference, self.tolerance)
+
+
+def silence_of(workers: int) -> float:
+    """Return the seconds after which a worker not heard of counts as silent, by the number of all workers.
+
+    Dask takes 200 words a second from all workers together: the more there are, the less often each is heard of.
+    """
+    return max(SILENT_SECS, 3 * (workers / 200 + 1))
 
 
 def lent_devices(workers: Mapping[str, Mapping[str, Any]]) -> list[LentDevice]:
@@ -66,11 +82,18 @@ def lent_devices(workers: Mapping[str, Mapping[str, Any]]) -> list[LentDevice]:
         worker = workers[address]
         told: Any = (worker.get("metrics") or {}).get(METRIC)
         for label, device in sorted(told.items()) if has_shape(told, {}) else ():
-            if has_shape(device, _SHAPE) and all(type(v) is float for v in device["reference"].values()):
+            if has_shape(device, _SHAPE) and _are_times(device["reference"]):
                 values = {name: device[name] for name in _SHAPE}
                 silent = newest - float(worker.get("last_seen") or 0.0)
+                for name, unsaid in (("protocol", 1), ("measured", 0), ("refused", 0)):
+                    values[name] = number if type(number := device.get(name)) is int else unsaid
+                values["latest"] = latest if _are_times(latest := device.get("latest")) else {}
                 found.append(LentDevice(address=address, label=label, silent_secs=silent, **values))
     return found
+
+
+def _are_times(told: object) -> bool:
+    return isinstance(told, dict) and all(type(name) is str and type(secs) is float for name, secs in told.items())
 
 
 def asked_for(devices: Iterable[LentDevice], label: str, part: str) -> list[LentDevice]:

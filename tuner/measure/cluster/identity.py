@@ -9,6 +9,19 @@ from dataclasses import asdict
 
 from relax_tune.runtime.device.base import DeviceInfo
 
+PROTOCOL = 3
+"""The version of batches and answers between jobs and workers. It grows with each change of these."""
+
+
+def protocol_misfit(found: object) -> str:
+    """Say how a worker's or a job's protocol differs from ours; empty if it does not."""
+    if found == PROTOCOL:
+        return ""
+    return (
+        f"another version of relax-tune: wanted protocol {PROTOCOL} found {found!s:.20}; install the "
+        "same version on both sides"
+    )
+
 
 def _facts(info: DeviceInfo) -> dict[str, str]:
     libraries = {f"library {name}": text for name, text in info.libraries or ()}
@@ -32,4 +45,4 @@ def differences(wanted: DeviceInfo, found: DeviceInfo) -> str:
 
 def wanted_text(device: DeviceInfo, reference: Mapping[str, float]) -> str:
     """Return the device and the reference times that a batch is for, as JSON text."""
-    return json.dumps({"device": asdict(device), "reference": dict(reference)})
+    return json.dumps({"protocol": PROTOCOL, "device": asdict(device), "reference": dict(reference)})

@@ -12,12 +12,14 @@ from typing import Any
 from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.fleet import label_of
-from relax_tune.tuner.measure.cluster.identity import differences, identity_of
+from relax_tune.tuner.measure.cluster.identity import PROTOCOL, differences, identity_of, protocol_misfit
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE, disagreement, measure_reference
-from relax_tune.tuner.measure.cluster.unit_lock import UnitLock
 from relax_tune.tuner.measure.codec import decode_batch, decode_device, encode_results
 from relax_tune.tuner.measure.local import LocalRunner
+from relax_tune.tuner.measure.unit_lock import UnitLock
 
+LOCK_SECS = 60.0
+"""Seconds that a worker waits for the unit at its start."""
 CHECK_SECS = 3600.0
 """Seconds between two checks of a unit by its reference kernels."""
 
@@ -30,7 +32,8 @@ class LentUnit:
     A batch names the device and the reference times that it is for. Where they are not those of this unit, or the unit has drifted,
     the batch is refused in words.
 
-    open_runner: makes the runner of (spec, worker name); report: receives a sentence when the unit's state changes
+    open_runner: makes the runner of (spec, worker name); report: receives a sentence when the unit's state changes.
+    lock_secs: how long to wait for local jobs, which hold the unit batch by batch
 
     Raises MeasureError when a device cannot be opened, when the specs are of several units, or when another worker of the host
     holds the unit.
@@ -41,12 +44,14 @@ class LentUnit:
         specs: Sequence[str],
         worker: str,
         tolerance: float = TOLERANCE,
-        open_runner: OpenRunner = lambda spec, worker: LocalRunner(spec, worker=worker),
+        open_runner: OpenRunner = lambda spec, worker: LocalRunner(spec, worker=worker, lock=False),
         report: Callable[[str], None] = lambda _: None,
+        lock_secs: float = 0.0,
     ) -> None:
         self.worker = worker
         self.tolerance = tolerance
         self.quarantine = ""
+        self.measured, self.refused = 0, 0
         self._report = report
         self._turn = threading.Lock()
         self._runners: dict[str, Runner] = {}
@@ -61,8 +66,9 @@ class LentUnit:
                     "a worker for each"
                 )
             self.unit = units.pop() or f"{socket.gethostname()}:{'+'.join(specs)}"
-            self._lock = UnitLock(self.unit, worker)
+            self._lock = UnitLock(self.unit, worker, lock_secs)
             self._first = {label: measure_reference(runner) for label, runner in self._runners.items()}
+            self._latest = self._first
         except BaseException:
             self.close()
             raise
@@ -71,6 +77,7 @@ class LentUnit:
         """Time the reference kernels again, and quarantine a unit that has drifted, or end its quarantine."""
         with self._turn:
             found = {label: measure_reference(runner) for label, runner in self._runners.items()}
+        self._latest = found
         lines = [disagreement(self._first[label], times, self.tolerance) for label, times in found.items()]
         before, self.quarantine = self.quarantine, "; ".join(filter(None, lines))
         if self.quarantine:
@@ -89,6 +96,7 @@ class LentUnit:
         """Return what the scheduler lists of this unit, by label."""
         return {
             label: {
+                "protocol": PROTOCOL,
                 "worker": self.worker,
                 "host": socket.gethostname(),
                 "unit": self.unit,
@@ -97,6 +105,9 @@ class LentUnit:
                 "reference": dict(self._first[label]),
                 "tolerance": self.tolerance,
                 "quarantine": self.quarantine,
+                "latest": dict(self._latest[label]),
+                "measured": self.measured,
+                "refused": self.refused,
             }
             for label, info in ((label, runner.device_info()) for label, runner in self._runners.items())
         }
@@ -107,14 +118,19 @@ class LentUnit:
         Returns `codec.encode_results`, or JSON text with the words of a refusal."""
         refusal = self._refusal(label, wanted)
         if refusal:
+            self.refused += 1
             return json.dumps({"refused": f"worker {self.worker}: {refusal}"})
         with self._turn:
-            return encode_results(self._runner(label).submit(decode_batch(batch)).result())
+            results = self._runner(label).submit(decode_batch(batch)).result()
+            self.measured += 1
+            return encode_results(results)
 
     def _refusal(self, label: str, wanted: str) -> str:
         if self.quarantine:
             return f"unit {self.unit} is quarantined: {self.quarantine}"
         document = json.loads(wanted)
+        if other := protocol_misfit(document.get("protocol", 1)):
+            return other
         device, reference = decode_device(document.get("device")), dict(document.get("reference") or {})
         different = differences(device, self._runner(label).device_info())
         return different or disagreement(reference, self._first[label], self.tolerance)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,20 +17,23 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
-from relax_tune.errors import MeasureError
+from relax_tune.errors import MeasureError, system_reason
 from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, host_and_port, is_loopback
 from relax_tune.tuner.measure.cluster.fleet import default_name
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE
+from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
+
+PLACE_SECS = 20.0
+"""Seconds that a worker waits for a scheduler of its user on loopback."""
 
 # A lost worker must not pass its task on by itself: we send it again, and know how often.
 _SCHEDULER_SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
+    "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",  # each batch names its worker
 }
 _WORKER_SETTINGS = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False", "PYTHONUNBUFFERED": "1"}
-_TLS_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
-# Dask always opens a page of statistics, in plain HTTP and by default to everyone.
-_PAGE = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+_SHARED_SETTINGS = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
 
 
 class ClusterProcess:
@@ -105,39 +109,65 @@ class ClusterProcess:
         self.close()
 
 
-def _tls_arguments(tls: TlsFiles | None) -> list[str]:
-    if tls is None:
-        return []
-    return ["--protocol", "tls", "--tls-ca-file", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key]
-
-
 def _bracketed(host: str) -> str:
     """Return a host in Dask's form: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _settings(own: Mapping[str, str], tls: TlsFiles | None) -> dict[str, str]:
-    return dict(own) if tls is None else {**own, **_TLS_SETTINGS}
+def free_port(host: str, port: int) -> int:
+    """Return the port, or a free one for 0. Raises MeasureError for one where another listens: its certificates are not touched."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as found:
+            found.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as Dask does: one that has just ended is no hindrance
+            found.bind(place)
+            return int(found.getsockname()[1])
+    except OSError as error:
+        raise MeasureError(
+            f"wanted to listen on {host} at port {port}, found: {system_reason(error)}; end what listens there, or choose another --port"
+        ) from None
 
 
 def start_scheduler(
-    host: str = "127.0.0.1", port: int = 0, *, tls: TlsFiles | None = None, within_secs: float = 30.0
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    tls: TlsFiles | None = None,
+    within_secs: float = 30.0,
+    metrics: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> tuple[ClusterProcess, str]:
     """Start a scheduler; return its process and address. port: 0 takes a free one
 
-    Raises MeasureError when it does not come up within `within_secs`, or must listen beyond loopback without TLS.
+    tls: certificate of the scheduler; on loopback one is made, which workers and jobs of the same user fit (`trust.loopback`)
+    metrics: `PORT` or `HOST:PORT` to answer Prometheus at. report: receives a sentence where that is
+
+    Raises MeasureError when it does not come up within `within_secs`, or must listen beyond loopback without certificates.
     """
     if tls is None and not is_loopback(host):
         raise MeasureError(
             f"wanted mutual TLS for a scheduler on {host} beyond loopback, found no certificates; give them"
         )
-    arguments = ["distributed.cli.dask_scheduler", "--host", _bracketed(host), "--port", str(port), *_PAGE]
-    arguments += ["--scheduler-file", "{folder}/scheduler.json", *_tls_arguments(tls)]
-    process = ClusterProcess(arguments, _settings(_SCHEDULER_SETTINGS, tls))
+    port = free_port(host, port)
+    tls = make_loopback(port) if tls is None else tls
+    options = {
+        "host": _bracketed(host),
+        "port": port,
+        "tls": asdict(tls),
+        "file": "{folder}/scheduler.json",
+        "metrics": metrics,
+    }
+    arguments = ["relax_tune.tuner.measure.cluster.scheduler", json.dumps(options)]
+    process = ClusterProcess(arguments, {**_SCHEDULER_SETTINGS, **_SHARED_SETTINGS})
     give_up = time.monotonic() + within_secs
     while time.monotonic() < give_up and process.wait(0.05) is None:
         with contextlib.suppress(OSError, json.JSONDecodeError):  # not written, or not wholly written, yet
-            return process, str(json.loads((process.folder / "scheduler.json").read_text())["address"])
+            told = json.loads((process.folder / "scheduler.json").read_text())
+            if metrics is not None:
+                report(f"metrics at {told['metrics']}")
+            return process, str(told["address"])
     log = process.log()
     process.close()
     raise MeasureError(f"wanted a Dask scheduler within {within_secs:g} s, found none; it printed: {log}")
@@ -156,10 +186,11 @@ def start_worker(
     """Start a worker that lends one unit by these device specs. It ends after 60 s without a scheduler.
 
     name: worker's name in records (default: host and specs). tolerance: factor by which reference times may differ.
-    host: where the worker listens. Without TLS that is loopback, because a worker runs any program sent to it.
+    tls: certificate of a worker; on loopback this user's own is taken.
+    host: where the worker listens. Without certificates that is loopback.
     environment: variables on top of the inherited ones.
 
-    Raises MeasureError when an address is beyond loopback without TLS.
+    Raises MeasureError when an address is beyond loopback without certificates.
     """
     check_address(scheduler_address, tls)
     if tls is None and host is not None and not is_loopback(host):
@@ -168,6 +199,7 @@ def start_worker(
         )
     if tls is None and host is None:
         host = host_and_port(scheduler_address)[0]
+    scheduler_address, tls = place_of(scheduler_address, tls, "worker", PLACE_SECS)
     called = default_name(specs) if name is None else name
     options = {
         "scheduler": scheduler_address,
@@ -176,10 +208,10 @@ def start_worker(
         "tolerance": tolerance,
         "folder": "{folder}",
         "host": host if host is None else _bracketed(host),
-        "tls": None if tls is None else asdict(tls),
+        "tls": asdict(tls),
     }
     arguments = ["relax_tune.tuner.measure.cluster.worker", json.dumps(options)]
-    return ClusterProcess(arguments, {**environment, **_settings(_WORKER_SETTINGS, tls)})
+    return ClusterProcess(arguments, {**environment, **_WORKER_SETTINGS, **_SHARED_SETTINGS})
 
 
 def serve_worker(

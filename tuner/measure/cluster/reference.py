@@ -32,6 +32,8 @@ _POINTS = {
 }
 _GROUP = 256
 _BODY = "float a = x[i]; for (long long j = 0; j < k; ++j) a = a * 0.999f + 0.001f; y[i] = a;"
+_WGSL_BODY = "var a = x[i]; for (var j = 0; j < s.k; j++) { a = a * 0.999f + 0.001f; } y[i] = a;"
+_AXIS = 65535
 _TEXTS = {
     "c": "#include <stdint.h>\nvoid relax_tune_reference(const float *restrict x, float *restrict y, int64_t n, int64_t k)"
     " {{\n  #pragma omp parallel for\n  for (int64_t i = 0; i < n; ++i) {{ {} }}\n}}\n",
@@ -40,6 +42,11 @@ _TEXTS = {
     "cuda": 'extern "C" __global__ void relax_tune_reference(const float* __restrict__ x, float* __restrict__ y, '
     "long long n, long long k) {{\n  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
     "  if (i < n) {{ {} }}\n}}\n",
+    "webgpu": "@group(0) @binding(0) var<storage, read> x: array<f32>;\n"
+    "@group(0) @binding(1) var<storage, read_write> y: array<f32>;\nstruct Scalars {{ n: i32, k: i32 }}\n"
+    "@group(0) @binding(2) var<uniform> s: Scalars;\n@compute @workgroup_size(256)\n"
+    "fn relax_tune_reference(@builtin(global_invocation_id) at: vec3<u32>) {{\n  let i = i32(at.x) + i32(at.y) * 65535 * 256;\n"
+    "  if (i < s.n) {{ {} }}\n}}\n",
 }
 
 Reference = Mapping[str, float]
@@ -52,8 +59,11 @@ def reference_program(kind: str) -> Program:
     n, k, zero = scalars.symbol(0), scalars.symbol(1), scalars.const(0)
     above = scalars.op(Opcode.ADD, n, scalars.const(_GROUP - 1))
     groups = scalars.op(Opcode.FLOORDIV, above, scalars.const(_GROUP))
-    body = _BODY.replace("long long", "long") if kind == "opencl" else _BODY
-    grid, local = ((), ()) if kind == "c" else ((groups,), (_GROUP,))
+    body = {"opencl": _BODY.replace("long long", "long"), "webgpu": _WGSL_BODY}.get(kind, _BODY)
+    most = scalars.const(_AXIS)
+    rows = scalars.op(Opcode.FLOORDIV, scalars.op(Opcode.ADD, groups, scalars.const(_AXIS - 1)), most)
+    launches = {"c": ((), ()), "webgpu": ((scalars.op(Opcode.MIN, groups, most), rows), (_GROUP, 1))}
+    grid, local = launches.get(kind, ((groups,), (_GROUP,)))
     step = LaunchStep("kernel", "relax_tune_reference", (0, 1), (n, k), grid, local)
     return Program(
         symbols=(Symbol("n", 1, 1 << 24), Symbol("k", 1, 256)),

@@ -17,19 +17,20 @@ from relax_tune.errors import FleetAway, MeasureError
 from relax_tune.json_shapes import has_shape
 from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.address import TlsFiles
-from relax_tune.tuner.measure.cluster.batches import CallerBatch, RunnerEvent, SentFlight, SentTask
-from relax_tune.tuner.measure.cluster.client import SchedulerConnection, device_info_of, import_dask
+from relax_tune.tuner.measure.cluster.batches import CallerBatch, RunnerEvent, SentFlight, SentTask, hidden_key
+from relax_tune.tuner.measure.cluster.client import SchedulerConnection, device_info_of, import_dask, raise_told
 from relax_tune.tuner.measure.cluster.fleet import (
-    SILENT_SECS,
     LentDevice,
     asked_for,
     label_and_part,
     listing,
+    silence_of,
     usual_identity,
     usual_reference,
 )
-from relax_tune.tuner.measure.cluster.identity import identity_of, wanted_text
+from relax_tune.tuner.measure.cluster.identity import identity_of, protocol_misfit, wanted_text
 from relax_tune.tuner.measure.cluster.reference import Reference
+from relax_tune.tuner.measure.cluster.trust.expiry import expiry_warnings
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, distinct_requests, failed
 
@@ -55,10 +56,11 @@ class DaskRunner:
     request, so that a request that kills workers costs only itself. A batch whose worker is silent, or which takes longer than the
     deadlines of its requests together, is sent to another worker too; the first answer counts.
 
-    tls: needed unless the scheduler is on loopback. open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`) and for a
+    tls: certificate of a job; on loopback this user's own is taken.
+    open_secs: seconds to wait for the scheduler (at most `ANSWER_SECS`) and for a
     worker. notice: receives a sentence when a worker is left out, or when something is waited for.
 
-    A holder of a certificate of the authority may run programs on the workers; their answers are still checked.
+    Of Dask's messages only text and a few of our functions are read, so a worker can answer with false times and nothing else.
 
     Raises MeasureError when any of these does not come within `open_secs`, when certificates do not fit, or when Dask is
     not installed.
@@ -82,6 +84,8 @@ class DaskRunner:
         self._attempts = attempts
         self._notice = notice
         self._noticed: set[str] = set()
+        for line in expiry_warnings(tls):
+            notice(line)
         self._events: queue.SimpleQueue[RunnerEvent | None] = queue.SimpleQueue()
         self._waiting: deque[SentTask] = deque()
         self._flying: dict[str, SentFlight] = {}
@@ -90,6 +94,7 @@ class DaskRunner:
         self._others: tuple[float, dict[str, int]] = (0.0, {})
         self._landed: set[str] = set()
         self._listed: tuple[float, list[LentDevice]] = (0.0, [])
+        self._judged: tuple[list[LentDevice] | None, Reference, list[LentDevice]] = (None, {}, [])
         self._lock = threading.Lock()
         self._closed = False
         give_up = time.monotonic() + open_secs
@@ -122,7 +127,7 @@ class DaskRunner:
 
     def slots(self) -> int:
         """Return the number of fitting workers, and with several a quarter more: a worker then finds its next batch ready."""
-        count = sum(not d.misfit(self._identity, self._reference) for d in self._asked())
+        count = len(self._fitting())
         return count + count // 4 if count > 1 else 1
 
     def calibrate(self, reference: Reference) -> Reference:
@@ -175,7 +180,7 @@ class DaskRunner:
     def _choose(self, give_up: float) -> tuple[DeviceInfo, Reference]:
         """Choose the device to measure on, and its reference times, when a worker lends one."""
         began, said = time.monotonic(), False
-        while not (found := [d for d in self._asked() if not d.quarantine]):
+        while not (found := [d for d in self._asked() if not d.quarantine and not protocol_misfit(d.protocol)]):
             if time.monotonic() > give_up:
                 raise FleetAway(
                     f"wanted a worker that lends {self._target!r} at {self._address} within {self._open_secs:g} s, found "
@@ -199,7 +204,9 @@ class DaskRunner:
     def _lent(self) -> str:
         """List what there is instead."""
         found = {
-            d.worker: f"{d.label} ({d.about.strip(' |')}){' quarantined' * bool(d.quarantine)}" for d in self._devices()
+            d.worker: f"{d.label} ({d.about.strip(' |')}){' quarantined' * bool(d.quarantine)}"
+            f"{' of another version' * bool(protocol_misfit(d.protocol))}"
+            for d in self._devices()
         }
         return listing(found) if found else "no workers"
 
@@ -214,9 +221,7 @@ class DaskRunner:
                 f"wanted the worker {device.worker} to describe {self._target!r} within {within:.0f} s, found no answer; "
                 "start it again"
             ) from error
-        except MeasureError:
-            raise
-        except Exception as error:  # an error of the worker arrives under its own type
+        except Exception as error:  # Dask has many
             raise MeasureError(
                 f"wanted the device {self._target!r} of the worker {device.worker}, found that asking for it failed: "
                 f"{type(error).__name__}: {error}"
@@ -259,13 +264,17 @@ class DaskRunner:
 
     def _fitting(self) -> list[LentDevice]:
         """Return the units that can measure for the target. Each reason to leave one out is told once."""
+        devices, reference = self._devices(), self._reference
+        if self._judged[0] is devices and self._judged[1] is reference:
+            return self._judged[2]
         fitting = []
-        for device in self._asked():
+        for device in asked_for(devices, self._label, self._part):
             why = device.misfit(self._identity, self._reference)
             if not why:
                 fitting.append(device)
             else:
                 self._tell(f"worker {device.worker} is left out: {why}")
+        self._judged = devices, reference, fitting
         return fitting
 
     def _tell(self, sentence: str, key: str | None = None) -> None:
@@ -289,14 +298,14 @@ class DaskRunner:
 
     def _send(self, fitting: Sequence[LentDevice]) -> None:
         """Send waiting tasks, and tasks of workers that do not answer, to free workers."""
-        now = time.monotonic()
+        now, silence = time.monotonic(), silence_of(len({d.address for d in self._devices()}))
         busy = {flight.device.address for flight in self._flying.values()}
         free = [
             d
             for d in fitting
-            if d.address not in busy and d.silent_secs < SILENT_SECS and self._refused.get(d.address, 0.0) < now
+            if d.address not in busy and d.silent_secs < silence and self._refused.get(d.address, 0.0) < now
         ]
-        silent = {d.address: d.silent_secs for d in fitting if d.silent_secs >= SILENT_SECS}
+        silent = {d.address: d.silent_secs for d in fitting if d.silent_secs >= silence}
         if not free or not (self._waiting or any(self._late(f, silent, now) for f in self._flying.values())):
             return
         foreign = self._foreign()
@@ -305,9 +314,9 @@ class DaskRunner:
         while free and (self._waiting or late):
             device = free.pop()
             ahead = foreign.get(device.address, 0)
-            if self._waiting:
+            if not late:
                 task = self._waiting.popleft()
-            else:
+            else:  # first, since a job that keeps all workers busy always has batches that wait
                 flight = late.pop()
                 flight.sent_on, task = True, flight.task
                 reason = f"silent for {silent.get(flight.device.address, 0.0):.0f} s" * (
@@ -337,9 +346,8 @@ class DaskRunner:
         asked, found = self._others
         if time.monotonic() - asked >= _POLL_SECS:
             processing = self._client.processing()
-            found = {
-                a: sum(k not in self._flying and k not in self._landed for k in ks) for a, ks in processing.items()
-            }
+            ours = {hidden_key(key) for key in (*self._flying, *self._landed)}
+            found = {address: sum(key not in ours for key in keys) for address, keys in processing.items()}
             self._landed.clear()
             self._others = time.monotonic(), found
         return found
@@ -391,7 +399,9 @@ class DaskRunner:
             elif isinstance(reason, MeasureError):
                 task.job.fail(reason)
             else:
-                task.job.fail(MeasureError(f"wanted results from a worker, found {type(reason).__name__}: {reason}"))
+                task.job.fail(
+                    MeasureError(f"wanted results from a worker, found {type(reason).__name__}: {reason!s:.300}")
+                )
         else:
             task.job.fail(
                 FleetAway(
@@ -407,6 +417,7 @@ class DaskRunner:
         task = flight.task
         if not isinstance(text, str):
             raise MeasureError(f"wanted results from a worker as text, found a {type(text).__name__}")
+        raise_told(text)
         if text.startswith('{"refused":') and has_shape(refusal := json.loads(text), {"refused": str}):
             self._refused[flight.device.address] = time.monotonic() + _REFUSED_SECS
             self._tell(f"{refusal['refused']}; the batch goes to another worker")

@@ -13,11 +13,13 @@ import ssl
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from relax_tune.errors import FleetAway, MeasureError, system_reason
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
+from relax_tune.tuner.measure.cluster.trust.authority import ROLES, Role, certificate_role, role_name
 
 # How long a scheduler may take to answer, from the name's look-up to its first words.
 ANSWER_SECS = 20.0
@@ -28,13 +30,14 @@ _GREETING, _GREETING_BYTES = b"compression", 1 << 16
 _AGREE = "scheduler, workers and `tune` need certificates of one authority"
 
 
-def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
+def check_files(tls: TlsFiles, roles: Sequence[Role] = ROLES) -> None:
     """Check that the three files make a certificate that other processes of the authority accept.
 
-    serves: others connect to us too (a worker), so the certificate must also serve a server
+    roles: the accepted roles. One of a scheduler or worker must also serve a server, since others connect to it
 
     Raises MeasureError that names the file. It may be missing, not PEM, a key with a passphrase, or one that other users can read.
-    It may be a key of another certificate, or a certificate that is expired, not valid yet, or of another authority.
+    It may be a key of another certificate, or a certificate that is expired, revoked, not valid yet, of another authority, or of
+    another role.
     """
     authority = _read("authority", tls.ca)
     certificate = _read("certificate", tls.certificate)
@@ -53,7 +56,8 @@ def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
             "`openssl pkey` writes it without (keep that file at mode 600)"
         )
     server, client = _context(tls, ssl.Purpose.CLIENT_AUTH), _context(tls, ssl.Purpose.SERVER_AUTH)
-    if not serves:
+    role = certificate_role(Path(tls.certificate))
+    if role == "job":
         client.verify_mode = ssl.CERT_NONE
     try:
         _shake_hands(server, client)
@@ -66,9 +70,14 @@ def check_files(tls: TlsFiles, *, serves: bool = False) -> None:
         raise MeasureError(
             f"wanted a certificate for TLS in {tls.certificate}, found it unusable: {_reason(error)}; make another"
         ) from None
+    if role not in roles:
+        raise MeasureError(
+            f"wanted a certificate of the role {' or '.join(roles)} in {tls.certificate}, found {role or 'no role of ours'}; "
+            f"`relax-tune certificate issue FOLDER NAME --role {roles[0]}` makes one"
+        )
 
 
-def check_scheduler(address: str, tls: TlsFiles | None, within_secs: float = ANSWER_SECS) -> None:
+def check_scheduler(address: str, tls: TlsFiles, within_secs: float = ANSWER_SECS) -> None:
     """Wait until a Dask scheduler answers at `address` and accepts us, for at most `within_secs`.
 
     Raises MeasureError that names the service that answered instead, or says that none did. It is raised at once where
@@ -76,7 +85,8 @@ def check_scheduler(address: str, tls: TlsFiles | None, within_secs: float = ANS
     """
     give_up = time.monotonic() + within_secs
     wanted = f"wanted a Dask scheduler at {address} within {within_secs:g} s, found "
-    context = None if tls is None else _context(tls, ssl.Purpose.SERVER_AUTH)
+    context = _context(tls, ssl.Purpose.SERVER_AUTH)
+    context.check_hostname = True
     found = "no answer; check host, port and firewall"
     where = _look_up(address, give_up, wanted)
     while True:
@@ -123,7 +133,7 @@ def _check_permissions(key: str) -> None:
 
 
 def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Make a TLS context as Dask does: the authority decides, host names are not compared."""
+    """Make a TLS context as `FleetSecurity` does: the authority and its list decide, names of hosts are not compared."""
     try:
         context = ssl.create_default_context(purpose, cafile=tls.ca)
     except ssl.SSLError as error:
@@ -133,7 +143,7 @@ def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
@@ -143,17 +153,42 @@ def _context(tls: TlsFiles, purpose: ssl.Purpose) -> ssl.SSLContext:
         raise MeasureError(
             f"wanted the TLS certificate {tls.certificate} and its key {tls.key}, found {reason}; give the pair"
         ) from None
+    try:
+        follow_list(context, tls)
+    except (OSError, ssl.SSLError) as error:
+        raise MeasureError(
+            f"wanted a list of revoked certificates in {list_beside(tls)}, found {_reason(error)}; copy it anew from the authority"
+        ) from None
     return context
 
 
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Shake hands in memory. Raises the ssl.SSLError of the side that refuses first."""
+def list_beside(tls: TlsFiles) -> Path:
+    """Return the path of the list of revoked certificates: beside the authority's certificate, `ca.crl` for `ca.pem`."""
+    return Path(tls.ca).with_suffix(".crl")
+
+
+def follow_list(context: ssl.SSLContext, tls: TlsFiles) -> None:
+    """Refuse certificates in the authority's list, if there is one. Of several lists OpenSSL takes the newest.
+
+    Raises: OSError and ssl.SSLError for a list that cannot be read."""
+    path = list_beside(tls)
+    if path.exists():
+        context.load_verify_locations(cafile=path)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> Any:
+    """Shake hands in memory. Returns the server's certificate. Raises the ssl.SSLError of the side that refuses first."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
     for _ in range(4):  # a handshake is three flights at most
         for side in sides:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
+    return sides[0].getpeercert()
 
 
 # Addresses.
@@ -181,32 +216,33 @@ def _look_up(address: str, give_up: float, wanted: str) -> list[Any]:
     return list(answer[0])
 
 
-def _greet(plain: socket.socket, context: ssl.SSLContext | None, give_up: float, wanted: str) -> None:
+def _greet(plain: socket.socket, context: ssl.SSLContext, give_up: float, wanted: str) -> None:
     """Read the scheduler's greeting, which it sends once it accepts us (TLS 1.3 refuses only then)."""
     ours = False
     try:
-        if context is None:
-            _read_greeting(plain, give_up)
-            return
         plain.settimeout(max(give_up - time.monotonic(), 0.001))
-        with context.wrap_socket(plain) as safe:
+        with context.wrap_socket(plain, server_hostname=role_name("scheduler")) as safe:
             ours = True
             _read_greeting(safe, give_up)
     except TimeoutError:
         _fail(
             wanted,
             "a service that takes the connection and says nothing",
-            "check the port" if context else "check the port; one that uses TLS wants tls:// and certificates",
+            "check the port",
         )
     except ssl.SSLCertVerificationError as error:
+        if "mismatch" in error.verify_message.lower():
+            _fail(
+                wanted, "a service of our authority whose certificate has not the role scheduler", "check host and port"
+            )
         _fail(wanted, f"one whose certificate our authority does not vouch for: {error.verify_message}", _AGREE)
     except (ssl.SSLEOFError, ConnectionError, EOFError) as error:
         after = " after it saw our certificate" if ours else ""
-        hint = _AGREE if ours else "check the port, and that the scheduler was started with --protocol tls"
+        hint = _AGREE if ours else "check the port, and that `relax-tune scheduler` runs there"
         _fail(
             wanted,
             f"a service that closed the connection{after} ({_reason(error)})",
-            hint if context else "check the port",
+            hint,
         )
     except ssl.SSLError as error:
         if "alert" in _reason(error):
@@ -214,7 +250,7 @@ def _greet(plain: socket.socket, context: ssl.SSLContext | None, give_up: float,
         _fail(
             wanted,
             f"a service that does not speak TLS ({_reason(error)})",
-            "start the scheduler with --protocol tls and its certificates",
+            "start `relax-tune scheduler` there",
         )
     except OSError as error:
         _fail(wanted, f"no answer ({error})", "check host, port and firewall")

@@ -15,14 +15,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
+import dask
 import distributed
 
-from relax_tune.errors import RelaxTuneError
+from relax_tune.errors import MeasureError, RelaxTuneError
 from relax_tune.tuner.measure.cluster.address import TlsFiles
 from relax_tune.tuner.measure.cluster.fleet import METRIC
-from relax_tune.tuner.measure.cluster.lending import CHECK_SECS, LentUnit
+from relax_tune.tuner.measure.cluster.lending import CHECK_SECS, LOCK_SECS, LentUnit
 from relax_tune.tuner.measure.cluster.task import DevicePlugin
+from relax_tune.tuner.measure.cluster.trust.roles import OF_WORKER, PAGES, Gate
+from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity, keep_fresh
+from relax_tune.tuner.measure.cluster.trust.unpickle import restrict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,8 @@ class WorkerOptions:
     name: str
     tolerance: float
     folder: str
+    tls: TlsFiles
     host: str | None = None
-    tls: TlsFiles | None = None
     check_secs: float = CHECK_SECS
 
     def to_json(self) -> str:
@@ -45,23 +50,44 @@ class WorkerOptions:
 
 def _options(text: str) -> WorkerOptions:
     document = json.loads(text)
-    tls = document["tls"]
-    return WorkerOptions(
-        **document | {"specs": tuple(document["specs"]), "tls": None if tls is None else TlsFiles(**tls)}
-    )
+    return WorkerOptions(**document | {"specs": tuple(document["specs"]), "tls": TlsFiles(**document["tls"])})
+
+
+class FleetWorker(distributed.Worker):
+    """Dask's worker, which takes work from a scheduler alone.
+
+    security: of this process, always TLS. Dask's own command gives settings of files instead"""
+
+    def __init__(self, *given: Any, security: Any, **named: Any) -> None:
+        restrict()
+        if not isinstance(security, FleetSecurity):
+            make: Any = distributed.Security
+            own = make(**security) if isinstance(security, dict) else security
+            if not (own.tls_ca_file and own.tls_worker_cert and own.tls_worker_key):
+                raise MeasureError(
+                    "wanted --tls-ca-file, --tls-cert and --tls-key of a worker, found not all three; give them"
+                )
+            security = FleetSecurity(TlsFiles(own.tls_ca_file, own.tls_worker_cert, own.tls_worker_key))
+        self.gate = Gate(OF_WORKER)
+        dask.config.set(PAGES)
+        named |= {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        super().__init__(*given, security=security, extensions={}, **named)
+
+    async def start_unsafe(self) -> Any:
+        """Start, and keep certificates as their files are."""
+        started = await super().start_unsafe()  # type: ignore[no-untyped-call]
+        security: Any = self.security
+        self._fresh = asyncio.ensure_future(keep_fresh(security, lambda: self.gate.cut(security.revoked())))
+        return started
+
+    def handle_comm(self, comm: Any) -> Any:
+        """Guard a connection before it is served."""
+        self.gate.guard(comm)
+        return super().handle_comm(comm)
 
 
 async def _serve(options: WorkerOptions, unit: LentUnit) -> None:
-    security, protocol = None, "tcp"
-    if options.tls is not None:
-        protocol = "tls"
-        security = distributed.Security(  # type: ignore[no-untyped-call]
-            tls_ca_file=options.tls.ca,
-            tls_worker_cert=options.tls.certificate,
-            tls_worker_key=options.tls.key,
-            require_encryption=True,
-        )
-    worker = distributed.Worker(
+    worker = FleetWorker(
         options.scheduler,
         nthreads=1,
         name=f"{options.name}#{os.getpid()}",
@@ -69,9 +95,8 @@ async def _serve(options: WorkerOptions, unit: LentUnit) -> None:
         death_timeout=60,
         memory_limit=0,
         host=options.host,
-        protocol=protocol,
-        security=security,
-        dashboard_address="127.0.0.1:0",
+        protocol="tls",
+        security=FleetSecurity(options.tls),
         metrics={METRIC: lambda _: unit.state()},
         plugins=(DevicePlugin(unit),),
     )
@@ -82,7 +107,8 @@ async def _serve(options: WorkerOptions, unit: LentUnit) -> None:
         await worker.finished()  # type: ignore[no-untyped-call]
 
 
-def _check_regularly(unit: LentUnit, every_secs: float, ended: threading.Event) -> None:
+def check_regularly(unit: LentUnit, every_secs: float, ended: threading.Event) -> None:
+    """Check a unit until `ended` is set. One that cannot be checked is quarantined."""
     while not ended.wait(every_secs):
         try:
             unit.check()
@@ -95,12 +121,13 @@ def main(arguments: list[str], open_unit: Callable[..., LentUnit] = LentUnit) ->
     """Lend the unit until told to end. The exit status is 3 when it cannot be lent."""
     options = _options(arguments[0])
     try:
-        unit = open_unit(options.specs, options.name, options.tolerance, report=partial(print, flush=True))
+        told = partial(print, flush=True)
+        unit = open_unit(options.specs, options.name, options.tolerance, report=told, lock_secs=LOCK_SECS)
     except RelaxTuneError as error:
         print(f"error: {error}", flush=True)
         return 3
     ended = threading.Event()
-    threading.Thread(target=_check_regularly, args=(unit, options.check_secs, ended), daemon=True).start()
+    threading.Thread(target=check_regularly, args=(unit, options.check_secs, ended), daemon=True).start()
     try:
         asyncio.run(_serve(options, unit))
     finally:

@@ -12,14 +12,14 @@ import numpy as np
 
 from relax_tune.errors import ArtifactError, BuildError, MeasureError, RelaxTuneError, UserError
 from relax_tune.runtime.bound_program import BoundProgram
-from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.base import Device, DeviceBuffer
 from relax_tune.runtime.device.confinement import limit_memory
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.program.program import Program, program_from_json
 from relax_tune.tuner.measure.device_process.compare import difference
 from relax_tune.tuner.measure.device_process.compiling import CompiledKernels, Handles, compile_programs
-from relax_tune.tuner.measure.device_process.flush import CacheFlush
+from relax_tune.tuner.measure.device_process.flush import CacheFlush, Eviction, flush_for
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
 from relax_tune.tuner.measure.device_process.pool import SharedBuffers, buffer_bytes
 from relax_tune.tuner.measure.device_process.timing import Contestant, time_interleaved
@@ -61,6 +61,7 @@ class BatchMeasurement:
 
     answer: receives results as soon as they are final
     probe: raises MeasureError when the device is unusable
+    limited: the kernels run in this process, whose memory is limited to what their programs need
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class BatchMeasurement:
         progress: ProgressFile,
         answer: Callable[..., None],
         probe: Callable[[], None],
+        limited: bool,
     ) -> None:
-        self._device, self._libraries, self._progress = device, libraries, progress
+        self._device, self._libraries, self._progress, self._limited = device, libraries, progress, limited
         self._answer, self._probe = answer, probe
         self._shared = SharedBuffers(device)
-        self._flush: CacheFlush | None = None
+        self._flush: CacheFlush | Eviction | None = None
 
     def run(self, requests: Sequence[MeasureRequest], alone: frozenset[int]) -> None:
         """Answer every request once. alone: indices of the requests to compile one by one
@@ -84,7 +86,7 @@ class BatchMeasurement:
         limit_memory(None)
         candidates = self._read(requests)
         waves = _waves(candidates)
-        if self._device.info.kind == "c":  # its kernels can call whatever this process can
+        if self._limited:
             limit_memory(_MORE_BYTES + 2 * max((sum(c.own_bytes for c in wave) for wave in waves), default=0))
         candidates = self._compile(candidates, alone)
         for wave in _waves(candidates):
@@ -267,10 +269,18 @@ class BatchMeasurement:
 
         flush = None
         if request.policy.regime == "flushed":
-            self._flush = self._flush or CacheFlush(self._device)
-            flush = self._flush.run
+            self._flush = self._flush or flush_for(self._device)
+            flush = self._flush.of(self._weights(candidate, bound))
         stops = request.policy.stop_above
         return Contestant(bound, request.policy, symbols, stops[position] if stops else None, enter, flush)
+
+    def _weights(self, candidate: _Candidate, bound: BoundProgram) -> list[DeviceBuffer]:
+        """Return the memory of the constants that a bound program reads, packed or as they are."""
+        assert candidate.executor is not None
+        used = {
+            candidate.program.buffers[b].name: candidate.program.buffers[b].role for s in bound.steps for b in s.buffers
+        }
+        return [candidate.executor.buffer(name) for name, role in used.items() if role in ("const", "packed")]
 
     def _refuse(self, candidate: _Candidate, refusal: _Refused) -> None:
         """Answer a failure. When the device itself is lost, answer that instead and stop."""

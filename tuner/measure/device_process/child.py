@@ -1,12 +1,11 @@
-"""The device process: `python -m relax_tune.tuner.measure.device_process.child SPEC READ_FD WRITE_FD PROGRESS_FILE`.
+"""The device process, which `start` begins in its sandbox.
 
 It opens one device and measures batches until its supervisor closes the pipe or kills it. It imports only the runtime:
 no compiler, no search, no database, so it starts fast and loses nothing when a candidate kills it.
 
 Messages in: `batch` (text of `codec.encode_batch`, the folder of its arrays, and the indices to compile one by one).
-Messages
-out: `ready` or `refused` once; then per batch any number of `results`, ended by `done`, by `lost` when the device is unusable, or by
-`unable` when nothing can be measured here (a full disk); after the last two the process exits.
+Messages out: `ready`, `refused` or `unfit` (for the sandbox) once. Then per batch any number of `results`, ended by `done`, by `lost`
+when the device is unusable, or by `unable` when nothing can be measured here (a full disk); after the last two the process exits.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import numpy as np
 
 from relax_tune.errors import MeasureError, RelaxTuneError
 from relax_tune.runtime.device.base import Device
-from relax_tune.runtime.device.confinement import limit_process
+from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.library.registry import library_facts, open_libraries
 from relax_tune.tuner.measure.codec import decode_batch, encode_results
@@ -73,11 +72,18 @@ def probe(device: Device) -> None:
         )
 
 
-def main(arguments: list[str]) -> int:
-    """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened."""
+def runs_kernels(device: Device) -> bool:
+    """Return True if the kernels of a device run in this process: they can call whatever it can."""
+    return device.info.kind == "c" or (isinstance(device, OpenCLDevice) and device.in_process)
+
+
+def main(arguments: list[str], sandbox: int) -> int:
+    """Serve batches. The exit status is 0 when the supervisor left, 3 when the device was lost or could not be opened.
+
+    sandbox: version of Landlock that holds this process, 0 for none
+    """
     faulthandler.enable()
     _die_with_the_supervisor()
-    limit_process()
     spec, read_from, write_to = arguments[0], int(arguments[1]), int(arguments[2])
     progress = ProgressFile(Path(arguments[3]), create=False)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -94,10 +100,14 @@ def main(arguments: list[str]) -> int:
         probe(device)
         libraries = open_libraries()
     except (RelaxTuneError, ImportError, OSError) as error:
-        tell(kind="refused", message=str(error) or type(error).__name__)
+        tell(kind="unfit" if sandbox else "refused", message=str(error) or type(error).__name__)
         return 3
-    measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device))
-    tell(kind="ready", info=asdict(replace(device.info, libraries=library_facts(libraries))))
+    limited = runs_kernels(device)
+    if sandbox and not limited:
+        tell(kind="unfit", message=f"the driver of {device.info.name} runs its kernels elsewhere")
+        return 3
+    measurement = BatchMeasurement(device, libraries, progress, answer, lambda: probe(device), limited)
+    tell(kind="ready", sandbox=sandbox, info=asdict(replace(device.info, libraries=library_facts(libraries))))
     while True:
         message = inbox.get()
         requests = decode_batch(message["batch"], Path(message["arrays"]))
@@ -111,7 +121,3 @@ def main(arguments: list[str]) -> int:
             return 3
         progress.tell(0, 0, "idle")
         tell(kind="done")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

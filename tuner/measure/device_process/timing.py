@@ -20,9 +20,9 @@ from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 _VISIT_SECS = 0.01  # samples of one visit
 _VISIT_SAMPLES = 5
 _REWARM_BELOW_SECS = 0.02  # a longer launch warms its caches itself
-_QUEUED_BELOW_SECS = 100e-6  # on devices with a queue, shorter launches are timed several at a time
+_QUEUED_BELOW_SECS = 1e-3  # on devices with a queue, shorter launches are timed several at a time, as models queue them
 _QUEUED_SECS = 500e-6
-_QUEUED_LAUNCHES = 64
+_QUEUED_LAUNCHES = (4, 64)  # at least, at most: threads that sleep between single launches wake up in each sample
 _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
 
 
@@ -137,7 +137,8 @@ def _first_visit(device: Device, contestant: Contestant) -> None:
     if contestant.flush is not None:  # flushing counts in the budget
         single = time.perf_counter() - began
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
-        contestant.launches = min(_QUEUED_LAUNCHES, math.ceil(_QUEUED_SECS / max(single, 1e-6)))
+        least, most = _QUEUED_LAUNCHES
+        contestant.launches = min(most, max(least, math.ceil(_QUEUED_SECS / max(single, 1e-6))))
         single = _timed(device, contestant.bound, contestant.launches)
     sample = max(single * contestant.launches, 1e-7)
     contestant.wanted = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))

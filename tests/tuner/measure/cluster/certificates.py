@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from relax_tune.tuner.measure.cluster.address import TlsFiles
+from relax_tune.tuner.measure.cluster.trust.authority import Role, role_name
 
 x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed (extra cluster)")
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
@@ -34,6 +35,7 @@ class Authority:
         until: int,
         ca: bool,
         client: bool = False,
+        role: Role | None = None,
     ) -> bytes:
         builder = (
             x509.CertificateBuilder()
@@ -45,6 +47,9 @@ class Authority:
             .not_valid_after(NOW + datetime.timedelta(days=until))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
+        if role:
+            name = x509.SubjectAlternativeName([x509.DNSName(role_name(role))])
+            builder = builder.add_extension(name, critical=False)
         if client:
             builder = builder.add_extension(
                 x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
@@ -58,7 +63,12 @@ class Authority:
         return str(path)
 
     def sign(
-        self, name: str, days: tuple[int, int] = (-1, 30), passphrase: bytes | None = None, client: bool = False
+        self,
+        name: str,
+        role: Role | None,
+        days: tuple[int, int] = (-1, 30),
+        passphrase: bytes | None = None,
+        client: bool = False,
     ) -> TlsFiles:
         """NAME.pem and NAME.key (mode 600), valid from and to so many days from now. client: good for a client only."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -66,6 +76,6 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         return TlsFiles(
             self.ca,
-            self._write(f"{name}.pem", self._certificate(subject, key, *days, False, client)),
+            self._write(f"{name}.pem", self._certificate(subject, key, *days, False, client, role)),
             self._write(f"{name}.key", key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, hidden)),
         )

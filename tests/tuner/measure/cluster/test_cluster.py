@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.tuner.measure.cluster.lent import lend
+from tests.tuner.measure.cluster.fake_unit import start_fake
+from tests.tuner.measure.cluster.lent import lend, loopback_files
 from tests.tuner.measure.measure_programs import LIMIT_SECS, POLICY, program, request
 
 from relax_tune.errors import MeasureError
@@ -25,6 +24,7 @@ from relax_tune.tuner.measure.messages import MeasureRequest
 distributed = pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection  # noqa: E402
 from relax_tune.tuner.measure.cluster.runner import DaskRunner  # noqa: E402
+from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
 FILES = TlsFiles("ca.pem", "certificate.pem", "key.pem")
@@ -81,7 +81,7 @@ def test_label_without_worker_raises_in_time(scheduler: tuple[ClusterProcess, st
 def test_label_with_missing_device_raises(scheduler: tuple[ClusterProcess, str]) -> None:
     with start_worker(scheduler[1], ["abacus"]) as worker:
         assert worker.wait(LIMIT_SECS) == 3
-        assert "wanted a device c, opencl" in worker.log() and "found 'abacus'" in worker.log()
+        assert "wanted a device c, c:PART, opencl" in worker.log() and "found 'abacus'" in worker.log()
 
 
 @pytest.mark.slow
@@ -115,7 +115,8 @@ def test_a_served_worker_comes_back_and_stops_when_told(scheduler: tuple[Cluster
     thread = threading.Thread(target=serve_worker, args=(scheduler[1], ["c"], stop), kwargs={"tolerance": 1e6})
     thread.start()
     try:
-        with distributed.Client(scheduler[1], set_as_default=False) as client:
+        head = FleetSecurity(loopback_files(scheduler[1], "scheduler"))
+        with distributed.Client(scheduler[1], security=head, set_as_default=False) as client:
             seen: set[str] = set()
             for _ in range(2):
                 while not (new := set(client.scheduler_info()["workers"]) - seen):
@@ -185,37 +186,17 @@ def test_nonsense_answer_of_worker_is_one_error(scheduler: tuple[ClusterProcess,
             "unit": "u",
         }
     )
-    with lend(scheduler[1]), DaskRunner(scheduler[1], "c") as runner:
-        tasks = runner._tasks
+    answers = [None, 7, "", "[]", "{}", "[" * 5000, "9" * 5000, good.replace("1", "true"), good.replace('"c"', "3"),
+               good.replace('"f"', "3"), good.replace("libraries", "others")]  # fmt: skip
+    with start_fake(scheduler[1], "liar", answers=[*answers, good]), DaskRunner(scheduler[1], "c") as runner:
         (device,) = runner._asked()
-        for answer in (
-            None,
-            7,
-            "",
-            "[]",
-            "{}",
-            "[" * 5000,
-            "9" * 5000,
-            good.replace("1", "true"),
-            good.replace('"c"', "3"),
-            good.replace('"f"', "3"),
-            good.replace("libraries", "others"),
-        ):
-            runner._tasks = SimpleNamespace(measure_batch=told(answer), describe_device=told(answer))
+        for _ in answers:
             with pytest.raises(MeasureError):
                 runner.submit([request("good", "c")]).result(LIMIT_SECS)
             with pytest.raises(MeasureError):
                 runner._describe(device, time.monotonic() + LIMIT_SECS)
-        runner._tasks = SimpleNamespace(describe_device=told(good))
         told_now = runner._describe(device, time.monotonic() + LIMIT_SECS)
         assert told_now.limits == (("d", 1),) and told_now.libraries == (("e", "f"),)
-        runner._tasks = tasks
-        assert runner.submit([request("good", "c")]).result(LIMIT_SECS)[0].status == "ok"
-
-
-def told(answer: object) -> Any:
-    """A function that travels by value, because no worker can import this module."""
-    return eval(f"lambda *_: {answer!r}", {"__name__": "__main__"})
 
 
 @pytest.mark.process
@@ -235,3 +216,28 @@ def test_processors_with_other_threads_are_two_devices(scheduler: tuple[ClusterP
         futures = [runner.submit([request("good", "c", id=f"r{n}")]) for n in range(4)]
         assert {f.result(LIMIT_SECS)[0].unit.worker for f in futures} == {f"threads-{threads}"}
         assert len({device.identity for device in devices}) == 2
+
+
+@pytest.mark.process
+@needs_compiler
+@pytest.mark.ccompiler
+@pytest.mark.slow
+def test_worker_of_dask_lends_a_unit_by_the_preload(scheduler: tuple[ClusterProcess, str]) -> None:
+    _, address = scheduler
+    words = [
+        "distributed.cli.dask_worker",
+        address,
+        "--nthreads",
+        "1",
+        "--no-nanny",
+        "--no-dashboard",
+        "--name",
+        "outside",
+    ]
+    tls = loopback_files(address, "worker")
+    words += ["--tls-ca-file", tls.ca, "--tls-cert", tls.certificate, "--tls-key", tls.key]
+    words += ["--worker-class", "relax_tune.tuner.measure.cluster.worker.FleetWorker"]
+    words += ["--preload", "relax_tune.tuner.measure.cluster.preload", "--device", "c", "--tolerance", "1000000"]
+    with ClusterProcess(words, {"TMPDIR": "{folder}"}) as worker, DaskRunner(address, "c") as runner:
+        (result,) = runner.submit([request("good", "c")]).result(LIMIT_SECS)
+        assert result.ok and result.unit is not None and result.unit.worker == "outside/c", worker.log()

@@ -18,7 +18,7 @@ from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 from relax_tune.errors import MeasureError
 
 pytest.importorskip("distributed", reason="Dask Distributed is not installed (extra cluster)")
-from relax_tune.tuner.measure.cluster import runner as module
+from relax_tune.tuner.measure.cluster import fleet
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import LentDevice
 from relax_tune.tuner.measure.cluster.identity import differences, wanted_text
@@ -26,9 +26,9 @@ from relax_tune.tuner.measure.cluster.lending import LentUnit
 from relax_tune.tuner.measure.cluster.processes import ClusterProcess, start_scheduler
 from relax_tune.tuner.measure.cluster.reference import disagreement
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
-from relax_tune.tuner.measure.cluster.unit_lock import UnitLock
 from relax_tune.tuner.measure.codec import decode_results, encode_batch
 from relax_tune.tuner.measure.messages import MeasureResult
+from relax_tune.tuner.measure.unit_lock import UnitLock
 
 StartFake = Callable[..., ClusterProcess]
 BATCH = encode_batch([request("good", "c")])
@@ -108,7 +108,7 @@ def test_part_of_name_chooses_among_devices(address: str, start: StartFake) -> N
 def test_batch_of_stopped_worker_goes_to_another(
     address: str, start: StartFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SILENT_SECS", 3.0)
+    monkeypatch.setattr(fleet, "SILENT_SECS", 3.0)
     said: list[str] = []
     first = start("first", secs=1.0)
     with DaskRunner(address, "c", notice=said.append) as runner:
@@ -135,14 +135,37 @@ def test_batch_of_worker_told_to_end_goes_to_another(address: str, start: StartF
 
 
 @pytest.mark.process
-def test_batch_over_the_deadline_goes_to_another_worker(address: str, start: StartFake) -> None:
+def test_batch_over_the_deadline_goes_to_another_worker_before_new_ones(address: str, start: StartFake) -> None:
     start("sleepy", secs=600.0)
     with DaskRunner(address, "c") as runner:
         future = runner.submit([request("good", "c", deadline_secs=1.0)])
         with pytest.raises(TimeoutError):
             future.result(1.0)
-        start("quick")
+        waiting = [runner.submit([request("good", "c", id=f"r{n}")]) for n in range(100)]
+        start("quick", secs=0.1)
         assert [r.unit.unit for r in future.result(LIMIT_SECS)] == ["quick"]
+        assert not waiting[-1].done()
+
+
+@pytest.mark.process
+def test_worker_of_another_version_gets_no_batch(address: str, start: StartFake) -> None:
+    start("old", protocol=1, secs=0.05)
+    with pytest.raises(MeasureError, match=r"found old: c \(fake\) of another version"):
+        DaskRunner(address, "c", open_secs=0.5)
+    start("new", secs=0.05)
+    said: list[str] = []
+    with DaskRunner(address, "c", notice=said.append) as runner:
+        assert {r.unit.unit for r in measured_by(runner, 4)} == {"new"}
+    assert any("worker old is left out: another version of relax-tune: wanted protocol" in line for line in said)
+
+
+def test_unit_refuses_batch_of_another_version() -> None:
+    unit = fake_unit({"unit": "u-version"})
+    wanted = json.loads(wanted_text(FakeRunner({"unit": "u"}, "").device_info(), {}))
+    for protocol in (1, 99, None):
+        refused = json.loads(unit.measure("c", json.dumps({**wanted, "protocol": protocol}), BATCH))["refused"]
+        assert f"found {protocol}; install the same version" in refused
+    unit.close()
 
 
 def test_unit_refuses_batch_for_another_device() -> None:
@@ -180,7 +203,7 @@ def test_drifting_unit_is_quarantined_until_as_at_the_start() -> None:
 def test_second_worker_of_a_unit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     first = fake_unit({"unit": "pci:0000:0a:00.0"})
-    with pytest.raises(MeasureError, match=r"unit pci:0000:0a:00.0 .*lent by another worker of this host"):
+    with pytest.raises(MeasureError, match=r"unit pci:0000:0a:00.0 .*held by another worker or job of this host"):
         fake_unit({"unit": "pci:0000:0a:00.0"})
     fake_unit({"unit": "pci:0000:0b:00.0"}).close()
     first.close()
@@ -199,6 +222,14 @@ def test_link_in_place_of_the_lock_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(MeasureError, match=r"wanted to lock the unit cpu:here by the file .*remove it"):
         UnitLock("cpu:here", "second")
     assert other.read_text() == "kept"
+
+
+def test_silence_is_longer_than_words_of_a_large_fleet_are_apart() -> None:
+    from distributed.scheduler import heartbeat_interval
+
+    for workers in (1, 100, 1000, 4000, 10_000, 50_000):
+        assert fleet.silence_of(workers) >= max(fleet.SILENT_SECS, 2 * heartbeat_interval(workers))
+    assert fleet.silence_of(1000) == fleet.SILENT_SECS
 
 
 def test_identity_ignores_unit_and_limits() -> None:

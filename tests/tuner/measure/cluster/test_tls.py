@@ -30,9 +30,9 @@ from tests.tuner.measure.test_runner_contract import (
 from typer.testing import CliRunner
 
 import relax_tune as rt
-from relax_tune.errors import MeasureError
+from relax_tune.errors import FleetAway, MeasureError
 from relax_tune.tuner.allowed_files import allow
-from relax_tune.tuner.cli.app import app, load_command
+from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.job.job import open_runner
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import TlsFiles, host_and_port
@@ -63,13 +63,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tls")
     make_bert(place / "bert")
     ours, foreign = Authority(place, "authority"), Authority(place, "foreign-authority")
-    for name in ("scheduler", "worker", "client", "open"):
-        ours.sign(name)
-    ours.sign("expired", days=(-9, -2))
-    ours.sign("future", days=(2, 9))
-    ours.sign("hidden", passphrase=b"sesame")
-    ours.sign("client-only", client=True)
-    foreign.sign("foreign")
+    ours.sign("scheduler", "scheduler")
+    ours.sign("worker", "worker")
+    ours.sign("plain", None)
+    for name in ("client", "open"):
+        ours.sign(name, "job", client=True)
+    ours.sign("expired", "job", days=(-9, -2))
+    ours.sign("future", "job", days=(2, 9))
+    ours.sign("hidden", "job", passphrase=b"sesame")
+    ours.sign("client-only", "worker", client=True)
+    foreign.sign("foreign", "worker")
+    foreign.sign("foreign-job", "job", client=True)
     (place / "open.key").chmod(0o644)
     (place / "garbage.pem").write_text("no certificate")
     (place / "both.pem").write_bytes(Path(ours.ca).read_bytes() + Path(foreign.ca).read_bytes())
@@ -133,7 +137,7 @@ def test_an_eavesdropper_sees_nothing_of_a_measurement(folder: Path, runner: obj
         assert through.submit([given]).result(LIMIT_SECS)[0].status == "ok"
     data = b"".join(heard)
     assert len(data) > len(given.program_json)
-    for word in (b"kernel_good", b"restrict", b"relax", b"expected", b"compression"):
+    for word in (b"kernel_good", b"restrict", b"relax_tune", b"expected", b"compression"):
         assert word not in data
 
 
@@ -177,7 +181,6 @@ def test_a_worker_of_a_foreign_authority_is_never_given_work(folder: Path, runne
 
 # What the commands refuse: (options in the folder, words of the error).
 REFUSED = {
-    "no certificates": ([], ["--ca", "--help"]),
     "some": (["--ca", "authority.pem", "--key", "client.key"], ["no --certificate"]),
     "missing": (["authority", "nobody"], ["nobody.pem", "No such file"]),
     "a folder": (["--ca", ".", "--certificate", "client.pem", "--key", "client.key"], ["no plain file"]),
@@ -189,6 +192,7 @@ REFUSED = {
     "refused there": (["both", "foreign"], ["refuses our certificate", "unknown ca"]),
     "a key for all to read": (["authority", "open"], ["mode 644", "chmod 600 open.key"]),
     "a passphrase": (["authority", "hidden"], ["without a passphrase"]),
+    "no role": (["authority", "plain"], ["plain.pem", "no role of ours", "relax-tune certificate issue"]),
     "another key": (
         ["--ca", "authority.pem", "--certificate", "client.pem", "--key", "worker.key"],
         ["the key of another certificate"],
@@ -206,6 +210,8 @@ def test_unusable_certificates_are_refused(
     options, words = REFUSED[case]
     if len(options) == 2:
         ca, name = options
+        if command == "tune" and case in ("foreign authority", "refused there"):
+            name = "foreign-job"
         options = ["--ca", f"{ca}.pem", "--certificate", f"{name}.pem", "--key", f"{name}.key"]
     error = refused(command, scheduler, *options)
     assert all(word in error for word in words), error
@@ -217,7 +223,7 @@ def test_plain_addresses_beyond_loopback_are_refused(
 ) -> None:
     monkeypatch.chdir(folder)
     error = refused(command, "tcp://192.0.2.1:8786")
-    assert "mutual TLS" in error and "tls://" in error and "relax-tune worker --help" in error
+    assert "mutual TLS" in error and "tls://" in error and "relax-tune certificate --help" in error
     tls = ["--ca", "authority.pem", "--certificate", "client.pem", "--key", "client.key"]
     assert "wanted a tls:// address" in refused(command, "tcp://127.0.0.1:8786", *tls)
 
@@ -304,20 +310,10 @@ def relay(address: str) -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.process
-def test_scheduler_without_tls_is_recognised(folder: Path) -> None:
-    tls = files(folder, "client")
-    process, address = start_scheduler()
-    with (
-        process,
-        pytest.raises(MeasureError, match=r"within 20 s, found a service that does not speak TLS.*--protocol tls"),
-    ):
-        DaskRunner(address.replace("tcp:", "tls:"), "c", tls=tls)
-
-
-@pytest.mark.process
-def test_a_tls_scheduler_addressed_plainly_is_told_apart(scheduler: str) -> None:
-    with pytest.raises(MeasureError, match=r"within 0\.5 s.*says nothing.*tls://"):
-        DaskRunner(scheduler.replace("tls:", "tcp:"), "c", open_secs=0.5)
+def test_scheduler_with_given_certificates_is_not_found_without(scheduler: str) -> None:
+    for address in (scheduler, scheduler.replace("tls:", "tcp:")):
+        with pytest.raises(FleetAway, match=r"within 0\.5 s, found none that this user has started"):
+            DaskRunner(address, "c", open_secs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +355,9 @@ def test_unreachable_scheduler_raises_in_time(folder: Path) -> None:
         check_scheduler("tls://no-such-host.invalid:8786", tls, 5.0)
 
 
-def test_a_certificate_for_clients_will_do_for_tuning_but_not_for_a_worker(folder: Path) -> None:
-    check_files(files(folder, "client-only"))
+def test_certificate_of_a_worker_for_clients_alone_is_refused(folder: Path) -> None:
     with pytest.raises(MeasureError, match=r"client-only\.pem refused: .*purpose"):
-        check_files(files(folder, "client-only"), serves=True)
+        check_files(files(folder, "client-only"))
 
 
 def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -373,16 +368,3 @@ def test_key_readable_by_others_is_refused(folder: Path, tmp_path: Path) -> None
         key.chmod(mode)
         with contextlib.nullcontext() if taken else pytest.raises(MeasureError, match=f"mode {mode:o}"):
             check_files(replace(given, key=str(key)))
-
-
-@pytest.mark.process
-def test_worker_help_recipe_makes_usable_certificates(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl program")
-    lines = [line.strip() for line in (load_command("worker").help or "").splitlines()]
-    recipe = [line for line in lines if line.startswith("openssl ")]
-    assert len(recipe) == 3
-    for line in recipe:
-        subprocess.run(line.split(), cwd=tmp_path, check=True, capture_output=True, umask=0o022)
-    check_files(TlsFiles(*(str(tmp_path / name) for name in ("ca.pem", "gpu1.pem", "gpu1.key"))), serves=True)
-    assert (tmp_path / "ca.key").stat().st_mode & 0o077 == 0

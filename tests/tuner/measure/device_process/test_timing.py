@@ -51,3 +51,19 @@ def test_neither_waking_up_nor_recording_is_timed(monkeypatch: pytest.MonkeyPatc
     for contestant in found:
         assert contestant.samples == pytest.approx([LAUNCH_SECS] * 20)
         assert contestant.launches == pytest.approx(50, abs=1), "as many as fill the time of a sample"
+
+
+def test_launches_below_a_millisecond_share_a_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, launch_secs, wake_secs = [0.0], 300e-6, 100e-6
+
+    def spend(secs: float) -> None:
+        now[0] += secs
+
+    info = DeviceInfo("opencl", "", (), (("warp", 1),))
+    device: Any = SimpleNamespace(info=info, synchronize=lambda: spend(wake_secs))
+    bound: Any = SimpleNamespace(launch=lambda: spend(launch_secs), prepare=lambda: None, series=lambda times: None)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    contestant = Contestant(bound, TimingPolicy(3, 20, 0.02, 0.1, (), "warm"), {}, None, lambda: None)
+    time_interleaved(device, [contestant], ())
+    assert contestant.launches == 4
+    assert contestant.samples == pytest.approx([launch_secs + wake_secs / 4] * len(contestant.samples))

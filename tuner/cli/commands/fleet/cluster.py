@@ -1,44 +1,47 @@
-"""`relax-tune scheduler`, `worker`, `workers` and `jobs`."""
+"""`relax-tune scheduler`, `worker` and `workers`."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json as json_text
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from relax_tune.database.store import open_store
 from relax_tune.errors import MeasureError, UserError
 from relax_tune.runtime.device.registry import devices_of_class, open_device
-from relax_tune.tuner.cli.commands.options import Ca, Certificate, Database, Json, Key, among, print_json
-from relax_tune.tuner.cli.report.console import make_console, make_table, say, seconds_text
-from relax_tune.tuner.job.job_log import SEEN, state_of
-from relax_tune.tuner.measure.cluster.address import check_address, tls_files
+from relax_tune.tuner.cli.commands.options import Ca, Certificate, Json, Key, Logs, Metrics, among, print_json
+from relax_tune.tuner.cli.report.console import make_console, make_table
+from relax_tune.tuner.cli.report.logs import teller
+from relax_tune.tuner.measure.cluster.address import TlsFiles, check_address, tls_files
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
-from relax_tune.tuner.measure.cluster.fleet import SILENT_SECS, label_of
+from relax_tune.tuner.measure.cluster.fleet import label_of, silence_of
 from relax_tune.tuner.measure.cluster.processes import serve_worker, start_scheduler
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE
-from relax_tune.tuner.measure.cluster.tls import check_files, check_scheduler
+from relax_tune.tuner.measure.cluster.tls import ANSWER_SECS, check_files, check_scheduler
+from relax_tune.tuner.measure.cluster.trust.expiry import expiry_warnings
+from relax_tune.tuner.measure.cluster.trust.loopback import place_of
+from relax_tune.tuner.quantities import seconds_text
+from relax_tune.tuner.scraping import check_scraping
+from relax_tune.tuner.settings import Logs as LogForm
 from relax_tune.tuner.settings import load_settings
 
 OPEN_SECS = 20.0
 SchedulerArgument = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tcp://127.0.0.1:8786 or tls://HOST:8786.")
+    str, typer.Argument(metavar="ADDRESS", help="The scheduler's address: tls://127.0.0.1:8786 or tls://HOST:8786.")
 ]
 DeviceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="DEVICE",
-        autocompletion=among("c", "opencl", "cuda"),
-        help="A device to lend: c, opencl, opencl:PART, cuda (every GPU) or cuda:NUMBER. May be repeated; at least one. "
+        autocompletion=among("c", "opencl", "cuda", "webgpu"),
+        help="A device to lend: c, opencl, opencl:PART, cuda (every GPU), cuda:NUMBER or webgpu. May be repeated; at least one. "
         "[default: none]",
     ),
 ]
@@ -65,6 +68,7 @@ def worker(
     host: HostOption = None,
     name: NameOption = None,
     tolerance: ToleranceOption = TOLERANCE,
+    logs: Logs = None,
 ) -> None:
     """Lend this machine's devices to the jobs of a scheduler.
 
@@ -72,45 +76,33 @@ def worker(
     device, such as cuda; a batch goes only to the kind of device that it is for. A reference kernel is timed at the start and every
     hour: a device that becomes slower or faster than --tolerance allows is no longer lent, until it is as at the start.
 
-    Beyond loopback the address must be
-    tls:// and the three certificate files must be given: here, as RELAX_TUNE_CA and so on, or in relax-tune.toml.
-
-    Whoever holds a certificate of the authority can run programs on every worker, so make an authority for this alone.
-    With openssl, once:
-
-    \b
-      openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj /CN=tuning-ca -keyout ca.key -out ca.pem
-
-    For each machine (here gpu1), where ca.key is; ca.pem, gpu1.pem and gpu1.key then go to gpu1, ca.key goes nowhere:
-
-    \b
-      openssl req -newkey rsa:3072 -nodes -subj /CN=gpu1 -keyout gpu1.key -out gpu1.csr
-      openssl x509 -req -days 365 -in gpu1.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out gpu1.pem
+    Beyond loopback the address must be tls:// and the three certificate files must be given: here, as RELAX_TUNE_CA and so on, or in
+    relax-tune.toml. `relax-tune certificate` makes them, and takes them back. A worker measures what any job of the authority sends,
+    and kernels are programs, so make an authority for one team.
 
     `relax-tune scheduler` starts the scheduler, with a certificate of its own.
     """
-    settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
+    settings = load_settings({"ca": ca, "certificate": certificate, "key": key, "logs": logs})
     tls = tls_files(settings.ca, settings.certificate, settings.key)
     check_address(scheduler, tls)
     specs = device or []
     if not specs:
-        raise UserError("wanted at least one --device to lend (c, opencl, cuda), found none")
+        raise UserError("wanted at least one --device to lend (c, opencl, cuda, webgpu), found none")
     if tolerance <= 1:
         raise UserError(f"--tolerance wants a factor above 1, found {tolerance:g}")
     _need_dask()
     units = units_of(specs)
-    if tls is not None:
-        check_files(tls, serves=True)
-    check_scheduler(scheduler, tls)
-    stop = _stop_when_told()
-    console = make_console(stderr=True)
+    place, own = place_of(scheduler, tls, "worker", ANSWER_SECS)
+    check_files(own, ("worker",))
+    check_scheduler(place, own)
+    stop, tell = stop_when_told(), _warned_teller(settings.logs, tls, "worker")
     threads = []
     for unit, lent in units.items():
         called = f"{name or socket.gethostname()}/{'+'.join(lent)}"
-        say(console, f"lending {', '.join(lent)} ({unit}) to {scheduler} as {called}; interrupt to end")
+        tell(f"lending {', '.join(lent)} ({unit}) to {scheduler} as {called}; interrupt to end")
         serve = partial(
             serve_worker, scheduler, lent, stop, name=called, tolerance=tolerance, tls=tls, host=host,
-            report=lambda line: say(console, line),
+            report=tell,
         )  # fmt: skip
         threads.append(threading.Thread(target=serve))
         threads[-1].start()
@@ -131,6 +123,14 @@ def units_of(specs: list[str]) -> dict[str, list[str]]:
     return units
 
 
+def _warned_teller(form: LogForm, tls: TlsFiles | None, command: str) -> Callable[[str], None]:
+    """Return the function that a command says its sentences with; it has named certificates that end soon."""
+    tell = teller(form, make_console(stderr=True), command)
+    for line in expiry_warnings(tls):
+        tell(line)
+    return tell
+
+
 def _need_dask() -> None:
     if importlib.util.find_spec("distributed") is None:
         raise MeasureError(
@@ -138,7 +138,8 @@ def _need_dask() -> None:
         )
 
 
-def _stop_when_told() -> threading.Event:
+def stop_when_told() -> threading.Event:
+    """Return an event that Ctrl-C and termination set."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -151,22 +152,29 @@ def scheduler(
     ca: Ca = None,
     certificate: Certificate = None,
     key: Key = None,
+    metrics: Metrics = None,
+    logs: Logs = None,
 ) -> None:
     """Start the scheduler that jobs and workers meet at.
 
-    Runs until interrupted. Beyond loopback the three certificate files must be given; `relax-tune worker --help` says how to make
-    them. It keeps nothing: when it is started again, workers come back by themselves and the same `relax-tune tune` goes on.
+    Runs until interrupted. Beyond loopback the three certificate files must be given; `relax-tune certificate` makes them. On loopback
+    it makes its own, and only workers and jobs of the same user fit.
+
+    --metrics tells Prometheus of the fleet: units by state, and of each unit its batches, reference times and quarantine.
+
+    It keeps nothing: when it is started again, workers come back by themselves and the same `relax-tune tune` goes on.
     """
-    settings = load_settings({"ca": ca, "certificate": certificate, "key": key})
+    settings = load_settings({"ca": ca, "certificate": certificate, "key": key, "logs": logs})
     tls = tls_files(settings.ca, settings.certificate, settings.key)
     _need_dask()
     if tls is not None:
-        check_files(tls, serves=True)
-    stop = _stop_when_told()
-    process, address = start_scheduler(host, port, tls=tls)
-    console = make_console(stderr=True)
+        check_files(tls, ("scheduler",))
+    if metrics is not None:
+        check_scraping(metrics)
+    stop, tell = stop_when_told(), _warned_teller(settings.logs, tls, "scheduler")
+    process, address = start_scheduler(host, port, tls=tls, metrics=metrics, report=tell)
     with process:
-        say(console, f"scheduler at {address}; interrupt to end")
+        tell(f"scheduler at {address}; interrupt to end")
         while not stop.is_set() and process.wait(0.2) is None:
             pass
         if not stop.is_set():
@@ -195,38 +203,12 @@ def workers(
         console.print("no workers; `relax-tune worker` lends devices")
         return
     names = sorted({name for device in found for name in device.reference})
+    silence = silence_of(len({device.address for device in found}))
     table = make_table("worker", "host", "unit", "class", "device", *names, "state", right=names)
     for d in found:
         state = f"quarantined: {d.quarantine}" if d.quarantine else "lent"
-        if d.silent_secs >= SILENT_SECS:
+        if d.silent_secs >= silence:
             state = f"silent for {d.silent_secs:.0f} s"
         times = [seconds_text(d.reference[name]) if name in d.reference else "-" for name in names]
         table.add_row(d.worker, d.host, d.unit, d.label, d.about.strip(" |"), *times, state)
     console.print(table)
-
-
-def jobs(db: Database = None, json: Json = False) -> None:
-    """List the tuning jobs a database knows."""
-    with open_store(load_settings({"db": db}).db, create=False, read_only=True) as store:
-        found = store.jobs()
-    if json:
-        print_json([{"id": j.id, "state": state_of(j), "settings": json_text.loads(j.settings)} for j in found])
-        return
-    console = make_console()
-    if not found:
-        console.print("no jobs on record; `relax-tune tune` makes one")
-        return
-    table = make_table("job", "state", "last seen", "settings")
-    for job in found:
-        settings = json_text.loads(job.settings)
-        settings = settings if isinstance(settings, dict) else {"settings": settings}
-        shown = ", ".join(f"{k}={v}" for k, v in settings.items() if k != SEEN)
-        table.add_row(job.id, state_of(job), _moment(settings.get(SEEN)), shown)
-    console.print(table)
-
-
-def _moment(seen: object) -> str:
-    """Format Unix seconds as this machine's local time; `-` for an unknown time."""
-    if not isinstance(seen, int | float) or not 0 <= seen < 2**35:
-        return "-"
-    return datetime.fromtimestamp(seen).isoformat(" ", "seconds")

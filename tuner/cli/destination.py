@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from relax_tune.errors import ArtifactError, UserError
-from relax_tune.ir.frontend.load import PACKAGE
-from relax_tune.runtime.artifact import SUFFIX, load_artifact
+from relax_tune.ir.frontend.source import PACKAGE
+from relax_tune.runtime.artifact import ARTIFACT, SUFFIX
+from relax_tune.runtime.hashed_zip import FileFormat, read_file
 
 Out = Annotated[
     Path | None,
@@ -23,18 +24,26 @@ Overwrite = Annotated[
 
 def artifact_path(model: str, target: str, out: Path | None) -> Path:
     """Return `out`, or a path in the current folder named after the model's folder or file and the target."""
-    if out is not None:
-        return out
-    parts = [p for p in Path(model.removeprefix(PACKAGE)).absolute().parts if p not in ("model", "/")]
+    return default_path(model_name(model), target) if out is None else out
+
+
+def default_path(name: str, target: str) -> Path:
+    """Return the path of an artifact in the current folder, by the name of its model and the target."""
     kind = "".join(c if c.isalnum() else "-" for c in target).strip("-")
-    return Path(f"{parts[-1] if parts else 'model'}-{kind}{SUFFIX}")
+    return Path(f"{name}-{kind}{SUFFIX}")
 
 
-def check_destination(path: Path, model_key: str, overwrite: bool) -> None:
-    """Check, before anything is measured, that an artifact of this model can be written to `path`.
+def model_name(model: str) -> str:
+    """Return the last part of a model's path that tells it from others."""
+    parts = [p for p in Path(model.removeprefix(PACKAGE)).absolute().parts if p not in ("model", "/")]
+    return parts[-1] if parts else "model"
 
-    Raises: UserError for a folder and for a path that cannot be written. Without `overwrite` also for a file that is no artifact,
-    and for the artifact of another model.
+
+def check_destination(path: Path, model_key: str, overwrite: bool, form: FileFormat = ARTIFACT) -> None:
+    """Check, before anything is measured, that a file of this model can be written to `path`.
+
+    Raises: UserError for a folder and for a path that cannot be written. Without `overwrite` also for a file of another format,
+    and for the file of another model.
     """
     try:
         path.lstat()
@@ -46,7 +55,7 @@ def check_destination(path: Path, model_key: str, overwrite: bool) -> None:
         ) from None
     if path.is_dir():
         raise UserError(
-            f"--out {path}: wanted the name of a file, found a folder; give a name in it, such as {path / 'model.rta'}"
+            f"--out {path}: wanted the name of a file, found a folder; give a name in it, such as {path / f'model{form.suffix}'}"
         )
     folder = next(p for p in path.absolute().parents if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -56,12 +65,12 @@ def check_destination(path: Path, model_key: str, overwrite: bool) -> None:
     if overwrite or not path.exists():
         return
     try:
-        found = load_artifact(path).manifest["extra"].get("model")
+        found = read_file(form, path).manifest["extra"].get("model")
     except ArtifactError as error:
         raise UserError(
-            f"{path} is there already and is no whole artifact ({error}); give another name with --out, or --overwrite"
+            f"{path} is there already and is no whole {form.noun} ({error}); give another name with --out, or --overwrite"
         ) from None
     if found != model_key:
         raise UserError(
-            f"{path} is there already and is the artifact of another model; give this one another name with --out, or --overwrite"
+            f"{path} is there already and is the {form.noun} of another model; give this one another name with --out, or --overwrite"
         )

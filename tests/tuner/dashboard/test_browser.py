@@ -1,0 +1,183 @@
+"""Reports and dashboards in headless Chromium: no horizontal scrolling, no errors, reachable by keyboard, refreshed in place."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tuner_models import row_scale
+from tests.tuner.report.tuned_database import HOSTILE, JOB, add_hostile, tune_small
+
+from relax_tune.database.jobs.queue import open_queue
+from relax_tune.tuner.report.page import report_page
+from relax_tune.tuner.report.sections import sections_of
+from relax_tune.tuner.report.subject import of_database
+
+pytestmark = [pytest.mark.chromium, pytest.mark.ccompiler, pytest.mark.process, pytest.mark.slow]
+WIDTHS = (360, 1280)
+# What a page may take from the keyboard, in the order of the text.
+REACHED = """() => [...document.querySelectorAll('a[href], input, summary, [tabindex="0"]')].filter(e => e.checkVisibility()).length"""
+FOCUSED = """() => { const e = document.activeElement, r = e.getBoundingClientRect();
+  return [e.tagName, e.textContent.trim().slice(0, 60), r.top + scrollY, getComputedStyle(e).outlineStyle]; }"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    for name in ("vl_convert", "starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name, reason=f"{name} is not installed (extra dashboard)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAX_TUNE_SELF_TEST", "false")
+        tune_small(folder, row_scale())
+    add_hostile(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian's package chromium)")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(place: Path) -> Iterator[str]:
+    """The address of a dashboard over the database."""
+    code = "from relax_tune.tuner.cli.start import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "dashboard", "--db", "r.db", "--port", "0"],
+        cwd=place,
+        env={name: value for name, value in os.environ.items() if name != "RELAX_TUNE_DASHBOARD_TOKEN"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    found = re.search(r"http://\S+/", process.stderr.readline())
+    assert found is not None
+    yield found[0]
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def report(place: Path) -> str:
+    with open_queue(f"sqlite:///{place / 'r.db'}", read_only=True) as store:
+        subject = of_database(store)
+        page = report_page(subject.title, sections_of(subject), "written by a test")
+    (place / "report.html").write_text(page)
+    return (place / "report.html").as_uri()
+
+
+def opened(browser: Any, url: str, width: int, scheme: str) -> tuple[Any, list[str]]:
+    """Open a page; return it, and the list that its errors go to."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page, errors = context.new_page(), []
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.goto(url)
+    return page, errors
+
+
+def check_page(page: Any, errors: list[str], width: int) -> None:
+    wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide[0] <= wide[1] == width, "no part of the page is wider than the window"
+    assert page.locator("h1").count() == 1 and page.locator("main").count() == 1
+    for picture in page.locator("[role=img]").all():
+        if picture.is_visible():
+            box = picture.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["height"] > 40
+    contrast = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    assert contrast[0] != contrast[1]
+    assert errors == []
+
+
+def check_keyboard(page: Any) -> None:
+    """Assert that Tab reaches everything once, from the top to the bottom, first the link over the navigation, each with an outline."""
+    count, tops = page.evaluate(REACHED), []
+    for number in range(count):
+        page.keyboard.press("Tab")
+        tag, text, top, outline = page.evaluate(FOCUSED)
+        if number == 0:
+            assert (tag, text) == ("A", "Skip to the content")
+        assert tag != "BODY" and outline != "none", (number, tag, text)
+        tops.append(top)
+    assert tops[1:] == sorted(tops[1:]), "focus follows the order of the page"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_report_fits_and_follows_the_keyboard(browser: Any, report: str, width: int, tmp_path: Path) -> None:
+    for scheme in ("light", "dark"):
+        page, errors = opened(browser, report, width, scheme)
+        check_page(page, errors, width)
+        page.screenshot(path=tmp_path / f"report-{width}-{scheme}.png", full_page=True)
+        assert (tmp_path / f"report-{width}-{scheme}.png").stat().st_size > 10_000
+        if scheme == "light":
+            check_keyboard(page)
+            summary = page.locator("summary").first
+            summary.focus()
+            page.keyboard.press("Enter")
+            assert page.locator("details").first.evaluate("e => e.open") and page.locator("table").first.is_visible()
+            check_page(page, errors, width)
+        page.context.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_dashboard_fits_and_follows_the_keyboard(browser: Any, address: str, width: int, tmp_path: Path) -> None:
+    for number, path in enumerate(("", f"jobs/{JOB}")):
+        page, errors = opened(browser, address + path, width, "dark" if number else "light")
+        check_page(page, errors, width)
+        page.screenshot(path=tmp_path / f"dashboard{number}-{width}.png", full_page=True)
+        check_keyboard(page)
+        page.context.close()
+    page, errors = opened(browser, address, width, "light")
+    page.locator("#devices a").first.click()
+    page.wait_for_url("**/devices/**")
+    check_page(page, errors, width)
+    page.context.close()
+
+
+def test_dashboard_refresh_keeps_place_and_shows_news(browser: Any, address: str, place: Path) -> None:
+    page, errors = opened(browser, f"{address}jobs/{JOB}", 360, "light")
+    page.locator("#log-text").focus()
+    before = page.evaluate("scrollY")
+    assert before > 0 and "4 of 8" not in page.content()
+    with open_queue(f"sqlite:///{place / 'r.db'}") as queue:
+        (job,) = queue.find(JOB)
+        queue.beat(job, 60.0, 4.0, {"trials": 4, "of": 8, "failures": 1}, [(1, 1, f"more of {HOSTILE}\n")])
+    page.get_by_text("4 of 8 candidates").first.wait_for(timeout=30_000)
+    assert "more of" in page.locator("#log-text").inner_text()
+    assert page.evaluate("document.activeElement.id") == "log-text" and page.evaluate("scrollY") == before
+    page.locator("#live").uncheck()
+    assert page.locator("#refresh-state").inner_text() == "" and errors == []
+    page.context.close()
+
+
+def test_dashboard_switched_often_asks_once_at_a_time(browser: Any, address: str) -> None:
+    page = browser.new_context().new_page()
+    page.clock.install()
+    page.goto(address)
+    asked = list[str]()
+    page.on(
+        "request", lambda request: asked.append(request.resource_type) if request.resource_type == "fetch" else None
+    )
+    for _ in range(5):  # four of the five questions come while the first has no answer
+        page.evaluate("() => { const box = document.getElementById('live'); box.click(); box.click(); }")
+    page.wait_for_load_state("networkidle")
+    before = len(asked)
+    page.clock.run_for(5000)
+    page.wait_for_load_state("networkidle")
+    assert len(asked) == before + 1
+    page.context.close()

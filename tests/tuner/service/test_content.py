@@ -1,0 +1,118 @@
+"""Files by content: stored once, read as they were, refused when altered; the files of each kind of model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tuner.cli.cli_model import make_bert
+
+from relax_tune.errors import TryAgainLater, UserError
+from relax_tune.tuner.service.content import ContentStore
+from relax_tune.tuner.service.model_files import model_files
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ContentStore:
+    """A folder, and fsspec's own file system in memory, which stands for buckets: it knows no paths of this machine."""
+    pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
+    return ContentStore(str(tmp_path / "files") if request.param == "folder" else f"memory://{uuid.uuid4().hex}/files")
+
+
+def test_file_comes_back_by_hash(store: ContentStore, tmp_path: Path) -> None:
+    given = tmp_path / "given.bin"
+    given.write_bytes(bytes(range(256)) * 9000)
+    key = store.put_file(given)
+    assert key == hashlib.sha256(given.read_bytes()).hexdigest() == store.put_file(given)
+    assert store.fetch_file(key, tmp_path / "new" / "copy").read_bytes() == given.read_bytes()
+
+
+def test_cut_file_is_refused_then_stored_anew(store: ContentStore, tmp_path: Path) -> None:
+    given = tmp_path / "given.bin"
+    given.write_bytes(b"whole")
+    key = store.put_file(given)
+    with store._fs.open(store._place(key), "wb") as file:
+        file.write(b"who")
+    with pytest.raises(UserError, match="altered or cut"):
+        store.fetch_file(key, tmp_path / "copy")
+    assert store.put_file(given) == key
+    assert store.fetch_file(key, tmp_path / "copy").read_bytes() == b"whole"
+
+
+def test_missing_file_and_wrong_key_are_named(store: ContentStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"found none; give the --files"):
+        store.fetch_file("0" * 64, tmp_path / "copy")
+    with pytest.raises(UserError, match="64 hex digits"):
+        store.fetch_file("../x", tmp_path / "copy")
+
+
+def test_folder_of_a_model_comes_back_whole(store: ContentStore, tmp_path: Path) -> None:
+    bert = make_bert(tmp_path / "bert")
+    (bert / "pytorch_model.bin").write_bytes(b"pickled")
+    (bert / "1_Pooling").mkdir()
+    (bert / "1_Pooling" / "config.json").write_text("{}")
+    (tmp_path / "work").mkdir()
+    found = store.fetch_model(store.put_model(bert, tmp_path / "work"), tmp_path / "fetched")
+    names = sorted(p.relative_to(found).as_posix() for p in found.rglob("*") if p.is_file())
+    assert names == ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"]
+    assert (found / "model.safetensors").read_bytes() == (bert / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {"opens": "", "files": []},
+        {"opens": "", "files": [["../x", "0" * 64]]},
+        {"opens": "", "files": [["/etc/x", "0" * 64]]},
+        {"opens": "", "files": [["a"]]},
+        {"opens": 1, "files": [["a", "0" * 64]]},
+    ],
+)
+def test_list_of_files_leading_outside_is_refused(document: object, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
+    store = ContentStore(str(tmp_path / "files"))
+    (tmp_path / "list").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="wanted a model in the file"):
+        store.fetch_model(store.put_file(tmp_path / "list"), tmp_path / "fetched")
+
+
+def test_unknown_and_unreachable_places_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed (extra jobs)")
+    with pytest.raises(UserError, match="--files wants a folder or a URL"):
+        ContentStore("nowhere://x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TryAgainLater, match="could not store file"):
+        ContentStore(str(tmp_path / "file" / "below")).put_file(tmp_path / "file")
+
+
+def test_model_files_of_a_text_are_text_and_weights(tmp_path: Path) -> None:
+    for name in ("m.relax", "m.safetensors", "other.safetensors"):
+        (tmp_path / name).write_text("x")
+    assert model_files(tmp_path / "m.relax") == (tmp_path, ["m.relax", "m.safetensors"])
+    with pytest.raises(UserError, match="no such file"):
+        model_files(tmp_path / "none.onnx")
+    with pytest.raises(UserError, match="found none of its files"):
+        model_files(tmp_path)
+
+
+def test_model_files_of_onnx_have_external_data(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    weights = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    shape = helper.make_tensor_value_info("x", kind, ["n", 64]), helper.make_tensor_value_info("y", kind, ["n", 64])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [shape[0]], [shape[1]], [weights])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph), str(path), save_as_external_data=True, location="m.data", size_threshold=0)
+    assert model_files(path) == (tmp_path, ["m.onnx", "m.data"])
+    found = onnx.load(str(path), load_external_data=False)
+    (entry,) = [e for e in found.graph.initializer[0].external_data if e.key == "location"]
+    entry.value = "../secret"
+    path.write_bytes(found.SerializeToString())
+    (tmp_path.parent / "secret").write_text("")
+    with pytest.raises(UserError, match=r"'../secret' in the folder beside it"):
+        model_files(path)

@@ -1,0 +1,1 @@
+"""Re-exports nothing; import the modules."""

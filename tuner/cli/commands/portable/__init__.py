@@ -1,0 +1,1 @@
+"""Commands of files that go to other machines: packs, exports, signatures."""

@@ -1,0 +1,1 @@
+"""Commands that show what tuning did in pictures."""

@@ -1,0 +1,89 @@
+"""`relax-tune dashboard`: jobs, models and devices of a database, in a browser."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_tune.database.jobs.queue import open_queue
+from relax_tune.errors import UserError
+from relax_tune.tuner.cli.commands.options import SettingFlags, with_settings
+from relax_tune.tuner.cli.report.console import make_console
+from relax_tune.tuner.cli.report.logs import teller
+from relax_tune.tuner.dashboard.app import make_app, serve
+from relax_tune.tuner.dashboard.guard import check_binding
+from relax_tune.tuner.dashboard.metrics import check_prometheus
+from relax_tune.tuner.dashboard.pages import Pages
+from relax_tune.tuner.measure.cluster.address import check_needed, is_loopback, tls_files
+from relax_tune.tuner.report.fleet import lent_now
+from relax_tune.tuner.report.page import environment
+
+TOKEN_VARIABLE = "RELAX_TUNE_DASHBOARD_TOKEN"
+_TOKEN_BYTES = 4096
+
+
+@with_settings("dashboard")
+def dashboard(
+    *,
+    settings: SettingFlags,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on; 0 for any that is free.")] = 8788,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"A file whose one line is the token that clients give; the variable {TOKEN_VARIABLE} holds one too. [default: none, "
+            "which is enough on 127.0.0.1]",
+        ),
+    ] = None,
+) -> None:
+    """Show jobs, models and devices of a database in a browser.
+
+    The database is opened read-only, and every page only reads. Beyond loopback a token is needed: browsers ask for it as a password,
+    with any user name, and scripts send it as a Bearer token. Pages refresh themselves in place. /metrics is for Prometheus. Put a
+    server with TLS before it where others could listen.
+    """
+    chosen = settings.load()
+    check_needed(chosen.scheduler, *(settings.given[name] for name in ("ca", "certificate", "key")))
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port wants a number from 0 to 65535, found {port}")
+    token = _token(token_file)
+    check_binding(host, token)
+    tell = teller(chosen.logs, make_console(stderr=True), "dashboard")
+    environment()
+    check_prometheus()
+    tls = tls_files(chosen.ca, chosen.certificate, chosen.key)
+    lent = None if chosen.scheduler is None else partial(lent_now, chosen.scheduler, tls, chosen.wait_secs)
+    with open_queue(chosen.db, read_only=True, wait_secs=chosen.wait_secs, notice=tell) as store:
+        app = make_app(Pages(store, lent), token)
+        if not is_loopback(host):
+            tell(
+                "the token and all pages travel as they are: where others could listen, put a server with TLS before this one"
+            )
+        serve(app, host, port, lambda address: tell(f"showing {store.where} at {address}; interrupt to end"))
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token of a file or of the environment. No error shows what is in it."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_TOKEN_BYTES + 1)
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise UserError(
+            f"--token-file {file}: wanted a file with a token, found: {error.strerror}; check the path"
+        ) from None
+    if mode & 0o077:
+        raise UserError(
+            f"--token-file {file}: wanted a file that you alone can read, found that others can; chmod 600 {file}"
+        )
+    lines = content.decode("ascii", "replace").splitlines()
+    if len(content) > _TOKEN_BYTES or len(lines) != 1:
+        raise UserError(f"--token-file {file}: wanted one line with a token, found {len(lines)}; correct it")
+    return lines[0].strip()

@@ -1,0 +1,51 @@
+"""`relax-tune web`: an artifact in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_tune.errors import UserError
+from relax_tune.ir.frontend.source import find_model
+from relax_tune.runtime.generation.config import read_token_ids
+from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.dashboard.app import serve
+from relax_tune.tuner.web.server import make_web_app, served_model
+
+
+def web(
+    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file of target webgpu.")],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="FOLDER",
+            help="The folder with tokenizer.json. [default: none; the page takes token ids]",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on; 0 for any that is free.")] = 8789,
+) -> None:
+    """Serve an artifact and a page that runs it in the browser.
+
+    An encoder gets a page of sentence search, a decoder (functions prefill and decode) one of text generation. The server listens on
+    127.0.0.1 alone; browsers offer WebGPU there and over https. The browser verifies the artifact by its hash, and keeps it for the
+    next time.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"--port wants a number from 0 to 65535, found {port}")
+    folder = None if model is None else find_model(model)
+    ends = () if folder is None else _ends(folder)
+    app = make_web_app(served_model(artifact, folder, ends))
+    console = make_console(stderr=True)
+    serve(app, "127.0.0.1", port, lambda address: say(console, f"serving {artifact} at {address}; interrupt to end"))
+
+
+def _ends(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end a text, as the model's folder says."""
+    found = read_token_ids(folder).get("eos_token_id")
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)

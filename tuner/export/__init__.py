@@ -1,0 +1,1 @@
+"""Export of built artifacts to other languages."""

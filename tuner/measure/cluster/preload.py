@@ -1,0 +1,48 @@
+"""Units on Dask workers that others start: `dask worker ADDRESS --preload relax_tune.tuner.measure.cluster.preload --device c`.
+
+Launchers that know only Dask's own worker, such as dask-jobqueue, lend units so. `relax-tune worker` needs none of this.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from relax_tune.runtime.device.registry import devices_of_class
+from relax_tune.tuner.measure.cluster.fleet import METRIC
+from relax_tune.tuner.measure.cluster.lending import CHECK_SECS, LOCK_SECS, LentUnit
+from relax_tune.tuner.measure.cluster.reference import TOLERANCE
+from relax_tune.tuner.measure.cluster.task import PLUGIN_NAME, DevicePlugin
+from relax_tune.tuner.measure.cluster.worker import check_regularly
+
+_ENDED = threading.Event()
+
+
+@click.command()
+@click.option(
+    "--device", "devices", multiple=True, required=True, help="A device to lend, such as c or cuda; all of one unit."
+)
+@click.option("--tolerance", default=TOLERANCE, help="How far reference times may differ.")
+async def dask_setup(worker: Any, devices: Sequence[str], tolerance: float) -> None:
+    """Open and time the unit before the scheduler hears of this worker.
+
+    So no batch meets a device that cannot be used."""
+    specs = [spec for given in devices for spec in devices_of_class(given)]
+    unit = LentUnit(
+        specs, f"{worker.name}/{'+'.join(specs)}", tolerance, report=partial(print, flush=True), lock_secs=LOCK_SECS
+    )
+    worker.metrics[METRIC] = lambda _: unit.state()
+    await worker.plugin_add(DevicePlugin(unit), name=PLUGIN_NAME)
+    threading.Thread(target=check_regularly, args=(unit, CHECK_SECS, _ENDED), daemon=True).start()
+
+
+def dask_teardown(worker: Any) -> None:
+    """Release the unit."""
+    _ENDED.set()
+    plugin = worker.plugins.get(PLUGIN_NAME)
+    if isinstance(plugin, DevicePlugin):
+        plugin.unit.close()

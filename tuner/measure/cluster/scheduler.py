@@ -1,0 +1,96 @@
+"""The scheduler process: `python -m relax_tune.tuner.measure.cluster.scheduler OPTIONS`, with OPTIONS as JSON text.
+
+Dask's scheduler, which takes from each role only what the role may ask for, and writes its address into a file once it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+
+from relax_tune.errors import RelaxTuneError
+from relax_tune.tuner.measure.cluster import task as _task  # noqa: F401  imported now, not while batches wait
+from relax_tune.tuner.measure.cluster.address import TlsFiles
+from relax_tune.tuner.measure.cluster.batches import hidden_key
+from relax_tune.tuner.measure.cluster.fleet_metrics import FleetCollector
+from relax_tune.tuner.measure.cluster.trust.roles import OF_SCHEDULER, PAGES, Gate
+from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity, keep_fresh
+from relax_tune.tuner.measure.cluster.trust.unpickle import restrict
+from relax_tune.tuner.scraping import served
+
+
+class FleetScheduler(distributed.Scheduler):
+    """Dask's scheduler behind a gate. security: of this process, always TLS"""
+
+    def __init__(self, *given: Any, security: FleetSecurity, **named: Any) -> None:
+        restrict()
+        self.gate = Gate(OF_SCHEDULER, "scheduler")
+        dask.config.set(PAGES)
+        named |= {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        super().__init__(*given, security=security, extensions={}, **named)
+
+    async def start_unsafe(self) -> Any:
+        """Start, and keep certificates as their files are."""
+        started = await super().start_unsafe()
+        security: Any = self.security
+        self._fresh = asyncio.ensure_future(keep_fresh(security, lambda: self.gate.cut(security.revoked())))
+        return started
+
+    def handle_comm(self, comm: Any) -> Any:
+        """Guard a connection before it is served."""
+        self.gate.guard(comm)
+        return super().handle_comm(comm)
+
+    def get_processing(self, workers: Any = None) -> Any:
+        """Return the tasks of each worker by hashes of their keys: who knows a key could have a task read the result."""
+        found = super().get_processing(workers)
+        return {worker: [hidden_key(str(key)) for key in keys] for worker, keys in found.items()}
+
+
+async def _serve(options: dict[str, Any]) -> None:
+    scheduler = FleetScheduler(
+        security=FleetSecurity(TlsFiles(**options["tls"])),
+        host=options["host"],
+        port=options["port"],
+        protocol="tls",
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: asyncio.ensure_future(scheduler.close(reason="told to end")))
+    with _scraped(scheduler, options.get("metrics")) as metrics:
+        await _until_ended(scheduler, Path(options["file"]), metrics)
+
+
+def _scraped(scheduler: FleetScheduler, address: str | None) -> contextlib.AbstractContextManager[str]:
+    """Answer Prometheus at an address meanwhile; at none for None."""
+    if address is None:
+        return contextlib.nullcontext("")
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(FleetCollector(scheduler))  # type: ignore[arg-type,unused-ignore]
+    return served(registry, address)
+
+
+async def _until_ended(scheduler: FleetScheduler, file: Path, metrics: str) -> None:
+    """Serve, and say in a file where."""
+    async with scheduler:
+        part = file.with_name(f"{file.name}.part")
+        part.write_text(json.dumps({"address": scheduler.address, "metrics": metrics}))
+        part.replace(file)
+        await scheduler.finished()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_serve(json.loads(sys.argv[1])))
+    except RelaxTuneError as error:
+        sys.exit(f"error: {error}")

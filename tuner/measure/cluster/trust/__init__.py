@@ -1,0 +1,1 @@
+"""Trust in a fleet: certificates of roles, revocation, rights of a role, restricted messages."""

@@ -1,0 +1,1 @@
+"""Pictures of what tuning did, as one HTML file: from records, without measuring."""

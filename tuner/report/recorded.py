@@ -1,0 +1,254 @@
+"""Tasks as a database remembers them: times by shape, the dispatched variant, regret, and how the search converged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.tuner.plan.plans import Shape, pooled
+from relax_tune.tuner.plan.stored_plans import KeptPlan
+from relax_tune.tuner.task.unfused_variants import in_parts
+
+Group = Literal["tuned", "library", "generic", "unfused"]
+GROUPS: tuple[Group, ...] = ("tuned", "library", "generic", "unfused")
+PAUSE_SECS = 200.0
+"""A longer time between two records, which is over every deadline of a kernel, is a pause between runs."""
+
+
+def group_of(variant: VariantRecord) -> Group:
+    """Return the kind of a variant, or `unfused` for one of several parts."""
+    return "unfused" if in_parts(variant) else variant.kind
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """A moment at which a better variant was known.
+
+    trials: candidates measured by then, of all tasks or as a mean; secs: seconds of measuring by then
+    lag: time over that of the end, at least 1
+    """
+
+    trials: float
+    secs: float
+    lag: float
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedTask:
+    """The records of one task on one device, all of one state of the caches.
+
+    plan: the dispatch to judge, None if no plan is known
+    labels: names of the symbols in the model's terms; empty for the task's own
+    calls: number of calls in one run of the model, None if unknown
+    weights: anchors with their weights; empty for the shapes that most batches have, all alike
+    runs: ids of the runs whose search and failures are shown; None for all
+    """
+
+    key: str
+    name: str
+    records: Sequence[Measurement]
+    plan: KeptPlan | None = None
+    labels: tuple[str, ...] = ()
+    calls: int | None = None
+    weights: Mapping[Shape, float] | None = None
+    runs: frozenset[str] | None = None
+
+    @cached_property
+    def shown_records(self) -> list[Measurement]:
+        """Records of the runs that are looked at."""
+        return [r for r in self.records if self.runs is None or r.job in self.runs]
+
+    @cached_property
+    def _pooled(self) -> tuple[dict[str, dict[Shape, float]], dict[str, VariantRecord]]:
+        samples, variants = pooled(self.records)
+        medians = {key: {s: statistics.median(own) for s, own in rows.items()} for key, rows in samples.items()}
+        return medians, variants
+
+    @property
+    def medians(self) -> dict[str, dict[Shape, float]]:
+        """Median seconds by variant and shape, without variants that ever failed."""
+        return self._pooled[0]
+
+    @property
+    def variants(self) -> dict[str, VariantRecord]:
+        """The timed variants by key."""
+        return self._pooled[1]
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """All timed shapes, the smallest first."""
+        found = {shape for rows in self.medians.values() for shape in rows}
+        return sorted(found, key=lambda s: (math.prod(max(x, 1) for _, x in s), point_of(s)))
+
+    @cached_property
+    def anchors(self) -> dict[Shape, float]:
+        """The shapes that count, with their weights."""
+        if self.weights:
+            return dict(self.weights)
+        batches: dict[tuple[str, str], set[Shape]] = {}
+        for r in self.records:  # records of one batch share the start of their id
+            if shape_of_record(r) in self.medians.get(r.variant.key, ()):
+                batches.setdefault((r.variant.key, r.id.rpartition(".")[0]), set()).add(shape_of_record(r))
+        sets = Counter(map(frozenset, batches.values()))
+        if not sets:
+            return {}
+        most = max(sets.values())
+        chosen = max((s for s, count in sets.items() if count == most), key=lambda s: (len(s), sorted(s)))
+        return {shape: 1 / len(chosen) for shape in self.shapes if shape in chosen}
+
+    def dispatched(self, shape: Shape) -> str | None:
+        """Return the key of the variant that the plan dispatches at a shape; None without a plan that knows it."""
+        if self.plan is None:
+            return None
+        try:
+            return self.plan[0].choose(point_of(shape))
+        except IndexError:  # a plan over more symbols than the records have
+            return None
+
+    def best(self, shape: Shape, group: Group | None = None) -> float | None:
+        """Return the smallest median seconds at a shape, of all variants or of one group."""
+        return min(
+            (
+                rows[shape]
+                for key, rows in self.medians.items()
+                if shape in rows and (group is None or group_of(self.variants[key]) == group)
+            ),
+            default=None,
+        )
+
+    def dispatched_secs(self, shape: Shape) -> float | None:
+        """Return the median seconds of the dispatched variant at a shape; None if it was not timed there."""
+        key = self.dispatched(shape)
+        return None if key is None else self.medians.get(key, {}).get(shape)
+
+    def regret(self, shape: Shape) -> float | None:
+        """Return the share of time that the dispatched variant loses to the best on record at a shape."""
+        own, best = self.dispatched_secs(shape), self.best(shape)
+        return None if own is None or best is None else own / best - 1
+
+    @cached_property
+    def mean_regret(self) -> float | None:
+        """The regret over the anchors that have one, by their weights and the best times; None if none has."""
+        known = {s: w for s, w in self.anchors.items() if self.regret(s) is not None}
+        best = sum(w * (self.best(s) or 0.0) for s, w in known.items())
+        own = sum(w * (self.dispatched_secs(s) or 0.0) for s, w in known.items())
+        return own / best - 1 if best > 0 else None
+
+    @cached_property
+    def secs(self) -> float | None:
+        """Seconds of a call with the dispatched variants, over the anchors by weight; None if a time is missing.
+
+        Without a plan, seconds with the best variants.
+        """
+        total = 0.0
+        for shape, weight in self.anchors.items():
+            time = self.best(shape) if self.plan is None else self.dispatched_secs(shape)
+            if time is None:
+                return None
+            total += weight * time
+        return total if self.anchors else None
+
+    @cached_property
+    def trials(self) -> int:
+        """Number of tuned candidates of the shown runs."""
+        return len({r.variant.key for r in self.shown_records if group_of(r.variant) == "tuned"})
+
+    @cached_property
+    def failures(self) -> list[Measurement]:
+        """Failed measurements of the shown runs."""
+        return [r for r in self.shown_records if r.status == "failed"]
+
+    def name_of(self, axis: int) -> str:
+        """Return the name of a symbol."""
+        return self.labels[axis] if axis < len(self.labels) else f"s{axis}"
+
+    def shape_text(self, shape: Shape) -> str:
+        """Return a shape as text, such as `b=1, n=8`."""
+        return ", ".join(f"{self.name_of(a)}={x}" for a, x in enumerate(point_of(shape))) or "one shape"
+
+    @cached_property
+    def convergence(self) -> list[SearchStep]:
+        """The steps of the search: each better variant of the shown runs, and the end.
+
+        A variant counts from the time it was first measured at an anchor, with the median of all its samples. Pauses of more
+        than PAUSE_SECS are left out.
+        """
+        events = sorted((r for r in self.shown_records if r.measured_at > 0), key=lambda r: (r.measured_at, r.id))
+        best: dict[Shape, float] = {}
+        trials: set[str] = set()
+        found: list[tuple[int, float, float]] = []
+        clock = _Stopwatch()
+        for record in events:
+            secs = clock.at(record)
+            if group_of(record.variant) == "tuned":
+                trials.add(record.variant.key)
+            shape = shape_of_record(record)
+            time = self.medians.get(record.variant.key, {}).get(shape)
+            if shape in self.anchors and time is not None and time < best.get(shape, math.inf):
+                best[shape] = time
+                if len(best) == len(self.anchors):
+                    found.append((len(trials), secs, sum(w * best[s] for s, w in self.anchors.items())))
+        if not found:
+            return []
+        end = found[-1][2]
+        steps = {trial: SearchStep(trial, secs, time / end) for trial, secs, time in found}
+        steps[len(trials)] = SearchStep(len(trials), clock.secs, 1.0)
+        return list(steps.values())
+
+
+class _Stopwatch:
+    """Seconds of measuring, over several runs without the pauses between them."""
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+        self._last = math.inf
+
+    def at(self, record: Measurement) -> float:
+        """Return the seconds until a record; records come in order of time."""
+        gap = record.measured_at - self._last
+        self.secs += gap if 0 < gap <= PAUSE_SECS else 0.0
+        self._last = record.measured_at
+        return self.secs
+
+
+def point_of(shape: Shape) -> tuple[int, ...]:
+    """Return the values of a shape's symbols, by number."""
+    return tuple(x for _, x in sorted(shape, key=lambda s: (len(s[0]), s[0])))
+
+
+def shape_of_record(record: Measurement) -> Shape:
+    """Return the shape of a measurement."""
+    return tuple(sorted(record.symbols.items()))
+
+
+def all_tasks(tasks: Sequence[RecordedTask]) -> list[SearchStep]:
+    """Return the convergence over several tasks: the geometric mean of their lags, over trials and seconds in all.
+
+    It begins once every task has a time at each anchor. Trials and seconds are those of the tasks together.
+    """
+    known = [t for t in tasks if t.convergence]
+    events: list[tuple[float, str, int, Measurement]] = sorted(
+        (r.measured_at, r.id, number, r) for number, t in enumerate(known) for r in t.shown_records if r.measured_at > 0
+    )
+    clock = _Stopwatch()
+    trials: list[set[str]] = [set() for _ in known]
+    lags: dict[int, float] = {}
+    steps: dict[int, SearchStep] = {}
+    for _, _, number, record in events:
+        secs = clock.at(record)
+        if group_of(record.variant) == "tuned":
+            trials[number].add(record.variant.key)
+        own = [s for s in known[number].convergence if s.trials <= len(trials[number])]
+        if own:
+            lags[number] = own[-1].lag
+        if len(lags) == len(known):
+            total = sum(map(len, trials))
+            lag = math.exp(sum(map(math.log, lags.values())) / len(lags))
+            steps[total] = SearchStep(total, secs, lag)
+    return list(steps.values())

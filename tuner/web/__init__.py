@@ -1,0 +1,1 @@
+"""Pages that run artifacts in a browser."""

@@ -1,0 +1,10 @@
+/** An error in words, which a page shows as they are. */
+export class ModelError extends Error {
+  override name = "ModelError";
+}
+
+/** Return the words of anything that was thrown. */
+export function inWords(error: unknown): string {
+  if (error instanceof ModelError) return error.message;
+  return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
+}

@@ -1,0 +1,103 @@
+/** An artifact in the browser, ready to run. */
+
+import { type Artifact, readArtifact } from "./artifact.js";
+import type { Progress, Source } from "./download.js";
+import { ModelError } from "./errors.js";
+import { type Argument, Executor } from "./executor.js";
+import { Gpu } from "./gpu.js";
+import { DeviceTensor, type Tensor } from "./tensor.js";
+
+export class Model {
+  private readonly executors = new Map<string, Executor>();
+  private turn: Promise<unknown> = Promise.resolve();
+
+  private constructor(
+    readonly gpu: Gpu,
+    readonly artifact: Artifact,
+  ) {
+    for (const program of artifact.programs) this.executors.set(program.name, new Executor(program, gpu));
+  }
+
+  /**
+   * Download an artifact, verify it and compile its kernels. Throws in words.
+   *
+   * downloaded: called as bytes arrive; compiled: as kernels are compiled, with their number so far and in all
+   */
+  static async load(source: Source, downloaded: Progress, compiled: (done: number, total: number) => void): Promise<Model> {
+    const gpu = await Gpu.open();
+    const model = new Model(gpu, await readArtifact(source, gpu, downloaded));
+    const total = model.artifact.programs.reduce((sum, program) => sum + program.kernels.length, 0);
+    let done = 0;
+    for (const executor of model.executors.values()) {
+      await executor.prepare(model.artifact.constants, () => compiled(++done, total));
+    }
+    return model;
+  }
+
+  get functions(): string[] {
+    return [...this.executors.keys()];
+  }
+
+  executor(name: string): Executor {
+    const found = this.executors.get(name);
+    if (!found) throw new ModelError(`Wanted one of the functions ${this.functions.join(", ")}, found ${name}.`);
+    return found;
+  }
+
+  /** Call a function; calls take turns. Results are in the page's memory, in order. */
+  async run(name: string, inputs: Readonly<Record<string, Tensor>>): Promise<Tensor[]> {
+    return (await this.inTurn(() => this.executor(name).run(inputs))) as Tensor[];
+  }
+
+  /** Call a function and keep the results of these numbers on the device. takes: arguments whose memory results may take */
+  async runKept(
+    name: string,
+    inputs: Readonly<Record<string, Argument>>,
+    results: readonly number[],
+    takes: readonly string[] = [],
+  ): Promise<Argument[]> {
+    const keeping = { results: new Set(results), takes: new Set(takes) };
+    return this.inTurn(() => this.executor(name).run(inputs, keeping));
+  }
+
+  private inTurn<T>(call: () => Promise<T>): Promise<T> {
+    const result = this.turn.then(call);
+    this.turn = result.catch(() => undefined);
+    return result;
+  }
+
+  close(): void {
+    this.gpu.device.destroy();
+  }
+}
+
+/** Calls of one function whose state stays on the device: results replace arguments, such as a decoder's caches. */
+export class Session {
+  /**
+   * state: arguments of the first call, such as the caches that `prefill` gives, which the first call stores as this function wants them
+   * kept: the number of the result that replaces each argument of `state`
+   */
+  constructor(
+    private readonly model: Model,
+    private readonly name: string,
+    private state: Record<string, Argument>,
+    private readonly kept: Readonly<Record<string, number>>,
+  ) {}
+
+  /** Call the function with its other arguments; return its other results. After an error the state is as before. */
+  async run(inputs: Readonly<Record<string, Tensor>>): Promise<Tensor[]> {
+    const numbers = Object.values(this.kept);
+    const found = await this.model.runKept(this.name, { ...inputs, ...this.state }, numbers, Object.keys(this.kept));
+    for (const [name, number] of Object.entries(this.kept)) {
+      const [before, made] = [this.state[name], found[number] as DeviceTensor];
+      if (before instanceof DeviceTensor && before.memory !== made.memory) before.free();
+      this.state[name] = made;
+    }
+    return found.filter((_, number) => !numbers.includes(number)) as Tensor[];
+  }
+
+  close(): void {
+    for (const tensor of Object.values(this.state)) if (tensor instanceof DeviceTensor) tensor.free();
+    this.state = {};
+  }
+}

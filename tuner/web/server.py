@@ -1,0 +1,143 @@
+"""The server of pages that run an artifact on the browser's WebGPU, over Starlette."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from relax_tune.errors import UserError
+from relax_tune.runtime.artifact import Artifact, load_artifact
+from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
+from relax_tune.runtime.hashed_zip import digest_at_end
+from relax_tune.tuner.dashboard.app import EXTRA
+from relax_tune.tuner.dashboard.guard import App, Guard
+
+_STATIC = {
+    "relax-tune.js": "text/javascript",
+    "search.js": "text/javascript",
+    "generate.js": "text/javascript",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_IDS = "input_ids"
+_TEXT_INPUTS = {_IDS, "attention_mask", "token_type_ids"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """An artifact to serve.
+
+    path: the file; page: name of the page that runs it
+    folder: the folder of its tokenizer, if any; ends: tokens that end a text
+    """
+
+    path: Path
+    page: str
+    folder: Path | None = None
+    ends: tuple[int, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a page has to know before it downloads the artifact."""
+        return {
+            "name": self.path.name,
+            "url": "model.rta",
+            "bytes": os.path.getsize(self.path),
+            "digest": digest_at_end(self.path),
+            "tokenizer": self.folder is not None,
+            "ends": list(self.ends),
+        }
+
+
+def served_model(path: Path, folder: Path | None = None, ends: tuple[int, ...] = ()) -> ServedModel:
+    """Verify an artifact and choose its page.
+
+    Raises: UserError for one that no page runs, and for a folder without a tokenizer; ArtifactError for one that cannot be read.
+    """
+    artifact = load_artifact(path)
+    if artifact.device_kind != "webgpu":
+        raise UserError(
+            f"{path}: wanted an artifact for webgpu, which browsers run, found one for {artifact.device_kind}; build it with "
+            "--target webgpu"
+        )
+    if artifact.host_programs:
+        names = ", ".join(sorted(p.name for p in artifact.host_programs))
+        raise UserError(
+            f"{path}: wanted functions without branches, which the browser's runtime runs, found {names}; use `relax-tune run`"
+        )
+    if folder is not None and not os.path.isfile(folder / _TOKENIZER[0]):
+        raise UserError(
+            f"{folder}: wanted a folder with a {_TOKENIZER[0]}, found none; leave --model out to write token ids"
+        )
+    return ServedModel(path, _page_of(artifact), folder, ends)
+
+
+def _page_of(artifact: Artifact) -> str:
+    """Return the name of the page that runs an artifact. Raises UserError for an artifact without one."""
+    found = set(artifact.functions)
+    if {PREFILL, DECODE} <= found and ENCODE not in found:
+        return "generate"
+    if "main" in found:
+        program = artifact.function("main")
+        names = {program.buffers[i].name for i in program.inputs}
+        if names >= {_IDS} and names <= _TEXT_INPUTS and len(program.buffers[program.outputs[0]].shape) == 2:
+            return "search"
+    raise UserError(
+        f"{artifact.path}: wanted an encoder of {_IDS} with one row a text, or the functions {PREFILL} and {DECODE}, found "
+        f"{', '.join(sorted(found))}; a page of your own may import relax-tune.js (docs/guides/browser.md)"
+    )
+
+
+def make_web_app(model: ServedModel) -> App:
+    """Return the guarded ASGI application: the page, the runtime, the artifact. Every route answers GET alone.
+
+    Raises: UserError where Starlette is not installed."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import FileResponse, Response
+        from starlette.routing import Route
+    except ImportError:
+        raise UserError(EXTRA.format("Starlette")) from None
+
+    def packaged(name: str, media: str) -> Response:
+        return Response(files("relax_tune.tuner.web").joinpath("static", name).read_bytes(), media_type=media)
+
+    def page(request: Request) -> Response:
+        return packaged(f"{model.page}.html", "text/html")
+
+    def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        return packaged(name, _STATIC[name]) if name in _STATIC else Response("not found", 404)
+
+    def facts(request: Request) -> Response:
+        try:
+            return Response(json.dumps(model.facts()), media_type="application/json")
+        except OSError as error:
+            return Response(f"the artifact cannot be read: {error.strerror}", 503, media_type="text/plain")
+
+    def artifact(request: Request) -> Response:
+        if not os.path.isfile(model.path):
+            return Response("the artifact is gone", 503, media_type="text/plain")
+        return FileResponse(model.path, media_type="application/octet-stream")
+
+    def tokenizer(request: Request) -> Response:
+        path = None if model.folder is None else model.folder / request.path_params["name"]
+        if path is None or path.name not in _TOKENIZER:
+            return Response("not found", 404, media_type="text/plain")
+        if path.name == _TOKENIZER[1] and not os.path.isfile(path):
+            return Response("{}", media_type="application/json")
+        return FileResponse(path, media_type="application/json")
+
+    routes: list[Any] = [
+        Route("/", page, methods=["GET"]),
+        Route("/model.json", facts, methods=["GET"]),
+        Route("/model.rta", artifact, methods=["GET"]),
+        Route("/static/{name}", static, methods=["GET"]),
+        Route("/{name}", tokenizer, methods=["GET"]),
+    ]
+    return Guard(Starlette(routes=routes), None)
