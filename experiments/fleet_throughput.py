@@ -10,14 +10,14 @@ import asyncio
 import json
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from queue import SimpleQueue
 
-import distributed
 import psutil
+from tests.tuner.measure.cluster.fake_unit import FakeRunner
 
-from relax_tune.runtime.device.base import DeviceInfo
 from relax_tune.tuner.measure.cluster.client import SchedulerConnection
 from relax_tune.tuner.measure.cluster.fleet import METRIC
 from relax_tune.tuner.measure.cluster.lending import LentUnit
@@ -25,50 +25,28 @@ from relax_tune.tuner.measure.cluster.processes import start_scheduler
 from relax_tune.tuner.measure.cluster.reference import reference_program
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.cluster.task import DevicePlugin
-from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, ShapeTiming
+from relax_tune.tuner.measure.cluster.trust.loopback import place_of
+from relax_tune.tuner.measure.cluster.trust.security import FleetSecurity
+from relax_tune.tuner.measure.cluster.worker import FleetWorker
+from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult
 
 # Workers that share a process of this simulation.
 TOGETHER = 25
 
 
-class Sleeper:
-    """A device whose batches take a fixed time."""
-
-    def __init__(self, unit: str, secs: float) -> None:
-        self.unit, self.secs = unit, secs
-
-    def submit(self, batch: Sequence[MeasureRequest]) -> Future[list[MeasureResult]]:
-        if batch[0].id != "reference":
-            time.sleep(self.secs)
-        done: Future[list[MeasureResult]] = Future()
-        done.set_result(
-            [MeasureResult(r.id, "ok", timings=tuple(ShapeTiming(dict(s), (1e-3,)) for s in r.timings)) for r in batch]
-        )
-        return done
-
-    def device_info(self) -> DeviceInfo:
-        return DeviceInfo("c", "sleeper", (), (), (), self.unit)
-
-    def calibrate(self, reference: Mapping[str, float]) -> Mapping[str, float]:
-        return reference
-
-    def slots(self) -> int:
-        return 1
-
-    def close(self) -> None:
-        pass
-
-
 def serve(address: str, names: Sequence[str], secs: float) -> None:
     """Run several workers in this process, until it is killed."""
+    place, tls = place_of(address, None, "worker", 60.0)
 
     async def run() -> None:
         workers = []
         for name in names:
-            unit = LentUnit(["c"], name, open_runner=lambda _, name: Sleeper(name, secs))
+            unit = LentUnit(["c"], name, open_runner=lambda _, name: FakeRunner({"unit": name, "secs": secs}, name))
             metrics = {METRIC: lambda _, unit=unit: unit.state()}
-            worker = distributed.Worker(
-                address,
+            worker = FleetWorker(
+                place,
+                protocol="tls",
+                security=FleetSecurity(tls),
                 nthreads=1,
                 name=name,
                 memory_limit=0,
@@ -87,9 +65,8 @@ def used(pids: Sequence[int | None]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def batch(number: int) -> list[MeasureRequest]:
+def batch(number: int, program: str) -> list[MeasureRequest]:
     """Eight requests, as a tuning job sends them."""
-    program = reference_program("c").to_json()
     return [MeasureRequest(f"{number}-{i}", program, (), ({"n": 16, "k": 1},)) for i in range(8)]
 
 
@@ -116,16 +93,19 @@ def main() -> None:
             time.sleep(0.2)
         connection.close()
         runner = stack.enter_context(DaskRunner(address, "c"))
-        waiting: list[Future[list[MeasureResult]]] = []
         others = {"scheduler_cpu_secs": [scheduler.pid], "workers_cpu_secs": serving}
         before = {name: used(pids) for name, pids in others.items()}
+        done: SimpleQueue[Future[list[MeasureResult]]] = SimpleQueue()
+        under_way, program = 0, reference_program("c").to_json()
         cpu, began = time.process_time(), time.monotonic()
         for number in range(given.batches):  # at most `slots` under way, as a tuning job keeps them
-            while sum(not future.done() for future in waiting) >= runner.slots():
-                time.sleep(0.002)
-            waiting.append(runner.submit(batch(number)))
-        for future in waiting:
-            future.result()
+            while under_way >= runner.slots():
+                done.get().result()
+                under_way -= 1
+            runner.submit(batch(number, program)).add_done_callback(done.put)
+            under_way += 1
+        for _ in range(under_way):
+            done.get().result()
         wall = time.monotonic() - began
         share = given.batches * given.secs / (wall * given.workers)
         cpus = {"job_cpu_secs": time.process_time() - cpu, **{n: used(p) - before[n] for n, p in others.items()}}

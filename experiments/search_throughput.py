@@ -117,7 +117,7 @@ def trials(args: argparse.Namespace) -> dict[str, float]:
         job = Job(module, device_info(args.device), store, settings)
         store.add_target(job.target)
         runner = open_runner(settings)
-        tuner = Tuner(list(job.choices.values()), job.target.key, runner, store, settings, "throughput", job.libraries)
+        tuner = Tuner(list(job.choices.values()), job.target, runner, store, settings, "throughput", job.libraries)
         result = tuner.run()
         runner.close()
     return {
