@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +15,21 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 NOT_FAST = frozenset(
-    ["ccompiler", "clblast", "cuda", "minilm", "nvrtc", "onednn", "opencl", "postgres", "process", "slow", "torch"]
+    [
+        "ccompiler",
+        "chromium",
+        "clblast",
+        "cross",
+        "cuda",
+        "minilm",
+        "nvrtc",
+        "onednn",
+        "opencl",
+        "postgres",
+        "process",
+        "slow",
+        "torch",
+    ]
 )
 
 # Tests share modules such as tests.support.zoo; --import-mode=importlib leaves sys.path alone.
@@ -29,6 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Locks of units lie in the temporary folder: with one each, workers need not wait for each other.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="relax-tune-tests-")
+        os.chmod(os.environ["TMPDIR"], 0o1777)  # servers run as another user
+        tempfile.tempdir = None
+        config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     # modules read it when they are imported: `tests.support.effort`
     for effort in ("fast", "heavy"):
         if config.getoption(f"--{effort}"):

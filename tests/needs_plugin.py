@@ -11,7 +11,7 @@ import os
 import pytest
 
 # Skips that nothing `make test` installs can prevent.
-EXCUSED = frozenset({"cuda", "postgres", "torch"})
+EXCUSED = frozenset({"cross", "cuda", "postgres", "torch"})
 
 
 class Needs:

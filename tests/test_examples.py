@@ -19,6 +19,11 @@ CASES = {
         r"functions: main swiglu\n(.*\n)*  swiglu: .*\n(.*\n)*n = 128: \(128, 96\), differs .* by [0-9.]+e-0[678] at most",
         ["opencl", "heavy"],
     ),
+    "hpvm": (
+        [],
+        r"\A(\w+ of size \d+: \(.*\), 100\.00% of the elements as NumPy's\n){10}\Z",
+        ["ccompiler", "slow"],
+    ),
     "onnx_model": (
         ["--trials", "1"],
         r"\(13, 20\) -> \(13, 5\)\n.*\nrefused: .*batch <= 64, found 65",

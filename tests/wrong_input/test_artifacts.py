@@ -249,7 +249,7 @@ def test_artifact_beyond_memory_is_refused_when_opened(saved: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert first.startswith("MeasureError") and "4000000000 bytes" in first
+    assert first.startswith("MemoryLack") and "4000000000 bytes" in first
     assert second.startswith("BuildError") and "defines no such function" in second
 
 

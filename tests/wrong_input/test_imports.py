@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.database.exchange.t4_texts import t4_measurements, t4_text
 from tests.database.records_made import MATMUL, ZEN, ZEN_OLD, filled, timing
 from tests.wrong_input.storage_cases import files, inside, made_database, refused
 from tests.wrong_input.test_artifacts import ODD
 
 from relax_tune.database.exchange.jsonl import export_lines, import_lines
-from relax_tune.database.exchange.t4 import export_t4, import_t4
 from relax_tune.database.memory_store import MemoryStore
 from relax_tune.database.store import open_store
 from relax_tune.errors import DatabaseError
@@ -62,12 +62,12 @@ def test_hostile_lines_are_left_out_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_hostile_t4_is_one_error(tmp_path: Path) -> None:
-    document = json.loads(export_t4(ZEN, [timing(f"m{i}", 1e-3 * (i + 1), tile=i + 1) for i in range(3)], "1"))
+    document = json.loads(t4_text(ZEN, [timing(f"m{i}", 1e-3 * (i + 1), tile=i + 1) for i in range(3)]))
     generator = random.Random(6)
     refusals = 0
     for _ in range(300):
         try:
-            import_t4(_changed(document, generator), MATMUL.key, ZEN.key)
+            t4_measurements(_changed(document, generator), MATMUL.key, ZEN.key)
         except DatabaseError as error:
             assert len(str(error)) < 1500
             refusals += 1

@@ -51,7 +51,7 @@ def left_in(cache: Path) -> list[str]:
         "OpenCL",
         "C",
         "c:",
-        "c:0",
+        "c:no such processor",
         "opencl:",
         "",
         " c",
@@ -63,7 +63,9 @@ def left_in(cache: Path) -> list[str]:
 def test_unknown_target_error_lists_known_targets(cache: Path, spec: str) -> None:
     text = refused(spec)
     assert (
-        text.startswith("wanted a device c, opencl, opencl:PART, cuda or cuda:NUMBER, found ")
+        text.startswith(
+            "wanted a device c, c:PART, opencl, opencl:PART, cuda, cuda:NUMBER, webgpu or webgpu:PART, found "
+        )
         and "; there are: c" in text
     )
 
@@ -105,7 +107,7 @@ def test_unavailable_gpu_error_states_the_reason(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pycuda", None)
     for spec in ("cuda", "cuda:7"):
         assert "wanted the package pycuda, found" in refused(spec) and "pip install 'relax-tune[cuda]'" in refused(spec)
-    assert [e.spec for e in list_devices() if isinstance(e, DeviceFailure)] == ["cuda"]
+    assert "cuda" in [e.spec for e in list_devices() if isinstance(e, DeviceFailure)]
 
 
 @pytest.mark.process
