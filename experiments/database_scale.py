@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import json
 import platform
 import re
@@ -47,7 +46,7 @@ from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.task.task import Choices
 
 SHAPES = (1, 3, 8, 17, 64, 100, 200, 256)
-VARIANTS, OTHERS, SKETCHES = 256, 9, 4
+VARIANTS, OTHERS, SKETCHES, POOLS = 256, 9, 4, 16
 SAMPLES, SHARES = (3, 5, 20, 60), (0.1, 0.1, 0.4, 0.4)
 NEWEST = 1.79e9
 TALLY = ("task", "place", "kind", "stage", "regime", "checked")
@@ -71,27 +70,34 @@ def product(inner: int, outer: int) -> Choices:
 
 
 def workloads(count: int) -> Iterator[Made]:
-    """Products of different sizes, whose texts, keys and sketches are real."""
+    """Products of different sizes, whose texts, keys and sketches are real. A number of its own makes a workload's variants others."""
     inner, outer = 1009, 512
     base = product(inner, outer)
     rng = np.random.default_rng(0)
-    sketches = range(min(SKETCHES, len(base.sketches)))
+    pools = [drawn(base, rng) for _ in range(POOLS)]
     for number in range(count):
         text_ = re.sub(rf"\b{inner}\b", str(64 + number), base.task.text)
         key = workload_key(parse_prim_func(text_))
-        variants: dict[str, VariantRecord] = {}
-        for (
-            round_
-        ) in itertools.count():  # no two workloads share a variant, and small spaces are told apart by a number
-            codes = base.space.sample(rng, 2 * VARIANTS)
-            for c in base.space.candidates(codes[np.isin(codes[:, 0], list(sketches))]):
-                made = base.tuned(c)
-                values = canonical_json({**made.values, "W": number, "X": round_})
-                made = VariantRecord("tuned", made.sketch, made.trace, values)
-                variants[made.key] = made
-            if len(variants) >= VARIANTS:
-                break
-        yield Made(Workload(key, text_, 1, f"matmul_{64 + number}"), tuple(list(variants.values())[:VARIANTS]))
+        variants = tuple(
+            VariantRecord("tuned", sketch, trace, canonical_json({**values, "W": number}))
+            for sketch, trace, values in pools[number % POOLS]
+        )
+        yield Made(Workload(key, text_, 1, f"matmul_{64 + number}"), variants)
+
+
+def drawn(base: Choices, rng: np.random.Generator) -> list[tuple[str, str, dict[str, Any]]]:
+    """Draw sketches, traces and values of variants; small spaces are told apart by a number."""
+    sketches = range(min(SKETCHES, len(base.sketches)))
+    found: dict[str, tuple[str, str, dict[str, Any]]] = {}
+    repeat = 0
+    while len(found) < VARIANTS:
+        codes = base.space.sample(rng, 2 * VARIANTS)
+        for c in base.space.candidates(codes[np.isin(codes[:, 0], list(sketches))]):
+            made = base.tuned(c)
+            values = {**made.values, "X": repeat}
+            found[canonical_json([made.sketch, made.trace, values])] = (made.sketch, made.trace, values)
+        repeat += 1
+    return list(found.values())[:VARIANTS]
 
 
 class Filler:

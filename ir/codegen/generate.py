@@ -12,6 +12,7 @@ from relax_tune.errors import BuildError
 from relax_tune.ir.codegen.lower.affine import Algebra
 from relax_tune.ir.codegen.lower.barriers import insert_barriers
 from relax_tune.ir.codegen.lower.grid_independence import verify_grid_independence
+from relax_tune.ir.codegen.lower.guards import end_loops_at_data
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.long_sums import split_long_sums
 from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, note_ranges
@@ -126,6 +127,7 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     body = lower_warp_buffers(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
+    body = end_loops_at_data(body, algebra)
     body = split_long_sums(body, algebra, bool(loops(body, "item")))
     body = choose_vectors(body, algebra, lanes)
     body = shrink_buffers(body, algebra, target.thread_kinds)

@@ -151,8 +151,7 @@ class Load(Expr):
 _consts: WeakValueDictionary[tuple[object, ...], Const] = WeakValueDictionary()
 _ops: WeakValueDictionary[tuple[object, ...], Op] = WeakValueDictionary()
 _loads: WeakValueDictionary[tuple[object, ...], Load] = WeakValueDictionary()
-_making = RLock()
-"""Held while a new node is entered: of two threads that make one at once, one makes it."""
+_making = RLock()  # held while a new node is entered: of two threads that make one at once, one makes it
 
 
 def const(value: Number, dtype: DType | None = None) -> Const:
@@ -247,11 +246,8 @@ def sub(a: ExprLike, b: ExprLike) -> Expr:
     x, y, literal = _folded(operator.sub, a, b)
     if literal is not None:
         return literal
-    if x.dtype.is_int:
-        if _literal(y, 0):
-            return x
-        if x is y:
-            return const(0, x.dtype)
+    if x.dtype.is_int and (_literal(y, 0) or x is y):
+        return const(0, x.dtype) if x is y else x
     return op("sub", (x, y), x.dtype)
 
 
@@ -259,10 +255,8 @@ def mul(a: ExprLike, b: ExprLike) -> Expr:
     x, y, literal = _folded(operator.mul, a, b)
     if literal is not None:
         return literal
-    if _literal(x, 1):
-        return y
-    if _literal(y, 1):
-        return x
+    if _literal(x, 1) or _literal(y, 1):
+        return y if _literal(x, 1) else x
     if x.dtype.is_int and (_literal(x, 0) or _literal(y, 0)):
         return const(0, x.dtype)
     return op("mul", (x, y), x.dtype)
@@ -306,8 +300,6 @@ def _extreme(name: str, a: ExprLike, b: ExprLike) -> Expr:
 
 
 minimum, maximum = (partial(_extreme, name) for name in ("min", "max"))
-
-
 _COMPARE = {o.name: o.evaluate for o in SCALAR_OPS.values() if o.kind == "comparison" and o.evaluate}
 
 

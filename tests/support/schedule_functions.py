@@ -23,6 +23,7 @@ from relax_tune.ir.core.expr import (
     le,
     lt,
     maximum,
+    minimum,
     select,
 )
 from relax_tune.ir.core.function import PrimFunc
@@ -70,6 +71,29 @@ def stencil() -> PrimFunc:
     x, y, z = b.input("A", (n + 1,)), b.alloc("B", (n + 1,)), b.output("C", (n,))
     b.compute(y, lambda i: x[i] * x[i], name="square")
     b.compute(z, lambda i: y[i] + y[i + 1], name="pair")
+    return b.finish()
+
+
+def csr_rows(most: bool = False) -> PrimFunc:
+    """C = 2 * B with B the sum (or the largest, at least 0) of value * x over the n rows of a sparse matrix of at most w elements.
+
+    Rows start at multiples of 5: `start` holds the factors."""
+    n, m, k, w = Var("n"), Var("m"), Var("k"), Var("w")
+    b = TensorBuilder("csr_rows")
+    start, column = b.input("start", (n + 1,), i32), b.input("column", (m,), i32)
+    value, x, z = b.input("value", (m,)), b.input("x", (k,)), b.output("C", (n,))
+    b.scalar(w)
+    y = b.alloc("B", (n,))
+
+    def step(acc: Expr, i: Expr, j: Expr) -> Expr:
+        at = cast(start[i], i64) * 5 + j
+        inside = maximum(minimum(at, m - 1), 0)
+        chosen = x[maximum(minimum(cast(column[inside], i64), k - 1), 0)]
+        term = select(lt(at, cast(start[i + 1], i64) * 5), value[inside] * chosen, const(0.0))
+        return maximum(acc, term) if most else acc + term
+
+    b.reduce(y, (w,), const(0.0), step, name="row")
+    b.compute(z, lambda i: y[i] * 2.0, name="twice")
     return b.finish()
 
 

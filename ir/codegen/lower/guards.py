@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import reduce
 
-from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.lowered import note_ranges
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i64
-from relax_tune.ir.core.expr import Expr, Load, Var, and_, conjuncts, const, loads
-from relax_tune.ir.core.stmt import For, IfThenElse, Stmt, rewrite, when
+from relax_tune.ir.core.expr import (
+    Expr,
+    Load,
+    Var,
+    add,
+    and_,
+    conjuncts,
+    const,
+    free_vars,
+    load,
+    loads,
+    lt,
+    maximum,
+    minimum,
+    rebuild,
+    select,
+    sub,
+    substitute,
+)
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, rewrite, seq, when
 
 
 def room_below(c: Expr, poly: Callable[[Expr], Poly]) -> Poly | None:
@@ -87,3 +107,67 @@ def conditional_groups(s: Stmt, is_short: Callable[[For], bool]) -> bool:
         guarded = guarded or isinstance(m, IfThenElse)
         stack += [(child, near, guarded) for child in m.children]
     return False
+
+
+IDEMPOTENT = {"add": 0, "max": None, "min": None, "mul": 1}
+"""Operations by which combining with a value twice is combining once: the value, None for any."""
+
+
+def end_loops_at_data(s: Stmt, algebra: Algebra) -> Stmt:
+    """End a loop where the data say that all later iterations combine with a constant, such as at the end of a row in CSR.
+
+    Before: `for j in range(w): y = y + select(start[i] + j < start[i + 1], v, 0)`
+    After: `for j in range(min(w, start[i + 1] - start[i])): y = y + v`, and `y = y + 0` once where iterations were left out: it makes
+    -0.0 to 0.0, as they did.
+    """
+    if isinstance(s, For) and s.kind == "vectorized":
+        return s
+    if isinstance(s, For) and s.kind == "serial":
+        ended = _ended(s, algebra)
+        if ended is not None:
+            note_ranges(algebra, ended)
+            return ended
+    return s.with_children(tuple([end_loops_at_data(c, algebra) for c in s.children])) if s.children else s
+
+
+def _ended(f: For, algebra: Algebra) -> Stmt | None:
+    """Return a loop over an update with its end set by data; None where no data do."""
+    around, store = split_conditions(f.body)
+    if not isinstance(store, BufferStore) or f.var in free_vars(*around) or loads(*around):
+        return None
+    own, value = load(store.buffer, store.indices), store.value
+    term = next((a for a in value.children if a.op == "select"), None)
+    if value.op not in IDEMPOTENT or term is None or own not in value.children or f.var in free_vars(*store.indices):
+        return None
+    cond, chosen, constant_ = term.children
+    if constant_.value is None or IDEMPOTENT[value.op] not in (None, constant_.value):
+        return None
+    ends = {c: end for c in conjuncts(cond) if (end := _end(c, f.var, algebra)) is not None}
+    if not ends or store.buffer in {r.buffer for r in loads(*ends.values())}:
+        return None
+    limit = reduce(minimum, ends.values(), f.extent)
+    rest = and_(*(c for c in conjuncts(cond) if c not in ends))
+    changed = lambda to: BufferStore(store.buffer, store.indices, rebuild(value, _with(value, term, to)))
+    end = Var(f"{f.var.name}_end")
+    loop = replace(f, extent=end, body=changed(select(rest, chosen, constant_)))
+    once = when(lt(end, f.extent), changed(constant_))
+    # a loop without iterations reads nothing
+    return when(and_(lt(const(0), f.extent), *around), Let(end, maximum(limit, const(0)), seq(loop, once)))
+
+
+def _with(e: Expr, old: Expr, new: Expr) -> tuple[Expr, ...]:
+    return tuple(new if a is old else a for a in e.children)
+
+
+def _end(c: Expr, var: Var, algebra: Algebra) -> Expr | None:
+    """Return the first value of a variable at which a condition on data fails for good; None for other conditions."""
+    room = room_below(c, algebra.poly)
+    if (
+        room is None
+        or room.get((var,)) != -1
+        or algebra.depends({m: k for m, k in room.items() if m != (var,)}, (var,))
+    ):
+        return None
+    below, bound = c.args
+    end = sub(bound, substitute(below, {var: const(0)}))
+    return (add(end, const(1)) if c.op == "le" else end) if loads(end) else None
