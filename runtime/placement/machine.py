@@ -1,7 +1,8 @@
 """The virtual machine of an artifact for several devices: parts and transfers in a queue for each device.
 
 A register holds a `Pending` until its part or transfer is done. The queue of a device takes its work in the order of the program, and
-a piece of work waits for what it reads. So parts on different devices run side by side wherever none reads the other.
+a piece of work waits for what it reads. So parts on different devices run side by side wherever none reads the other. The caller does
+the work that it waits for itself (`queues`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool, pool_of
 from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.placement.policy import PlacementChooser, PlacementOptions
+from relax_tune.runtime.placement.queues import Work, WorkQueue
 from relax_tune.runtime.program.host_program import (
     CallHostRoutine,
     CallSubgraph,
@@ -57,15 +58,15 @@ class DeviceEvent:
 class Pending:
     """A value that the queue of a device makes. `versions`: the same value on other devices, each made once."""
 
-    __slots__ = ("_future", "_index", "device", "versions")
+    __slots__ = ("_index", "device", "versions", "work")
 
-    def __init__(self, future: Future[Any], device: str, index: int | None = None) -> None:
-        self._future, self._index, self.device = future, index, device
+    def __init__(self, work: Work, device: str, index: int | None = None) -> None:
+        self.work, self._index, self.device = work, index, device
         self.versions: dict[str, Pending] = {}
 
     def value(self) -> Any:
         """Wait for the value. Raises the error of the work that makes it."""
-        made = self._future.result()
+        made = self.work.result()
         return made if self._index is None else made[self._index]
 
 
@@ -80,11 +81,16 @@ class _Call:
     """
 
     def __init__(self) -> None:
-        self.work: dict[str, Future[Any]] = {}
+        self.work: dict[str, Work] = {}
         self.versions: dict[int, tuple[Any, dict[str, Pending]]] = {}
         self.secs: dict[str, float] = {}
         self.chosen: list[tuple[str, int, dict[str, int]]] = []
         self.failed: tuple[str, str] | None = None
+
+    def end(self) -> None:
+        """Wait until the queues have done all work of the call."""
+        for work in self.work.values():
+            work.end()
 
 
 @contextlib.contextmanager
@@ -125,7 +131,7 @@ class PlacedMachine(VirtualMachine):
         self._pools.setdefault(HOME, None)
         self._devices = dict(devices)
         self._closed = False
-        self._queues: dict[str, ThreadPoolExecutor] = {}
+        self._queues: dict[str, WorkQueue] = {}
         self._starting = threading.Lock()
         self._counting = threading.Lock()
         self._local = threading.local()
@@ -146,14 +152,14 @@ class PlacedMachine(VirtualMachine):
             try:
                 found = super().run(name, inputs, hosts)
             except MeasureError as error:
-                wait(call.work.values())  # nothing of a call that failed goes on after it
+                call.end()  # nothing of a call that failed goes on after it
                 if call.failed is None:
                     raise
                 self._lose(name, *call.failed, error)
                 continue
             finally:
                 self._local.call = outer
-                wait(call.work.values())
+                call.end()
             if len(call.chosen) == 1:
                 self.chooser.observe(*call.chosen[0], call.secs)
             return found
@@ -206,16 +212,22 @@ class PlacedMachine(VirtualMachine):
             return tuple(map(self.complete, value))
         return value
 
-    def enqueue(self, device: str, work: Callable[[], Any]) -> Future[Any]:
-        """Put work into the queue of a device. Raises ModelStateError after `close`."""
+    def enqueue(self, device: str, do: Callable[[], Any], reads: Sequence[Any]) -> Work:
+        """Put work that reads these values into the queue of a device. Raises ModelStateError after `close`."""
+        needs = [p.work for p in _pending(reads)]
         with self._starting:
             self._check_open()
             if device not in self._queues:
-                self._queues[device] = ThreadPoolExecutor(1, thread_name_prefix=f"relax-tune-{device}")
-            future = self._queues[device].submit(work)
+                self._queues[device] = WorkQueue(device, self._queues.values())
+            work = self._queues[device].put(do, needs)
         call: _Call = self._local.call
-        call.work[device] = future
-        return future
+        call.work[device] = work
+        return work
+
+    def wake(self) -> None:
+        """Have the devices begin what they can, beside the caller."""
+        for queue in tuple(self._queues.values()):
+            queue.wake_if_ready()
 
     def start_part(self, i: CallSubgraph, frame: CallFrame) -> None:
         """Queue a part of the program."""
@@ -237,9 +249,9 @@ class PlacedMachine(VirtualMachine):
             self._tell(DeviceEvent("part", i.part, device, "end"))
             return found
 
-        future = self.enqueue(device, work)
+        made = self.enqueue(device, work, args)
         for number, into in enumerate(i.into):
-            frame.registers[into] = Pending(future, device, number)
+            frame.registers[into] = Pending(made, device, number)
 
     def _end(self, device: str) -> None:
         """Wait for the work of a device: what is told of it is the time of work, not of launches."""
@@ -281,7 +293,7 @@ class PlacedMachine(VirtualMachine):
                 self._tell(DeviceEvent("transfer", name, i.device, "end", given.nbytes))
                 return found
 
-            versions[i.device] = Pending(self.enqueue(owner, work), i.device)
+            versions[i.device] = Pending(self.enqueue(owner, work, [value]), i.device)
         frame.registers[i.into] = versions[i.device]
 
     def _moved(self, value: Any, device: str, source: str = HOME) -> Any:
@@ -313,7 +325,7 @@ class PlacedMachine(VirtualMachine):
             self._closed = True
         super().close()
         for queue in self._queues.values():
-            queue.shutdown(wait=False)
+            queue.close()
         for pool in self._pools.values():
             if pool is not None:
                 pool.close()
@@ -329,12 +341,23 @@ def _start_transfer(vm: VirtualMachine, i: Transfer, frame: CallFrame) -> None:
     vm.start_transfer(i, frame)
 
 
+def _pending(values: Iterable[Any]) -> Iterator[Pending]:
+    """Yield what is still to be made of values, inside tuples too."""
+    for value in values:
+        if isinstance(value, Pending):
+            yield value
+        elif type(value) is tuple:
+            yield from _pending(value)
+
+
 def _waiting(run: Execute) -> Execute:
     """Make the execution of an instruction that first waits for what it reads."""
 
     def execute(vm: Any, i: Any, frame: CallFrame) -> None:
         held = [(r, v) for r in i.reads if isinstance(v := frame.registers[r], Pending)]
         vm.await_reads(i, frame)
+        if isinstance(i, CallHostRoutine):
+            vm.wake()
         run(vm, i, frame)
         for r, v in held:  # it still tells where the value is
             frame.registers[r] = v
