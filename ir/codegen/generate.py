@@ -15,7 +15,7 @@ from relax_tune.ir.codegen.lower.grid_independence import verify_grid_independen
 from relax_tune.ir.codegen.lower.guards import end_loops_at_data
 from relax_tune.ir.codegen.lower.index_width import Spans, fits
 from relax_tune.ir.codegen.lower.long_sums import split_long_sums
-from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, note_ranges
+from relax_tune.ir.codegen.lower.lowered import hoist_divmod, lower_blocks, nest_fused_loops, note_ranges
 from relax_tune.ir.codegen.lower.registers import dead_lanes, register_layouts
 from relax_tune.ir.codegen.lower.shrink_buffers import shrink_buffers
 from relax_tune.ir.codegen.lower.tails import lower_tails
@@ -127,6 +127,8 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     body = lower_warp_buffers(body, algebra, target.language == "cuda")
     body = lower_tails(body, algebra, lanes)
     note_ranges(algebra, body)
+    if not loops(body, "item"):
+        body = nest_fused_loops(body, algebra)
     body = end_loops_at_data(body, algebra)
     body = split_long_sums(body, algebra, bool(loops(body, "item")))
     body = choose_vectors(body, algebra, lanes)

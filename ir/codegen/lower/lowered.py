@@ -11,12 +11,22 @@ from relax_tune.ir.core.expr import (
     Expr,
     Load,
     Var,
+    add,
     as_int,
+    ceildiv,
+    const,
+    floordiv,
     free_vars,
     load,
+    loads,
     maximum,
+    minimum,
+    mul,
     postorder,
     rebuild,
+    replaced,
+    sub,
+    substitute,
     transform,
 )
 from relax_tune.ir.core.intervals import Interval
@@ -39,6 +49,7 @@ from relax_tune.ir.core.stmt import (
 COMBINING_KINDS = ("serial", "unrolled", "vectorized")
 COMBINING_OPS = ("add", "mul", "max", "min")
 DIVIDING = frozenset({"floordiv", "floormod"})
+ONE = const(1)
 
 
 def lower_blocks(s: Stmt) -> Stmt:
@@ -107,6 +118,88 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
     for v, e in reversed(bound):
         body = Let(v, e, body)
     return replace(n, body=body)
+
+
+def nest_fused_loops(s: Stmt, algebra: Algebra) -> Stmt:
+    """Run a part of a fused loop as a nest, one loop a dim, so that no iteration divides.
+
+    Before: `for t in range(n): ... (a + t) // d ... (a + t) % d`, with d known to a call alone
+    After: `for q in range(a // d, ceil((a + n) / d)): for r in range(max(a - q * d, 0), min(a + n - q * d, d)): ... q ... r`
+    """
+    while isinstance(s, For) and s.kind == "serial" and s.marks == LoopMarks():
+        divisions = _divisions(s, algebra)
+        if divisions is None:
+            break
+        s = _nest(s, *divisions, algebra)
+        note_ranges(algebra, s)
+    return s.with_children(tuple([nest_fused_loops(c, algebra) for c in s.children]))
+
+
+def _divisions(f: For, algebra: Algebra) -> tuple[Expr, Expr, dict[object, Expr]] | None:
+    """Return the index `a + t` of a fused loop over t, its innermost divisor, and `_strides`; None where all divisors are numbers."""
+    inner = bound_vars(f.body) | {f.var}
+    for m in walk(f.body):
+        for e in postorder(m.own_exprs):
+            if e.op != "floormod" or e.dtype is not i64:
+                continue
+            index, divisor = e.args
+            base = dict(algebra.poly(index))
+            if base.pop((f.var,), 0) != 1 or loads(index, divisor) or algebra.depends(base, inner):
+                continue
+            least = algebra.interval(algebra.static(divisor))[0]
+            if not inner.isdisjoint(free_vars(divisor)) or least is None or least < 0:
+                continue
+            strides = _strides(f, index, divisor, algebra)
+            if as_int(divisor) is None or any(as_int(stride) is None for stride in strides.values()):
+                return index, divisor, strides
+    return None
+
+
+def _nest(f: For, index: Expr, divisor: Expr, strides: dict[object, Expr], algebra: Algebra) -> Stmt:
+    """Return the loop over `index` as one over its quotients around one over its remainders."""
+    whole = algebra.poly(index)
+    first = substitute(index, {f.var: const(0)})
+    size = divisor if (algebra.interval(algebra.static(divisor))[0] or 0) >= 1 else maximum(divisor, 1)
+    start, row, left, r = (Var(f"{f.var.name}_{part}") for part in ("row", "rows", "left", "r"))
+    q, end = add(start, row), add(first, f.extent)
+
+    def change(e: Expr) -> Expr | None:
+        if e is f.var:
+            return sub(add(add(mul(q, size), left), r), first)
+        if e.op not in DIVIDING or e.dtype is not i64 or algebra.poly(e.args[0]) != whole:
+            return None
+        stride = strides.get(_key(algebra, e.args[1]))
+        if stride is None or (e.op == "floormod" and stride is not ONE):
+            return None
+        return floordiv(q, stride) if e.op == "floordiv" else add(left, r)
+
+    width = maximum(sub(minimum(sub(end, mul(q, size)), size), left), 0)
+    columns = For(r, width, map_exprs(f.body, lambda e: replaced(e, change)))
+    rows = For(row, sub(ceildiv(end, size), start), Let(left, maximum(sub(first, mul(q, size)), 0), columns))
+    return Let(start, floordiv(first, size), rows)
+
+
+def _strides(f: For, index: Expr, divisor: Expr, algebra: Algebra) -> dict[object, Expr]:
+    """Return, for every divisor of a fused index that is `divisor` times sizes of further dims, the product of these."""
+    whole = algebra.poly(index)
+    found: dict[object, Expr] = {_key(algebra, divisor): ONE}
+    rests = [
+        e for m in walk(f.body) for e in postorder(m.own_exprs) if e.op == "floormod" and e.args[0].op == "floordiv"
+    ]
+    rests = [e for e in dict.fromkeys(rests) if e.dtype is i64 and algebra.poly(e.args[0].args[0]) == whole]
+    while rests:
+        known = [e for e in rests if _key(algebra, e.args[0].args[1]) in found]
+        if not known:
+            break
+        for e in known:
+            by, size = e.args[0].args[1], e.args[1]
+            found.setdefault(_key(algebra, mul(by, size)), mul(found[_key(algebra, by)], size))
+        rests = [e for e in rests if e not in known]
+    return found
+
+
+def _key(algebra: Algebra, e: Expr) -> object:
+    return frozenset(algebra.poly(e).items())
 
 
 def note_ranges(algebra: Algebra, s: Stmt) -> None:
