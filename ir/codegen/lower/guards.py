@@ -147,16 +147,16 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
         return None
     limit = reduce(minimum, ends.values(), f.extent)
     rest = and_(*(c for c in conjuncts(cond) if c not in ends))
-    changed = lambda to: BufferStore(store.buffer, store.indices, rebuild(value, _with(value, term, to)))
+
+    def update(combined: Expr) -> BufferStore:
+        operands = tuple(combined if a is term else a for a in value.children)
+        return BufferStore(store.buffer, store.indices, rebuild(value, operands))
+
     end = Var(f"{f.var.name}_end")
-    loop = replace(f, extent=end, body=changed(select(rest, chosen, constant_)))
-    once = when(lt(end, f.extent), changed(constant_))
+    loop = replace(f, extent=end, body=update(select(rest, chosen, constant_)))
+    once = when(lt(end, f.extent), update(constant_))
     # a loop without iterations reads nothing
     return when(and_(lt(const(0), f.extent), *around), Let(end, maximum(limit, const(0)), seq(loop, once)))
-
-
-def _with(e: Expr, old: Expr, new: Expr) -> tuple[Expr, ...]:
-    return tuple(new if a is old else a for a in e.children)
 
 
 def _end(c: Expr, var: Var, algebra: Algebra) -> Expr | None:
