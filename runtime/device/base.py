@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,4 +138,15 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Release everything; the device cannot be used afterwards."""
+        ...
+
+
+@runtime_checkable
+class DeviceClock(Protocol):
+    """A device that may have a clock of its own, by which launches are timed without the waiting of the host."""
+
+    def elapsed(self, work: Callable[[], object]) -> float | None:
+        """Do the launches of `work` and wait for them. Return seconds from the first to the end of the last.
+
+        Without a clock nothing is done, and the result is None."""
         ...

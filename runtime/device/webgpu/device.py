@@ -33,6 +33,7 @@ HELD = 32
 # sizes of buffers and of transfers are multiples of this; arrays of pairs of words need 8
 UNIT = 16
 INT_LEAST = -INT_MOST - 1
+CLOCK = "timestamp-query"
 
 _BINDING = re.compile(r"@group\(0\) @binding\((\d+)\) var<(storage, read_write|storage, read|storage|uniform)>")
 _FLAG = re.compile(r"-D(\w+)=(\S+)")
@@ -116,6 +117,30 @@ def choose_adapter(substring: str | None) -> tuple[str, Any]:
     raise MeasureError(f"WebGPU: wanted {wanted}, found {names}; {hint}")
 
 
+class DeviceTimestamps:
+    """Two timestamps of a device's clock, written by passes without work."""
+
+    def __init__(self, wgpu: Any, device: Any) -> None:
+        usage = wgpu.BufferUsage
+        self._queries = device.create_query_set(type="timestamp", count=2)
+        self._memory = device.create_buffer(size=16, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+        self._tick = float(wgpu.backends.wgpu_native.lib.wgpuQueueGetTimestampPeriod(device.queue._internal)) * 1e-9
+
+    def begin(self, encoder: Any) -> None:
+        encoder.begin_compute_pass(
+            timestamp_writes={"query_set": self._queries, "beginning_of_pass_write_index": 0}
+        ).end()
+
+    def end(self, encoder: Any) -> None:
+        encoder.begin_compute_pass(timestamp_writes={"query_set": self._queries, "end_of_pass_write_index": 1}).end()
+        encoder.resolve_query_set(self._queries, 0, 2, self._memory, 0)
+
+    def secs(self, queue: Any) -> float:
+        """Return the seconds between them, once the passes are submitted."""
+        first, last = np.frombuffer(queue.read_buffer(self._memory, 0, 16), np.uint64)
+        return max(int(last) - int(first), 1) * self._tick
+
+
 class WebGPUBuffer:
     """Device memory of `nbytes`; `memory` is None once it is freed."""
 
@@ -153,13 +178,15 @@ class WebGPUDevice:
         self._limits = {name: limits[name] for name in LIMITS}
         self._local = tuple(limits[f"max_group_{axis}"] for axis in "xyz")
         wanted = {name: adapter.limits[name] for name in (*LIMITS.values(), "max-buffer-size")}
+        clock = [CLOCK] if CLOCK in adapter.features else []
         try:
-            self._device = adapter.request_device_sync(required_limits=wanted)
+            self._device = adapter.request_device_sync(required_limits=wanted, required_features=clock)
         except self._refusals as error:
             raise MeasureError(f"WebGPU: {self.label} is there but cannot be opened: {error}") from None
         self._queue = self._device.queue
         self._encoder: Any = None
         self._held = 0
+        self._clock = self._guard("opening", lambda: DeviceTimestamps(self._wgpu, self._device)) if clock else None
         self._mark = self._guard("opening", lambda: self._memory(UNIT, self._wgpu.BufferUsage.COPY_SRC))
         self._compiling = threading.Lock()
 
@@ -369,6 +396,18 @@ class WebGPUDevice:
         self._submit()
         # a read waits for what was submitted before it; wgpu 0.32 has a broken `on_submitted_work_done_sync`
         self._guard("waiting", lambda: self._read(self._mark, 0, 4))
+
+    def elapsed(self, work: Callable[[], object]) -> float | None:
+        """See `DeviceClock`: by timestamp queries, where the adapter has them."""
+        clock = self._clock
+        if clock is None:
+            return None
+        self._submit()
+        self._guard("timing", lambda: clock.begin(self._commands()))
+        work()
+        self._guard("timing", lambda: clock.end(self._commands()))
+        self._submit()
+        return self._guard("timing", lambda: clock.secs(self._queue))  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self.synchronize()

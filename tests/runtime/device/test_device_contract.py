@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.cuda_emulation.driver import emulated
 from tests.support.opencl_drivers import device_name
 
 from relax_tune.errors import BuildError, MeasureError, UserError
-from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.base import Device, DeviceClock
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.host import short_hash
 from relax_tune.runtime.device.opencl import OpenCLDevice
@@ -238,6 +239,21 @@ def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> N
     for launch in (add, *([add, twice, add] if one is None else [one]), twice):
         launch()
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)
+
+
+def test_clock_of_the_device_times_launches(device: Device, kernels: dict[str, Any]) -> None:
+    """The time by the device's clock lies within that of the host, and the launches are done. Only WebGPU's adapters have one."""
+    buffer = filled(device, np.zeros(4096))
+    add = device.bind(kernels["add"], [buffer], [4096, 1], *grid(device, 4096))
+    assert isinstance(device, DeviceClock) == (device.info.kind == "webgpu")
+    if not isinstance(device, DeviceClock):
+        return
+    device.synchronize()
+    began = time.perf_counter()
+    secs = device.elapsed(lambda: [add() for _ in range(50)])
+    most = time.perf_counter() - began
+    assert secs is not None and 0 < secs <= most
+    assert (device.download(buffer, F32, (4096,)) == 50).all()
 
 
 def test_bindings_do_not_share_arguments(device: Device, kernels: dict[str, Any]) -> None:

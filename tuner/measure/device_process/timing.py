@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relax_tune.runtime.bound_program import BoundProgram
-from relax_tune.runtime.device.base import Device
+from relax_tune.runtime.device.base import Device, DeviceClock
 from relax_tune.tuner.measure.messages import ShapeTiming, Symbols, TimingPolicy
 
 _VISIT_SECS = 0.01  # samples of one visit
@@ -97,15 +97,21 @@ def _visit(
 
 
 def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
-    """Return the seconds per launch, timed over `launches` launches and one synchronisation."""
+    """Return the seconds per launch, over `launches` launches and one synchronisation: by the device's own clock if it has one."""
     launch, series = bound.launch, bound.series(launches) if launches > 1 else None
     if series is not None:
         launch, repeats = series, 1
     else:
         repeats = launches
+
+    def work() -> None:
+        for _ in range(repeats):
+            launch()
+
+    if isinstance(device, DeviceClock) and (secs := device.elapsed(work)) is not None:
+        return secs / launches
     began = time.perf_counter()
-    for _ in range(repeats):
-        launch()
+    work()
     device.synchronize()
     return (time.perf_counter() - began) / launches
 
