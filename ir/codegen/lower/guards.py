@@ -24,12 +24,25 @@ from relax_tune.ir.core.expr import (
     lt,
     maximum,
     minimum,
+    postorder,
     rebuild,
+    replaced,
     select,
     sub,
     substitute,
 )
-from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt, rewrite, seq, when
+from relax_tune.ir.core.stmt import (
+    BufferStore,
+    For,
+    IfThenElse,
+    Let,
+    Stmt,
+    map_exprs,
+    rewrite,
+    seq,
+    substitute_stmt,
+    when,
+)
 
 
 def room_below(c: Expr, poly: Callable[[Expr], Poly]) -> Poly | None:
@@ -153,10 +166,33 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
         return BufferStore(store.buffer, store.indices, rebuild(value, operands))
 
     end = Var(f"{f.var.name}_end")
-    loop = replace(f, extent=end, body=update(select(rest, chosen, constant_)))
+    loop = _without_clamps(replace(f, extent=end, body=update(select(rest, chosen, constant_))), algebra)
     once = when(lt(end, f.extent), update(constant_))
     # a loop without iterations reads nothing
     return when(and_(lt(const(0), f.extent), *around), Let(end, maximum(limit, const(0)), seq(loop, once)))
+
+
+def _without_clamps(f: For, algebra: Algebra) -> Stmt:
+    """Run the iterations in which no index meets the bound of its `min` without it, and the rest behind them with it."""
+    bounds: dict[Expr, Expr] = {}
+    for e in postorder(f.body.own_exprs):
+        if e.op == "min" and e.dtype is i64:
+            for x, bound in (e.args, e.args[::-1]):
+                if f.var not in free_vars(bound) and _is_step(algebra.poly(x), f.var, 1, algebra):
+                    bounds[e] = add(sub(bound, substitute(x, {f.var: const(0)})), const(1))
+    if not bounds:
+        return f
+    inside, rest = Var(f"{f.var.name}_inside"), Var(f"{f.var.name}_rest")
+    plain = {e: next(x for x in e.args if f.var in free_vars(x)) for e in bounds}
+    first = replace(f, extent=inside, body=map_exprs(f.body, lambda e: replaced(e, plain.get)))
+    behind = substitute_stmt(f.body, {f.var: add(inside, rest)})
+    last = replace(f, var=rest, extent=maximum(sub(f.extent, inside), const(0)), body=behind)
+    return Let(inside, maximum(reduce(minimum, bounds.values(), f.extent), const(0)), seq(first, last))
+
+
+def _is_step(p: Poly, var: Var, step: int, algebra: Algebra) -> bool:
+    """Return whether a polynomial is `step * var` and what does not depend on it."""
+    return p.get((var,)) == step and not algebra.depends({m: k for m, k in p.items() if m != (var,)}, (var,))
 
 
 def _end(c: Expr, var: Var, algebra: Algebra) -> Expr | None:

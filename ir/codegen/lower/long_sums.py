@@ -67,8 +67,8 @@ def split_long_sums(s: Stmt, algebra: Algebra, on_items: bool = False) -> Stmt:
     Before: `for k in range(n): y = y + x[k]`
     After: `if n > SUM_PART: total = 0; for b in range(ceildiv(n, SUM_PART)): for k in range(min(SUM_PART, n - b * SUM_PART)):
     y = y + x[b * SUM_PART + k]; if more: total = total + y; y = 0; if n > SUM_PART: y = y + total`
-    So a short sum costs three comparisons, and the loop inside stays as it is. Loops that copy asynchronously stay whole, and so do
-    loops of unknown length over a tile of registers of a work-item or through shared memory.
+    So a short sum costs three comparisons, one where the loop is of a single store, and the loop inside stays as it is. Loops that copy
+    asynchronously stay whole, and so do loops of unknown length over a tile of registers of a work-item or through shared memory.
 
     on_items: the kernel has work-items, whose registers are few
     """
@@ -136,6 +136,8 @@ def _in_parts(s: For, sums: Sequence[_LongSum]) -> Stmt:
     )
     more, several = lt(add(first, size), s.extent), lt(size, s.extent)
     parts = For(part, ceildiv(s.extent, size), seq(terms, when(more, each(flush))))
+    if isinstance(s.body, BufferStore):  # small enough to be there twice
+        return when(several, seq(each(start), parts, each(finish)), s)
     return seq(when(several, each(start)), parts, when(several, each(finish)))
 
 

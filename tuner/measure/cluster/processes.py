@@ -23,7 +23,7 @@ from relax_tune.tuner.measure.cluster.fleet import default_name
 from relax_tune.tuner.measure.cluster.reference import TOLERANCE
 from relax_tune.tuner.measure.cluster.trust.loopback import make_loopback, place_of
 
-PLACE_SECS = 20.0
+PLACE_SECS = 60.0
 """Seconds that a worker waits for a scheduler of its user on loopback."""
 
 # A lost worker must not pass its task on by itself: we send it again, and know how often.
