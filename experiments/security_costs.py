@@ -4,7 +4,7 @@
 
 One pair is the same work twice, held by Landlock and bare, in the order that changes from pair to pair. Parts: `start` opens a
 device process; `measure` measures 24 candidates in one that is open; `kernel` is the time that these report; `tune` is a whole job on
-a two-layer network, `build` its build with the self-test. The ratio of a part is the median over pairs. Writes
+a two-layer network, `build` a build from its records with the self-test. The ratio of a part is the median over pairs. Writes
 `results/security_costs.md` and `.json`.
 """
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from contenders import environment, write_page
@@ -32,7 +33,7 @@ from relax_tune.tuner.measure.process import DeviceProcess
 
 PLACE = "relax_tune.tuner.measure.local.DeviceProcess"
 CANDIDATES = 24
-TRIALS = 24
+TRIALS = 8
 Found = dict[str, float]
 
 
@@ -65,13 +66,24 @@ def measure(target: str, confined: bool) -> Found:
     return {"start": opened - began, "measure": ended - opened, "kernel": statistics.median(samples)}
 
 
-def job(target: str, confined: bool) -> Found:
-    """Seconds of a tuning job, and of the build with its self-test."""
+def tune(target: str, folder: Path) -> dict[str, Any]:
+    """Tune a two-layer network into a new database; return what the build of it is called with."""
+    given = {"target": target, "effort": "quick", "db": f"sqlite:///{folder}/records.db", "bounds": {"n": (1, 64)}}
+    model = small_model(folder)
+    rt.tune(model, trials=TRIALS, seed=0, **given)
+    return {"model": model, **given}
+
+
+def tuning(target: str, confined: bool) -> Found:
+    """Seconds of a tuning job."""
     with tempfile.TemporaryDirectory() as folder, held(confined):
-        model = small_model(Path(folder))
-        given = {"target": target, "effort": "quick", "db": f"sqlite:///{folder}/records.db", "bounds": {"n": (1, 64)}}
-        tuned = timed(partial(rt.tune, model, trials=TRIALS, seed=0, **given))
-        return {"tune": tuned, "build": timed(partial(rt.build, model, **given))}
+        return {"tune": timed(partial(tune, target, Path(folder)))}
+
+
+def building(given: dict[str, Any], confined: bool) -> Found:
+    """Seconds of a build from records, with its self-test."""
+    with held(confined):
+        return {"build": timed(partial(rt.build, **given))}
 
 
 def pairs(work: Callable[[bool], Found], secs: float) -> Iterator[tuple[Found, Found]]:
@@ -118,15 +130,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--secs", type=float, default=100.0, help="for all parts together")
     parser.add_argument("--target", action="append", choices=["c", "opencl"])
-    given = parser.parse_args()
-    targets = given.target or ["c", "opencl"]
-    share, rows = given.secs / (2 * len(targets)), {}
+    options = parser.parse_args()
+    targets = options.target or ["c", "opencl"]
+    share, rows = options.secs / (3 * len(targets)), {}
     for target in targets:
         measure(target, True)  # compilers and drivers from the disk
         rows[target] = {
             **summary(list(pairs(partial(measure, target), share))),
-            **summary(list(pairs(partial(job, target), share))),
+            **summary(list(pairs(partial(tuning, target), share))),
         }
+        with tempfile.TemporaryDirectory() as folder:
+            given = tune(target, Path(folder))
+            rt.build(**given)  # what it compiles is kept
+            rows[target] |= summary(list(pairs(partial(building, given), share)))
         print(json.dumps(rows[target], indent=1), flush=True)
     found = {**environment(), "landlock": str(landlock_version())}
     write_page("security_costs", page(rows, found), {"rows": rows, "environment": found})
