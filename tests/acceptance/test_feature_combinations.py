@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.effort import thinned
 from tests.support.programs import checked, ones, read, run, same
 from tests.support.tiny_decoders import write
 from tests.support.tuner_models import PAPER_DEVICE
@@ -112,7 +113,7 @@ SHARED = """
 """
 
 
-@pytest.mark.parametrize(("bits", "precision"), [(None, "bf16"), (4, "f32")])
+@pytest.mark.parametrize(("bits", "precision"), thinned([(None, "bf16"), (4, "f32")]))
 def test_text_of_function_and_host_program_sharing_weights(
     tmp_path: Path, bits: int | None, precision: Precision
 ) -> None:

@@ -205,12 +205,13 @@ def test_every_schedule_of_maxima_passes_nan_on(kind: str, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("kind", thinned(DEVICES))
 def test_every_schedule_of_places_and_ranks_beside_nan_agrees_with_torch(kind: str) -> None:
     with opened(kind) as device:
         check_positions(device, kind, positions(MACHINES[kind]))
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.ccompiler
 @pytest.mark.process

@@ -18,6 +18,7 @@ from tests.fuzz.operators import ENTRIES
 from tests.fuzz.oracle import Expected
 from tests.fuzz.outside import differences
 from tests.fuzz.shrink import REGRESSIONS, read, shrink, store
+from tests.support.effort import EFFORT
 
 from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.ir.core.dtype import bf16, f16, f32, f64, i64, u8
@@ -315,10 +316,11 @@ def test_stored_case_matches_judge(path: Path, request: pytest.FixtureRequest) -
 @pytest.mark.ccompiler
 @pytest.mark.slow
 def test_random_programs_match_judge() -> None:
-    """Half a minute of `make fuzz`, with a fixed seed and number of programs."""
+    """A little of `make fuzz`, with a fixed seed and number of programs."""
     ways = ("c generic 0", "c generic 1", "c traces 0", "c tuned 0")
-    tally = fuzz.campaign(600, SEED, ways, most=192)
+    most, used = (192, 0.9) if EFFORT == "heavy" else (96, 0.75)
+    tally = fuzz.campaign(600, SEED, ways, most=most)
     small = [fuzz.shortened(fuzz.found_at(SEED, f, ways), 20) for f in tally.findings[:3]]
     assert not tally.findings, "\n\n".join(f"{f.way}: {f.why}\n{fuzz.shown(f)}" for f in small)
-    assert tally.total >= 192 and len(tally.uses) >= 0.9 * len(ENTRIES)
+    assert tally.total >= most and len(tally.uses) >= used * len(ENTRIES)
     assert tally.counts["judged"] > 8 * tally.counts["skipped"]

@@ -96,12 +96,14 @@ def test_no_model_is_left_out() -> None:
     assert all(m.shapes for m in MODELS.values()) and all(MODELS[n].tiny for n in SMALL + BERTS)
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 @pytest.mark.ccompiler
 def test_wrong_c_kernels_are_caught(tmp_path: Path) -> None:
     child(sanitizer(), "mutants-c", str(tmp_path))
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 @pytest.mark.opencl
 def test_wrong_opencl_kernels_are_caught(tmp_path: Path) -> None:
