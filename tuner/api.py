@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
@@ -116,11 +118,12 @@ def tune(
     """
     chosen = _settings("tune", settings, overrides)
     check_strategy(chosen.strategy)
-    check_needed(chosen.scheduler, chosen.ca, chosen.certificate, chosen.key)
+    check_needed(chosen.scheduler, chosen.ca, *(() if chosen.browser else (chosen.certificate, chosen.key)))
     if names_several(chosen.target):
         raise UserError(f"rt.tune wants one target, found {chosen.target}; `relax-tune tune --target` takes several")
     module = _module(model, bounds, chosen)
-    with contextlib.closing(open_runner(chosen)) as runner:
+    tell = partial(print, file=sys.stderr) if chosen.browser else lambda _: None  # somebody has to open the address
+    with contextlib.closing(open_runner(chosen, tell)) as runner:
         device = runner.device_info()  # no database is made for a missing device
         with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
             job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
@@ -163,7 +166,7 @@ def build(
                 raise UserError("pack wants one target, found several; leave it out")
             placed = placed_job(module, devices_named(chosen.target), store, chosen, rules)
             return placed.artifact(placed.build(check_policy(policy), notes))
-        job = Job(module, device_info(chosen.target), store, chosen, rules=rules)
+        job = Job(module, device_info(chosen.target, store), store, chosen, rules=rules)
         return job.artifact(build_here(job, check_policy(policy), notes), pack)
 
 

@@ -61,7 +61,8 @@ class Settings:
         "opencl",
         "c, opencl, cuda:NUMBER or webgpu, opencl: and webgpu: also with a PART of a device's name; `relax-tune devices` lists them. "
         "`tune` and `build` take several, separated by commas, for one program over all. `build` also takes c:aarch64 and "
-        "other processors that are not at hand; `tune` with a scheduler takes c:PART of a worker's processor.",
+        "other processors that are not at hand, and webgpu:browser by records of `tune --browser`; `tune` with a scheduler takes "
+        "c:PART of a worker's processor.",
         commands=DEVICE,
         suggestions=("c", "opencl", "cuda", "webgpu"),
         metavar="DEVICE",
@@ -131,9 +132,17 @@ class Settings:
         metavar="ADDRESS",
         reaches_out=True,
     )
+    browser: str | None = option(
+        None,
+        "Measure target webgpu in a page that a browser opens here: 127.0.0.1:8790, or this machine's address in its network, with TLS.",
+        commands=("tune",),
+        default="measure here",
+        metavar="HOST:PORT",
+        reaches_out=True,
+    )
     wait_secs: int = option(
         60,
-        "How long to wait for a database server, a scheduler or a worker that is away, at the start and later; then exit code 4.",
+        "How long to wait for a database server, a scheduler, a worker or a page that is away, at the start and later; then exit code 4.",
         commands=(*SEARCH, "work", "report", "dashboard"),
         kind=int,
         metavar="SECONDS",

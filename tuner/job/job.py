@@ -15,7 +15,7 @@ import numpy as np
 
 from relax_tune.database.records import Measurement, Regime, ShapeHistogram, Target, canonical_json
 from relax_tune.database.store import Store
-from relax_tune.errors import UserError
+from relax_tune.errors import MeasureError, UserError
 from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.dtype import dtype
@@ -35,11 +35,13 @@ from relax_tune.tuner.emit.build import BuildResult, build_programs
 from relax_tune.tuner.job.footprint import check_footprint
 from relax_tune.tuner.job.job_log import RunningJob
 from relax_tune.tuner.job.loop import Tuner
+from relax_tune.tuner.job.page_target import page_device
 from relax_tune.tuner.job.progress import TuningProgress, TuningSummary
 from relax_tune.tuner.job.self_test import Refused, tested
 from relax_tune.tuner.learn.prior import Prior, family_of, packaged_prior
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
+from relax_tune.tuner.measure.browser.runner import BrowserRunner
 from relax_tune.tuner.measure.cluster.address import tls_files
 from relax_tune.tuner.measure.cluster.runner import DaskRunner
 from relax_tune.tuner.measure.local import LocalRunner
@@ -77,12 +79,20 @@ def lowered_module(
 
 
 def open_runner(settings: Settings, notice: Callable[[str], None] = lambda _: None) -> Runner:
-    """Open the local supervised device process, or a cluster's when a scheduler is given.
+    """Open the local supervised device process, or a cluster's when a scheduler is given, or a browser's page.
 
     notice: receives a sentence when a worker is left out, or when something is waited for
 
     Raises MeasureError when it cannot be opened, UserError for some but not all of the certificate files.
     """
+    if settings.browser is not None:
+        if settings.scheduler is not None or settings.target != "webgpu":
+            raise UserError(
+                f"--browser wants --target webgpu and no --scheduler, found {settings.target!r:.80}"
+                f"{' and a scheduler' if settings.scheduler else ''}"
+            )
+        files = {"certificate": settings.certificate, "key": settings.key}
+        return BrowserRunner(settings.browser, **files, wait_secs=settings.wait_secs, notice=notice)
     if settings.scheduler is not None:
         tls = tls_files(settings.ca, settings.certificate, settings.key)
         return DaskRunner(settings.scheduler, settings.target, tls=tls, open_secs=settings.wait_secs, notice=notice)
@@ -342,9 +352,9 @@ def stored_profile(store: Store, model: str) -> ShapeProfile:
     return found
 
 
-def device_info(spec: str) -> DeviceInfo:
-    """Describe a device: one of this machine, which is opened and closed, or a processor of `tuner/processors`."""
-    described = described_device(spec)
+def device_info(spec: str, store: Store | None = None) -> DeviceInfo:
+    """Describe a device: one of this machine, which is opened and closed, or one that is not at hand (`_described`)."""
+    described = _described(spec, store)
     if described is not None:
         return described
     device = open_device(spec)
@@ -354,22 +364,34 @@ def device_info(spec: str) -> DeviceInfo:
         device.close()
 
 
+def _described(spec: str, store: Store | None) -> DeviceInfo | None:
+    """Return a device that is not opened: a processor of `tuner/processors`, or a browser's with records in the store; else None."""
+    found = described_device(spec)
+    return page_device(spec, store) if found is None and store is not None else found
+
+
 def build_here(job: Job, policy: Policy, notes: tuple[str, ...] = ()) -> BuildResult:
     """Build with a self-test on this machine's device, in a process of its own. Raises as `Job.tested_build`.
 
-    notes: come before those of the build. Kernels for a processor that is only described run on the one of this machine."""
-    described = described_device(job.settings.target) is not None
-    if described:
-        tested_here = (
-            "the self-test ran them on this machine's processor" if job.settings.self_test else "no kernel ran"
-        )
-        notes = (
-            *notes,
-            f"{job.settings.target}: a processor that is described, not at hand: nothing is timed; {tested_here}",
-        )
-    if job.settings.self_test:
-        with contextlib.closing(LocalRunner("c" if described else job.settings.target)) as runner:
-            built = job.tested_build(runner, policy)
-    else:
-        built = job.build(policy)
+    notes: come before those of the build. Kernels for a device that is only described run on the one of its kind here, those of a
+        browser only if there is one.
+    """
+    described = _described(job.settings.target, job.store)
+    spec = job.settings.target if described is None else described.kind
+    with contextlib.ExitStack() as stack:
+        runner, why = None, ""
+        if job.settings.self_test:
+            try:
+                runner = stack.enter_context(LocalRunner(spec))
+            except MeasureError as error:
+                if described is None or spec == "c":
+                    raise
+                why = f": {error}"
+        built = job.build(policy) if runner is None else job.tested_build(runner, policy)
+    if described is not None:
+        here = "this machine's processor" if spec == "c" else "this machine's first adapter"
+        tested_here = f"no kernel ran{why}" if runner is None else f"the self-test ran them on {here}"
+        what = "processor" if spec == "c" else "browser"
+        told = f"{job.settings.target}: a {what} that is described, not at hand: nothing is timed; {tested_here}"
+        notes = (*notes, told)
     return replace(built, notes=(*notes, *built.notes))

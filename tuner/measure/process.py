@@ -49,6 +49,9 @@ class DeviceProcess:
         nothing, False for none, None for none where the device's driver does not work in it
     """
 
+    stopped = "killed"
+    left = False  # whatever ended it was a request, or may have been
+
     def __init__(
         self,
         device_spec: str,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -176,7 +176,6 @@ class WebGPUDevice:
         self.info = _describe(adapter)
         limits = dict(self.info.limits)
         self._limits = {name: limits[name] for name in LIMITS}
-        self._local = tuple(limits[f"max_group_{axis}"] for axis in "xyz")
         wanted = {name: adapter.limits[name] for name in (*LIMITS.values(), "max-buffer-size")}
         clock = [CLOCK] if CLOCK in adapter.features else []
         try:
@@ -191,22 +190,16 @@ class WebGPUDevice:
         self._compiling = threading.Lock()
 
     def compile(self, kernels: Sequence[KernelSource]) -> dict[str, Any]:
-        for kernel in kernels:
-            if kernel.language != "webgpu":
-                raise BuildError(f"WebGPU device: wanted kernels in webgpu, found {kernel.name} in {kernel.language}")
         with self._compiling:
             return {kernel.name: self._compiled(kernel) for kernel in kernels}
 
     def _compiled(self, kernel: KernelSource) -> _Handle:
-        """Compile one kernel; flags `-DNAME=VALUE` are constants of its module."""
+        """Compile one kernel."""
         name = kernel.name
-        defined = [_FLAG.fullmatch(flag) for flag in kernel.flags]
-        head = "".join(f"const {m[1]} = {m[2]};\n" for m in defined if m is not None)
+        text = module_text(kernel)
         found = {int(m[1]): m[2] for m in _BINDING.finditer(kernel.source)}
-        if not re.search(rf"@compute[^;{{]*\bfn {re.escape(name)}\b", kernel.source):
-            raise BuildError(f"WebGPU: the source of kernel {name} gives no such kernel; it needs `@compute fn {name}`")
         try:
-            module = self._device.create_shader_module(code=head + kernel.source)
+            module = self._device.create_shader_module(code=text)
             stage = self._wgpu.ShaderStage.COMPUTE
             entries = [
                 {"binding": at, "visibility": stage, "buffer": {"type": _USAGE.get(kind, "uniform")}}
@@ -302,13 +295,7 @@ class WebGPUDevice:
                 f"WebGPU kernel {kernel.name}: {len(memory)} buffers and {len(scalars)} scalars do not fit it, which takes "
                 f"{len(kernel.access)} buffers and {'some' if kernel.scalars else 'no'} scalars"
             )
-        for value in scalars:
-            if not INT_LEAST <= value <= INT_MOST:
-                raise MeasureError(
-                    f"WebGPU kernel {kernel.name}: wanted sizes and indices that 32 bits hold, found {value}; WGSL has no integers "
-                    "of 64 bits: use smaller arrays, or another target"
-                )
-        self._check_group(kernel, grid, local)
+        check_launch(f"WebGPU kernel {kernel.name}", self._limits, scalars, grid, local)
         if 0 in grid:
             return _nothing
         what = f"kernel {kernel.name}"
@@ -358,20 +345,6 @@ class WebGPUDevice:
                 used[at] = self._memory(m.size, usage.STORAGE | usage.COPY_DST)
                 copies.append((m, used[at]))
         return used, copies
-
-    def _check_group(self, kernel: _Handle, grid: Sequence[int], local: Sequence[int]) -> None:
-        what, limits = f"WebGPU kernel {kernel.name}", self._limits
-        if not 1 <= len(grid) <= 3 or len(grid) != len(local):
-            raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
-        for axis, (extent, size) in enumerate(zip(grid, local)):
-            if not 0 <= extent <= limits["max_groups"]:
-                allowed = f"extents of 0 or more, at most {limits['max_groups']}"
-                raise MeasureError(f"{what}: wanted grid {allowed}, found {tuple(grid)}")
-            if not 1 <= size <= self._local[axis]:
-                raise MeasureError(f"{what}: local size {size} on axis {axis}, allowed 1..{self._local[axis]}")
-        threads = int(np.prod(local, dtype=np.int64))
-        if threads > limits["max_group_size"]:
-            raise MeasureError(f"{what}: {threads} invocations in a group, allowed {limits['max_group_size']}")
 
     def bind_host(
         self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[WebGPUBuffer]
@@ -431,6 +404,42 @@ class WebGPUDevice:
         except self._refusals as error:
             kind = MemoryLack if isinstance(error, self._wgpu.GPUOutOfMemoryError) else MeasureError
             raise kind(f"WebGPU device {self.info.name}: {what} failed: {str(error)[:2000]}") from None
+
+
+def module_text(kernel: KernelSource) -> str:
+    """Return the WGSL module of a kernel; flags `-DNAME=VALUE` are constants of it. Raises BuildError for a text without the kernel."""
+    if kernel.language != "webgpu":
+        raise BuildError(f"WebGPU device: wanted kernels in webgpu, found {kernel.name} in {kernel.language}")
+    if not re.search(rf"@compute[^;{{]*\bfn {re.escape(kernel.name)}\b", kernel.source):
+        raise BuildError(
+            f"WebGPU: the source of kernel {kernel.name} gives no such kernel; it needs `@compute fn {kernel.name}`"
+        )
+    defined = [_FLAG.fullmatch(flag) for flag in kernel.flags]
+    return "".join(f"const {m[1]} = {m[2]};\n" for m in defined if m is not None) + kernel.source
+
+
+def check_launch(
+    what: str, limits: Mapping[str, int], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
+) -> None:
+    """Raise MeasureError for a launch beyond 32 bits or beyond an adapter's limits (names of `LIMITS`)."""
+    for value in scalars:
+        if not INT_LEAST <= value <= INT_MOST:
+            raise MeasureError(
+                f"{what}: wanted sizes and indices that 32 bits hold, found {value}; WGSL has no integers of 64 bits: use smaller "
+                "arrays, or another target"
+            )
+    if not 1 <= len(grid) <= 3 or len(grid) != len(local):
+        raise MeasureError(f"{what}: wanted a grid of 1 to 3 axes and as many local sizes, found {grid}, {local}")
+    for axis, extent, size in zip("xyz", grid, local):
+        if not 0 <= extent <= limits["max_groups"]:
+            allowed = f"extents of 0 or more, at most {limits['max_groups']}"
+            raise MeasureError(f"{what}: wanted grid {allowed}, found {tuple(grid)}")
+        most = limits[f"max_group_{axis}"]
+        if not 1 <= size <= most:
+            raise MeasureError(f"{what}: local size {size} on axis {'xyz'.index(axis)}, allowed 1..{most}")
+    threads = int(np.prod(local, dtype=np.int64))
+    if threads > limits["max_group_size"]:
+        raise MeasureError(f"{what}: {threads} invocations in a group, allowed {limits['max_group_size']}")
 
 
 def _rounded(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""Small programs written by hand, good and bad in every way a candidate can be, in C and in OpenCL."""
+"""Small programs written by hand, good and bad in every way a candidate can be, in C, OpenCL and WGSL."""
 
 from __future__ import annotations
 
@@ -39,6 +39,24 @@ BODIES = {
     "overrun": GOOD + " if (i == n - 1) y[n] = 1.0f;",
 }
 
+WGSL_BODIES = {
+    "hang": "while (x[0] != 12345.0) { y[i] = y[i] + 1.0; } " + GOOD,
+    "overrun": GOOD + " if (i == n - 1) { y[n] = 1.0; }",
+}
+WGSL = """@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> w: array<f32>;
+@group(0) @binding(2) var<storage, read_write> t: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+struct Scalars { n: i32 }
+@group(0) @binding(4) var<uniform> s: Scalars;
+@compute @workgroup_size(64)
+fn NAME(@builtin(global_invocation_id) at: vec3<u32>) {
+  let n = s.n;
+  let i = i32(at.x);
+  if (i < n) { BODY }
+}
+"""
+
 
 def kernel(name: str, body: str, language: str) -> KernelSource:
     pointers = [("const ", "x"), ("const ", "w"), ("", "t"), ("", "y")]
@@ -46,6 +64,9 @@ def kernel(name: str, body: str, language: str) -> KernelSource:
         arguments = ", ".join(f"{const}float *restrict {pointer}" for const, pointer in pointers)
         loop = f"  for (int64_t i = 0; i < n; i++) {{ {body} }}\n".replace("SPACE", "")
         return KernelSource(name, "c", f"#include <stdint.h>\nvoid {name}({arguments}, int64_t n) {{\n{loop}}}\n")
+    if language == "webgpu":
+        kind = next((kind for kind in WGSL_BODIES if BODIES[kind] == body), "")
+        return KernelSource(name, "webgpu", WGSL.replace("NAME", name).replace("BODY", WGSL_BODIES.get(kind, body)), ())
     arguments = ", ".join(f"global {const}float *restrict {pointer}" for const, pointer in pointers)
     text = f"kernel void {name}({arguments}, long n) {{\n  long i = get_global_id(0);\n  if (i < n) {{ {body} }}\n}}\n"
     return KernelSource(name, "opencl", text.replace("SPACE", "global"))

@@ -21,10 +21,11 @@ from tests.tuner.measure.measure_programs import BODIES, LIMIT_SECS, POLICY, che
 
 from relax_tune.errors import MeasureError
 from relax_tune.tuner.measure.device_process.sandbox import landlock_version
-from relax_tune.tuner.measure.local import LocalRunner, _Blame
+from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.measure.process import DeviceProcess
 from relax_tune.tuner.measure.protocol import FrameReader, ProgressFile, write_frame
+from relax_tune.tuner.measure.supervised import _Blame
 
 pytestmark = [
     pytest.mark.ccompiler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -39,6 +40,10 @@ def open_runner() -> Iterator[OpenRunner]:
                     stack.enter_context(scheduler)
                     stack.enter_context(lend(address))
                     opened[kind] = stack.enter_context(DaskRunner(address, "c"))
+                elif kind == "browser":
+                    pytest.importorskip("tornado", reason="tornado is not installed (extra browser)")
+                    tabs = importlib.import_module("tests.tuner.measure.browser.tabs")
+                    opened[kind] = stack.enter_context(tabs.runner_of(tabs.Tabs()))
                 else:
                     opened[kind] = stack.enter_context(LocalRunner(kind.removeprefix("local-")))
             return opened[kind]
@@ -51,6 +56,7 @@ def open_runner() -> Iterator[OpenRunner]:
         pytest.param("local-c", marks=pytest.mark.ccompiler),
         pytest.param("local-opencl", marks=pytest.mark.opencl),
         pytest.param("dask-c", marks=pytest.mark.ccompiler),
+        "browser",
     ]
 )
 def runner(request: pytest.FixtureRequest, open_runner: OpenRunner) -> Runner:
@@ -58,7 +64,7 @@ def runner(request: pytest.FixtureRequest, open_runner: OpenRunner) -> Runner:
     if kind == "local-opencl":
         pytest.importorskip("pyopencl", reason="pyopencl is not installed (extra opencl)")
         skip_without_an_opencl_compiler(open_runner(kind))
-    elif shutil.which("gcc") is None:
+    elif kind != "browser" and shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
     return open_runner(kind)
 
@@ -89,7 +95,8 @@ def test_a_good_candidate_is_checked_and_timed_at_every_shape(runner: Runner) ->
 def test_result_names_worker_host_and_unit(runner: Runner) -> None:
     (result,) = runner.submit([request("syntax", language_of(runner))]).result(LIMIT_SECS)
     unit, host = result.unit, socket.gethostname()
-    assert unit.host == host and unit.worker.startswith(host) and unit.unit == f"cpu:{host}"
+    assert unit.host == host and unit.worker.startswith(host)
+    assert unit.unit == ("browser" if language_of(runner) == "webgpu" else f"cpu:{host}")
 
 
 def test_flushed_regime_times_with_cold_caches(runner: Runner) -> None:
@@ -97,7 +104,8 @@ def test_flushed_regime_times_with_cold_caches(runner: Runner) -> None:
     (result,) = runner.submit([asked]).result(LIMIT_SECS)
     assert result.status == "ok" and result.checked
     for timing in result.timings:
-        assert timing.regime == "flushed" and timing.launches_per_sample == 1
+        assert timing.regime == "flushed"
+        assert timing.launches_per_sample == (16 if language_of(runner) == "webgpu" else 1)
         assert len(timing.samples_secs) >= POLICY.min_repeats and min(timing.samples_secs) > 0
 
 
@@ -128,7 +136,9 @@ def test_every_bad_candidate_fails_by_itself(runner: Runner) -> None:
     assert "elements differ" in found["wrong"].message and "'n': 4096" in found["wrong"].message
     assert "never written" in found["silent"].message
     assert "nolib" in found["no-library"].message
-    assert "SIG" in found["crash"].message and "check" in found["crash"].message
+    assert ("lost its device" if language == "webgpu" else "SIG") in found["crash"].message and "check" in found[
+        "crash"
+    ].message
     assert "behind its 16384 bytes" in found["overrun"].message
 
 
@@ -184,8 +194,8 @@ def test_runner_accepts_equal_kernel_names_with_different_sources(runner: Runner
 
 def test_the_device_describes_itself(runner: Runner) -> None:
     info = runner.device_info()
-    assert info.kind in ("c", "opencl") and info.name and dict(info.fingerprint) and dict(info.limits)
-    assert info.libraries == library_facts(open_libraries())
+    assert info.kind in ("c", "opencl", "webgpu") and info.name and dict(info.fingerprint) and dict(info.limits)
+    assert info.libraries == (() if info.kind == "webgpu" else library_facts(open_libraries()))
 
 
 @pytest.mark.ccompiler

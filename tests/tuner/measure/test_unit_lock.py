@@ -8,7 +8,7 @@ import pytest
 from tests.tuner.measure.measure_programs import LIMIT_SECS, request
 
 from relax_tune.errors import MeasureError, TryAgainLater
-from relax_tune.tuner.measure import local, unit_lock
+from relax_tune.tuner.measure import supervised, unit_lock
 from relax_tune.tuner.measure.local import LocalRunner
 from relax_tune.tuner.measure.unit_lock import UnitLock, turn_on
 
@@ -51,7 +51,7 @@ def test_turn_ends_when_nobody_wants_the_unit_any_more() -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 def test_local_runner_measures_only_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_TURN_SECS", 0.2)
+    monkeypatch.setattr(supervised, "_TURN_SECS", 0.2)
     with LocalRunner("c") as runner, LocalRunner("c", lock=False) as lent:
         held = UnitLock(runner.device_info().unit, "worker")
         with pytest.raises(TryAgainLater, match="held by another worker or job"):

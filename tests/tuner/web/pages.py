@@ -45,9 +45,15 @@ def opened_browser() -> Iterator[Any]:
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package chromium)")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS), timeout=120_000)
+        browser = launched(playwright.chromium)
         yield browser
         browser.close()
+
+
+def launched(kind: Any) -> Any:
+    """Another browser of the kind, such as `browser.browser_type`."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    return kind.launch(executable_path=program, args=list(ARGUMENTS), timeout=120_000)
 
 
 def call(page: Any, function: str, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float64]]:

@@ -72,7 +72,7 @@ def build(
         return build_command(module, path, chosen, wanted, pack=pack, verify=verify, json=json)
     store, notes = open_records(chosen.db)
     with store:
-        job = Job(module, device_info(chosen.target), store, chosen, verify=verify)
+        job = Job(module, device_info(chosen.target, store), store, chosen, verify=verify)
         built = build_here(job, wanted, notes)
         saved = job.artifact(built, pack).save(path)
         rows = task_rows(job.choices, built.plans, _records(job))

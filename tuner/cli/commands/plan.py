@@ -94,7 +94,7 @@ def plan(
     chosen = settings.load()
     module = load_model(subject, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
     with open_store(chosen.db, read_only=restore is None) as store:
-        job = Job(module, device_info(chosen.target), store, chosen)
+        job = Job(module, device_info(chosen.target, store), store, chosen)
         if restore is not None:
             _restore(job, restore)
             say(

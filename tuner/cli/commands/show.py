@@ -210,7 +210,7 @@ def _show_model_task(
     module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
     store, notes = _records_of(settings.db)
     with contextlib.closing(store):
-        job = Job(module, device_info(settings.target), store, settings, verify=verify)
+        job = Job(module, device_info(settings.target, store), store, settings, verify=verify)
         matching = [t for t in job.tasks if t.name == name] or [t for t in job.tasks if t.key.startswith(name)]
         if len(matching) != 1:
             known = ", ".join(f"{t.name} ({t.key[:12]})" for t in matching or job.tasks)
@@ -239,7 +239,7 @@ def _show_recorded(name: str, sections: Sequence[str], of: str | None, settings:
             workload = one_workload(store, name)
         except UserError as error:
             raise UserError(f"{name!r} is no file, so it should be a task on record: {error}") from None
-        job = Job(IRModule({}), device_info(settings.target), store, settings)
+        job = Job(IRModule({}), device_info(settings.target, store), store, settings)
         records = next((found for r in REGIMES if (found := job.records(workload.key, r))), [])
         task = recorded_task(workload, records)
         notes = [] if records else _elsewhere(store, task, job.target)

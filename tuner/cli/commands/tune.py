@@ -104,9 +104,11 @@ def tune(
 
 
 def _check(chosen: Settings, flags: SettingFlags, compare: bool) -> None:
-    check_needed(chosen.scheduler, *(flags.given[name] for name in ("ca", "certificate", "key")))
-    if compare and chosen.scheduler is not None:
-        raise UserError("--compare times on this machine, found a --scheduler too; leave one of them out")
+    files = ("ca", "certificate", "key") if chosen.browser is None else ("ca",)
+    check_needed(chosen.scheduler, *(flags.given[name] for name in files))
+    if compare and (chosen.scheduler is not None or chosen.browser is not None):
+        other = "--scheduler" if chosen.browser is None else "--browser"
+        raise UserError(f"--compare times on this machine, found a {other} too; leave one of them out")
     check_strategy(chosen.strategy)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, cast
+from typing import Literal, Protocol, cast
 
 import numpy as np
 
@@ -22,14 +22,21 @@ from relax_tune.tuner.measure.device_process.compiling import CompiledKernels, H
 from relax_tune.tuner.measure.device_process.flush import CacheFlush, Eviction, flush_for
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes
 from relax_tune.tuner.measure.device_process.pool import SharedBuffers, buffer_bytes
-from relax_tune.tuner.measure.device_process.timing import Contestant, time_interleaved
+from relax_tune.tuner.measure.device_process.timing import Clock, Contestant, time_interleaved
 from relax_tune.tuner.measure.messages import CheckCase, MeasureRequest, MeasureResult, Stage, Symbols, failed
-from relax_tune.tuner.measure.protocol import ProgressFile
 
 _WAVE_BYTES = 2 << 30  # packed weights and temporaries of candidates that are timed against each other
 _MORE_BYTES = 8 << 30  # private memory for compilers, libraries and copies, beyond what programs declare
 _TIMING_SEED = 0
 _Clock = Literal["build_secs", "run_secs"]
+
+
+class Progress(Protocol):
+    """Where a batch says which step it begins, for whoever limits the step's time."""
+
+    def tell(self, first: int, count: int, phase: str) -> None:
+        """Record that a step of so many requests begins."""
+        ...
 
 
 class DeviceLostError(MeasureError):
@@ -62,19 +69,21 @@ class BatchMeasurement:
     answer: receives results as soon as they are final
     probe: raises MeasureError when the device is unusable
     limited: the kernels run in this process, whose memory is limited to what their programs need
+    clock: what times launches; None: this process
     """
 
     def __init__(
         self,
         device: Device,
         libraries: Mapping[str, Library],
-        progress: ProgressFile,
+        progress: Progress,
         answer: Callable[..., None],
         probe: Callable[[], None],
         limited: bool,
+        clock: Clock | None = None,
     ) -> None:
         self._device, self._libraries, self._progress, self._limited = device, libraries, progress, limited
-        self._answer, self._probe = answer, probe
+        self._answer, self._probe, self._clock = answer, probe, clock
         self._shared = SharedBuffers(device)
         self._flush: CacheFlush | Eviction | None = None
 
@@ -83,7 +92,8 @@ class BatchMeasurement:
 
         Raises DeviceLostError after answering the request that lost the device; the others stay unanswered.
         """
-        limit_memory(None)
+        if self._limited:
+            limit_memory(None)
         candidates = self._read(requests)
         waves = _waves(candidates)
         if self._limited:
@@ -237,7 +247,8 @@ class BatchMeasurement:
                     continue
                 contestants.append((candidate, contestant))
                 timings[candidate.request.id, position] = contestant
-            time_interleaved(self._device, [contestant for _, contestant in contestants], (RelaxTuneError,))
+            racing = [contestant for _, contestant in contestants]
+            time_interleaved(self._device, racing, (RelaxTuneError,), self._clock)
             for candidate, contestant in contestants:
                 candidate.run_secs += contestant.wall_secs
                 if contestant.error is not None and candidate.request.id not in refused:

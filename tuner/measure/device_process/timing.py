@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device, DeviceClock
@@ -24,6 +25,59 @@ _QUEUED_BELOW_SECS = 1e-3  # on devices with a queue, shorter launches are timed
 _QUEUED_SECS = 500e-6
 _QUEUED_LAUNCHES = (4, 64)  # at least, at most: threads that sleep between single launches wake up in each sample
 _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of work
+
+
+class Clock(Protocol):
+    """What times launches on a device. flushed: launches of a sample whose caches are filled before each"""
+
+    flushed: int
+
+    def secs(self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
+        """Return the seconds per launch, over `launches` launches and one synchronisation.
+
+        flush: runs before each launch, untimed
+        """
+        ...
+
+    def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
+        """Return how many launches a sample of a short kernel takes, and the seconds of one among so many.
+
+        single: seconds of a launch by itself; timed: seconds per launch among several
+        """
+        ...
+
+
+class HostClock:
+    """The device's own clock if it has one, else that of the process that launches."""
+
+    flushed = 1
+
+    def secs(self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
+        """Time launches, queued before one synchronisation, or one after a flush; see `Clock.secs`."""
+        if flush is not None:
+            flush()
+        launch, series = bound.launch, bound.series(launches) if launches > 1 else None
+        if series is not None:
+            launch, repeats = series, 1
+        else:
+            repeats = launches
+
+        def work() -> None:
+            for _ in range(repeats):
+                launch()
+
+        if isinstance(device, DeviceClock) and (secs := device.elapsed(work)) is not None:
+            return secs / launches
+        began = time.perf_counter()
+        work()
+        device.synchronize()
+        return (time.perf_counter() - began) / launches
+
+    def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
+        """Return as many launches as share the cost of waking up; see `Clock.repeats`."""
+        least, most = _QUEUED_LAUNCHES
+        launches = min(most, max(least, math.ceil(_QUEUED_SECS / max(single, 1e-6))))
+        return launches, timed(launches)
 
 
 @dataclass(slots=True)
@@ -59,21 +113,29 @@ class Contestant:
         return ShapeTiming(self.symbols, tuple(self.samples), self.launches, self.policy.regime, self.lost)
 
 
-def time_interleaved(device: Device, contestants: Sequence[Contestant], failures: tuple[type[Exception], ...]) -> None:
+def time_interleaved(
+    device: Device,
+    contestants: Sequence[Contestant],
+    failures: tuple[type[Exception], ...],
+    clock: Clock | None = None,
+) -> None:
     """Take every contestant's samples, interleaved. An exception of `failures` ends only that contestant, which keeps
     it in `error`.
+
+    clock: what times launches; None: this process
     """
+    watch = HostClock() if clock is None else clock
     collecting = gc.isenabled()
     gc.disable()
     try:
         if contestants and _is_gpu(device):
-            _visit(device, contestants[0], _wake, failures)
+            _visit(device, contestants[0], _wake, failures, watch)
         for contestant in contestants:
-            _visit(device, contestant, _first_visit, failures)
+            _visit(device, contestant, _first_visit, failures, watch)
         active = [contestant for contestant in contestants if not contestant.done]
         while active:
             for contestant in active:
-                _visit(device, contestant, _sample, failures)
+                _visit(device, contestant, _sample, failures, watch)
             active = [contestant for contestant in active if not contestant.done]
     finally:
         if collecting:
@@ -83,87 +145,65 @@ def time_interleaved(device: Device, contestants: Sequence[Contestant], failures
 def _visit(
     device: Device,
     contestant: Contestant,
-    what: Callable[[Device, Contestant], None],
+    what: Callable[[Device, Contestant, Clock], None],
     failures: tuple[type[Exception], ...],
+    clock: Clock,
 ) -> None:
     began = time.perf_counter()
     try:
         contestant.enter()
         contestant.bound.prepare()
-        what(device, contestant)
+        what(device, contestant, clock)
     except failures as error:
         contestant.error = error
     contestant.wall_secs += time.perf_counter() - began
-
-
-def _timed(device: Device, bound: BoundProgram, launches: int) -> float:
-    """Return the seconds per launch, over `launches` launches and one synchronisation: by the device's own clock if it has one."""
-    launch, series = bound.launch, bound.series(launches) if launches > 1 else None
-    if series is not None:
-        launch, repeats = series, 1
-    else:
-        repeats = launches
-
-    def work() -> None:
-        for _ in range(repeats):
-            launch()
-
-    if isinstance(device, DeviceClock) and (secs := device.elapsed(work)) is not None:
-        return secs / launches
-    began = time.perf_counter()
-    work()
-    device.synchronize()
-    return (time.perf_counter() - began) / launches
 
 
 def _is_gpu(device: Device) -> bool:
     return dict(device.info.limits).get("warp", 1) > 1
 
 
-def _wake(device: Device, contestant: Contestant) -> None:
+def _wake(device: Device, contestant: Contestant, clock: Clock) -> None:
     until = time.perf_counter() + _AWAKE_SECS
     while time.perf_counter() < until:
-        _timed(device, contestant.bound, 1)
+        clock.secs(device, contestant.bound, 1)
 
 
-def _first_visit(device: Device, contestant: Contestant) -> None:
+def _first_visit(device: Device, contestant: Contestant, clock: Clock) -> None:
     """Warm up, estimate the time of a launch, and choose how many samples fit the budget."""
     policy = contestant.policy
-    single = _timed(device, contestant.bound, 1)
+    single = clock.secs(device, contestant.bound, 1)
     if single > policy.max_single_secs:
-        contestant.samples.append(_timed(device, contestant.bound, 1))
+        contestant.samples.append(clock.secs(device, contestant.bound, 1))
         contestant.wanted, contestant.rewarm = 2, False
         return
     if _is_gpu(device):
-        _timed(device, contestant.bound, 1)  # the second launch records
-    began = time.perf_counter()
+        clock.secs(device, contestant.bound, 1)  # the second launch records
     if contestant.flush is not None:
-        contestant.flush()
-    single = _timed(device, contestant.bound, 1)
+        contestant.launches = clock.flushed
+    began = time.perf_counter()
+    single = clock.secs(device, contestant.bound, contestant.launches, contestant.flush)
     if contestant.flush is not None:  # flushing counts in the budget
-        single = time.perf_counter() - began
+        single = (time.perf_counter() - began) / contestant.launches
     elif device.info.kind != "c" and single < _QUEUED_BELOW_SECS:
-        least, most = _QUEUED_LAUNCHES
-        contestant.launches = min(most, max(least, math.ceil(_QUEUED_SECS / max(single, 1e-6))))
-        single = _timed(device, contestant.bound, contestant.launches)
+        timed = lambda launches: clock.secs(device, contestant.bound, launches)
+        contestant.launches, single = clock.repeats(single, timed)
     sample = max(single * contestant.launches, 1e-7)
     contestant.wanted = max(policy.min_repeats, min(policy.max_repeats, int(policy.budget_secs / sample)))
     contestant.rewarm = contestant.flush is None and single < _REWARM_BELOW_SECS
 
 
-def _sample(device: Device, contestant: Contestant) -> None:
+def _sample(device: Device, contestant: Contestant, clock: Clock) -> None:
     """Make one visit: an untimed launch if the device needs it, then samples until the visit's time is used."""
     bound, samples = contestant.bound, contestant.samples
     if contestant.rewarm:
-        _timed(device, bound, 1)
+        clock.secs(device, bound, 1)
     contestant.visits += 1
     # another process may have disturbed a whole visit: after one visit only, the limit is doubled
     limit = math.inf if contestant.stop_above is None else contestant.stop_above * (2 if contestant.visits < 2 else 1)
     give_up = time.perf_counter() + _VISIT_SECS
     for _ in range(min(_VISIT_SAMPLES, contestant.wanted - len(samples))):
-        if contestant.flush is not None:
-            contestant.flush()
-        samples.append(_timed(device, bound, contestant.launches))
+        samples.append(clock.secs(device, bound, contestant.launches, contestant.flush))
         if len(samples) >= 2 and min(samples) > limit:
             contestant.lost = True
             return

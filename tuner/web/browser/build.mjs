@@ -40,3 +40,13 @@ await build({
   external: ["./relax-tune.js"],
   banner: { js: of },
 });
+await build({
+  absWorkingDir: here,
+  entryPoints: ["src/measure.ts"],
+  outdir: "../static",
+  bundle: true,
+  minify: true,
+  format: "esm",
+  target: "es2022",
+  banner: { js: of },
+});

@@ -105,7 +105,7 @@ def _find(subject: str | None, chosen: Settings, bounds: Sequence[str]) -> Subje
     if subject is not None and database is None and is_model(subject) and not subject.endswith(SUFFIX):
         with open_queue(chosen.db, read_only=True) as store:
             module = load_model(subject, parse_bounds(list(bounds)), chosen.cache_dtype, trust=chosen.trust_model)
-            return of_job(Job(module, device_info(chosen.target), store, chosen), subject)
+            return of_job(Job(module, device_info(chosen.target, store), store, chosen), subject)
     if bounds:
         raise UserError(f"--bound wants a MODEL, found {subject or chosen.db or default_url()!r:.80}; leave it out")
     artifact = load_artifact(subject) if subject is not None and subject.endswith(SUFFIX) else None

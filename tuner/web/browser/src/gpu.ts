@@ -51,6 +51,7 @@ export class Gpu {
 
   private constructor(
     readonly device: GPUDevice,
+    readonly adapter: GPUAdapter,
     readonly name: string,
   ) {
     void device.lost.then((info) => {
@@ -62,8 +63,8 @@ export class Gpu {
     });
   }
 
-  /** Open the browser's adapter with all that its limits allow. */
-  static async open(): Promise<Gpu> {
+  /** Open the browser's adapter with all that its limits allow, and these features where it has them. */
+  static async open(wanted: readonly GPUFeatureName[] = []): Promise<Gpu> {
     const gpu: GPU | undefined = navigator.gpu;
     if (!gpu) throw new ModelError(NONE);
     const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
@@ -77,7 +78,8 @@ export class Gpu {
     try {
       const { vendor, architecture, description } = adapter.info;
       const label = description || [vendor, architecture].filter(Boolean).join(" ") || "an adapter without a name";
-      return new Gpu(await adapter.requestDevice({ requiredLimits }), label);
+      const requiredFeatures = wanted.filter((name) => adapter.features.has(name));
+      return new Gpu(await adapter.requestDevice({ requiredLimits, requiredFeatures }), adapter, label);
     } catch (error) {
       throw new ModelError(`The graphics adapter cannot be opened: ${(error as Error).message}`);
     }

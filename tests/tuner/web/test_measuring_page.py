@@ -1,0 +1,181 @@
+"""The measuring page in headless Chromium: a model tuned on the browser's WebGPU, and every way of being bad."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Queue
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tornado", reason="tornado is not installed (extra browser)")
+
+from tests.support.tuner_models import feed_forward, feed_forward_reference, opened
+from tests.tuner.measure.measure_programs import request
+from tests.tuner.web.pages import launched, opened_browser
+
+import relax_tune as rt
+from relax_tune.database.store import open_store
+from relax_tune.ir.frontend.text import save_text
+from relax_tune.tuner.measure.browser.runner import BrowserRunner
+
+pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.slow]
+ADDRESS = re.compile(r"open (https?://\S+#\S+) in a browser")
+LIMIT_SECS = 300.0
+T = TypeVar("T")
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with opened("webgpu"), opened_browser() as found:
+        yield found
+
+
+def beside(work: Callable[[], T]) -> Future[T]:
+    """Run something in a thread of its own: the browser's driver belongs to this one."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+def open_runner(browser: Any, **more: Any) -> tuple[BrowserRunner, Any, Queue[str]]:
+    """A runner, the page that it measures on, and the addresses that it prints."""
+    addresses: Queue[str] = Queue()
+
+    def notice(text: str) -> None:
+        found = ADDRESS.search(text)
+        if found:
+            addresses.put(found[1])
+
+    starting = beside(lambda: BrowserRunner("127.0.0.1:0", wait_secs=120, notice=notice, **more))
+    page = browser.new_context(viewport={"width": 360, "height": 700}).new_page()
+    page.goto(addresses.get(timeout=60))
+    return waited(page, starting), page, addresses
+
+
+def waited(page: Any, future: Future[T], secs: float = LIMIT_SECS) -> T:
+    """Wait for a result while the browser's driver goes on."""
+    for _ in range(int(secs * 10)):
+        if future.done():
+            break
+        page.wait_for_timeout(100)
+    return future.result(0)
+
+
+def test_page_measures_good_candidates_and_refuses_bad_ones(browser: Any) -> None:
+    runner, page, _ = open_runner(browser)
+    with runner:
+        fingerprint = dict(runner.device_info().fingerprint)
+        assert "HeadlessChrome" in fingerprint["agent"] and fingerprint["platform"] == "browser"
+        kinds = ["good", "syntax", "wrong", "silent", "stale", "overrun", "also-good"]
+        results = waited(page, runner.submit([request(kind, "webgpu") for kind in kinds]))
+        stages = [result.stage for result in results]
+        assert stages == [None, "compile", "wrong-result", "wrong-result", "wrong-result", "wrong-result", None]
+        assert all(min(t.samples_secs) > 0 for r in results if r.ok for t in r.timings)
+        assert page.locator("#kernels").inner_text() != "0"
+        assert "timestamps" in page.locator("#timer").inner_text()
+        page.context.close()
+
+
+def test_page_fits_a_phone_and_follows_the_keyboard(browser: Any) -> None:
+    runner, page, addresses = open_runner(browser)
+    with runner:
+        wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide[0] <= wide[1] == 360
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "stop"
+        page.keyboard.press("Enter")
+        page.locator("#status", has_text="Stopped. The job waits").wait_for()
+        asked = runner.submit([request("good", "webgpu")])
+        assert addresses.get(timeout=60)
+        page.keyboard.press("Enter")
+        page.locator("#status", has_text="Measuring.").wait_for()
+        assert waited(page, asked)[0].ok
+    page.locator("#status", has_text="The job has ended.").wait_for()
+    page.context.close()
+
+
+def test_page_loaded_again_goes_on_and_old_address_is_refused(browser: Any) -> None:
+    runner, page, _ = open_runner(browser)
+    with runner:
+        first = page.url
+        page.reload()
+        page.locator("#status", has_text="Measuring.").wait_for()
+        assert waited(page, runner.submit([request("good", "webgpu")]))[0].ok
+        other = browser.new_context().new_page()
+        other.goto(first)
+        other.wait_for_selector("#trouble:not([hidden])")
+        assert "found one that is used already" in other.locator("#trouble").inner_text()
+        assert waited(page, runner.submit([request("good", "webgpu")]))[0].ok
+        other.context.close()
+    page.context.close()
+
+
+def test_endless_kernel_is_a_timeout_and_next_tab_goes_on(browser: Any) -> None:
+    runner, page, addresses = open_runner(browser)
+    with runner:
+        asked = runner.submit([request("hang", "webgpu", deadline_secs=3.0), request("good", "webgpu")])
+        fresh = None
+        try:
+            results = waited(page, asked, 60)
+        except TimeoutError:  # the browser does not get over it: another one opens the new address
+            address = addresses.get(timeout=60)
+            browser.close()
+            fresh = launched(browser.browser_type)
+            page = fresh.new_context().new_page()
+            page.goto(address)
+            results = waited(page, asked)
+        assert [result.stage for result in results] == ["timeout", None]
+        assert "within 3 s" in results[0].message and "the page's device was closed" in results[0].message
+    if fresh is not None:
+        fresh.close()
+
+
+def test_model_tuned_in_a_browser_is_built_from_its_records(browser: Any, tmp_path: Path) -> None:
+    module, db = feed_forward(), f"sqlite:///{tmp_path / 'records.db'}"
+    save_text(module, tmp_path / "model.relax")
+    command = [sys.executable, "-m", "relax_tune.tuner.cli.start", "tune", "model.relax", "--target", "webgpu"]
+    command += ["--browser", "127.0.0.1:0", "--trials", "4", "--effort", "quick", "--db", db, "--out", "m.rta"]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    )
+    assert job.stdout is not None
+    lines: list[str] = []
+    page = browser.new_context(viewport={"width": 360, "height": 700}).new_page()
+    for line in job.stdout:
+        lines.append(line)
+        found = ADDRESS.search(line)
+        if found:
+            page.goto(found[1])
+            break
+    rest = beside(job.stdout.read)
+    lines.append(waited(page, rest))
+    assert job.wait(60) == 0, "".join(lines)
+    page.locator("#status", has_text="The job has ended.").wait_for()
+    with open_store(db) as store:
+        (target,) = store.targets()
+        assert dict(target.fingerprint)["platform"] == "browser" and "Chrome" in target.name
+        keys = {m.variant.key for m in store.query(target.key, kinds=["tuned"]) if m.stage is None}
+    assert keys
+    built = rt.build(module, target="webgpu:browser", db=db)
+    assert {v.key for call in built.program.calls for v in call.variants if v.label == "tuned"} & keys
+    with rt.load(built.save(tmp_path / "again.rta")) as model:
+        for n in (1, 37, 128):
+            x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+            np.testing.assert_allclose(model.run([x])[0], feed_forward_reference(module, x), atol=1e-4)
+    page.context.close()

@@ -1,0 +1,138 @@
+"""The runner on a page in a browser: it waits for a page, measures on it, and goes on with the next where one leaves."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from relax_tune.errors import FleetAway, UserError
+from relax_tune.runtime.device.base import DeviceInfo
+from relax_tune.tuner.measure.browser.address import parse_place, server_tls
+from relax_tune.tuner.measure.browser.page import Page
+from relax_tune.tuner.measure.browser.process import PageProcess
+from relax_tune.tuner.measure.browser.tokens import TOKEN_SECS
+from relax_tune.tuner.measure.messages import UnitState
+from relax_tune.tuner.measure.supervised import SupervisedRunner
+
+_POLL_SECS = 0.1
+# How long a page takes to open a device: the first one, or another after a deadline.
+_OPEN_SECS = 45.0
+
+
+class BrowserRunner(SupervisedRunner):
+    """A `Runner` on the WebGPU of a page that somebody opens.
+
+    One tab is one worker. The first page decides the device; a later one must have the same adapter and browser. A page that is
+    closed, hidden or cut off costs no request anything: its batch goes on in the next.
+
+    address: HOST:PORT to listen on, with TLS beyond loopback. certificate, key: as of `address.server_tls`. wait_secs: how long to
+    wait for a page, at the start and later. notice: receives the address to open, and what happens to pages.
+
+    Raises UserError for an address that cannot be used, FleetAway when no page comes in time.
+    """
+
+    _patient = True
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        certificate: str | None = None,
+        key: str | None = None,
+        wait_secs: float = 60.0,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        server = _server_module()
+        place = parse_place(address)
+        context, digest = server_tls(place, certificate, key)
+        self._wait_secs = wait_secs
+        self._known: DeviceInfo | None = None
+        self._token = ""
+        self._missed: Page | None = None
+        self._said: Page | None = None
+        self._digest = digest
+        self._event = threading.Event()
+        self._server = server.PageServer(place, context, self._event.set)
+        try:
+            super().__init__("browser", f"{socket.gethostname()}/browser", False, notice)
+        except BaseException:
+            self._server.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """The address of the server, without a token."""
+        return str(self._server.url)
+
+    def close(self) -> None:
+        """Close the runner and the server; see `Runner.close`."""
+        super().close()
+        page = self._server.page
+        if page is not None and page.gone is None:
+            page.end("The job has ended. This page can be closed.")
+        self._server.close()
+
+    def _state(self) -> UnitState:
+        return UnitState(self._worker, socket.gethostname(), "browser")
+
+    def _start(self) -> PageProcess:
+        """Wait for a page with a device like the first one's."""
+        give_up = time.monotonic() + self._wait_secs
+        opening: tuple[Page, float] | None = None
+        while True:
+            self._refuse_when_closed()
+            self._event.clear()
+            page = self._server.page
+            if page is None or page.gone is not None:
+                opening = None
+                self._invite(page)
+                if time.monotonic() > give_up:
+                    raise FleetAway(
+                        f"wanted a page opened at {self.url} within {self._wait_secs:g} s, found none; run the command again and open "
+                        "the address that it prints, or give a longer --wait-secs"
+                    )
+            elif (info := page.ready) is not None:
+                if self._known in (None, info):
+                    self._known = info
+                    self._server.tokens.expire(self._token, 0)
+                    if page is not self._said:
+                        self._said = page
+                        self._notice(f"measuring on {info.name}")
+                    return PageProcess(page, info)
+                page.end(
+                    "This job measures on the device and browser that joined first alone, and this is another one, or another "
+                    "version. Open the new address there."
+                )
+            else:
+                if opening is None or opening[0] is not page:
+                    opening = page, time.monotonic()
+                if time.monotonic() - opening[1] > _OPEN_SECS:
+                    page.end("The browser gave no new device in time. Close this tab, and open the new address.")
+                give_up = time.monotonic() + self._wait_secs
+            self._event.wait(_POLL_SECS)
+
+    def _invite(self, before: Page | None) -> None:
+        """Print an address whenever there is none that is good, and for every page that has left."""
+        if self._missed is before and self._token and self._server.tokens.good(self._token):
+            return
+        self._server.tokens.expire(self._token, 0)
+        self._missed, self._token = before, self._server.tokens.issue()
+        why = "" if before is None else f"the page {before.gone}; the job waits for it, or for a new one: "
+        trust = "" if not self._digest else f" The browser warns of its certificate, whose SHA-256 is {self._digest}."
+        self._notice(
+            f"{why}open {self.url}/#{self._token} in a browser (good once, for {TOKEN_SECS / 60:g} minutes).{trust}"
+        )
+
+
+def _server_module() -> object:
+    try:
+        return importlib.import_module("relax_tune.tuner.measure.browser.server")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "tornado":
+            raise
+        raise UserError(
+            "--browser: wanted the package tornado, which serves the page, found none; pip install 'relax-tune[browser]'"
+        ) from None

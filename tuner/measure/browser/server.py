@@ -1,0 +1,274 @@
+"""The server of the measuring page, over Tornado: one page at a time, let in by one-time tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import tornado.httpserver
+import tornado.netutil
+import tornado.web
+import tornado.websocket
+
+from relax_tune.errors import UserError, system_reason
+from relax_tune.tuner.measure.browser.address import Place
+from relax_tune.tuner.measure.browser.page import LEFT_CODES, Page, PageGone
+from relax_tune.tuner.measure.browser.protocol import MOST_FRAME, Refusal, read_join, read_message, write_message
+from relax_tune.tuner.measure.browser.tokens import TOKEN_SECS, Tokens
+
+# data of the package, beside the other pages that browsers load
+_PACKAGE, _FOLDER = "relax_tune.tuner.web", "static"
+_FILES = {
+    "": ("measure.html", "text/html"),
+    "measure.js": ("measure.js", "text/javascript"),
+    "style.css": ("style.css", "text/css"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_JOIN_SECS, _PING_SECS = 15.0, 20.0
+# Larger frames are not read at all. Those between get our sentence.
+_MOST_READ = 4 * MOST_FRAME
+_WAITING = 16
+"""Connections that may be open without having joined."""
+REFUSED = 4003
+"""The code with which a page is closed that may not come back by itself."""
+_REASON_BYTES = 120
+
+
+class PageServer:
+    """Serves the page, and holds the page that measures.
+
+    A page that comes back by the token it was given takes the place of the one before.
+
+    changed: called whenever a page has joined, is ready or is gone, from any thread
+
+    Raises UserError for an address that cannot be listened on.
+    """
+
+    def __init__(self, place: Place, context: ssl.SSLContext | None, changed: Callable[[], None]) -> None:
+        self.tokens = Tokens()
+        self._changed = changed
+        self.page: Page | None = None
+        self.waiting = 0
+        try:
+            sockets = _listening(place)
+        except OSError as error:
+            raise UserError(
+                f"--browser {place.host}:{place.port}: wanted to listen there, found {system_reason(error)}; give another address"
+            ) from None
+        port = sockets[0].getsockname()[1]
+        self.url = place.url(port) if context is None else place.url(port).replace("http://", "https://")
+        named = {self.url.partition("://")[2].rpartition(":")[0].lower()}
+        if place.loopback:
+            named |= {"localhost", "127.0.0.1", "[::1]"}
+        self._hosts = {f"{name}:{port}" for name in named}
+        if port == (80 if self.url.startswith("http:") else 443):  # browsers leave these out
+            self._hosts |= named
+        logging.getLogger("tornado").addHandler(logging.NullHandler())  # what strangers send is no news of the job
+        self._loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(sockets, context, started), name="measure-browser-server", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def call(self, work: Callable[[], Any]) -> None:
+        """Run something on the server's thread; nothing happens once it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(work)
+
+    def close(self) -> None:
+        """End the page and the server. May be called twice."""
+        if self._thread.is_alive():
+            self.call(self._loop.stop)
+            self._thread.join()
+
+    # The server's thread.
+
+    def _run(self, sockets: list[socket.socket], context: ssl.SSLContext | None, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        settings: dict[str, Any] = {
+            "websocket_max_message_size": _MOST_READ,
+            "websocket_ping_interval": _PING_SECS,
+            "websocket_ping_timeout": _PING_SECS,
+            "log_function": lambda handler: None,  # no log of requests
+        }
+        routes = [
+            (r"/measure", _Connection, {"server": self}),
+            (r"/((?:static/)?)(measure\.js|style\.css|icon\.svg|)", _Static, {"server": self}),
+        ]
+
+        async def serve() -> tornado.httpserver.HTTPServer:
+            server = tornado.httpserver.HTTPServer(
+                tornado.web.Application(routes, **settings), ssl_options=context, max_body_size=1
+            )
+            server.add_sockets(sockets)
+            return server
+
+        server = self._loop.run_until_complete(serve())
+        self._loop.call_soon(started.set)
+        self._loop.run_forever()
+        server.stop()
+        self._loop.run_until_complete(server.close_all_connections())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def refusal(self, handler: tornado.web.RequestHandler) -> str | None:
+        """Return why a request is not answered: its Host, or its Origin, is another site's (DNS rebinding)."""
+        if handler.request.host.lower() not in self._hosts:
+            return f"This server is only reached as {self.url}."
+        origin = handler.request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2].lower() not in self._hosts:
+            return "Only the page of this server may connect."
+        return None
+
+    def join(self, connection: _Connection, frame: str | bytes) -> Page:
+        """Let a page in by its token. Raises Refusal."""
+        message, _ = read_message(frame)
+        self.tokens.redeem(read_join(message))
+        if self.page is not None and self.page.gone is None:
+            self.page.end("the page was opened elsewhere, which goes on")
+        page = Page(connection.send_soon, connection.part, self._changed)
+        self.page = page
+        connection.returning = self.tokens.issue(None)
+        connection.send_soon(write_message({"kind": "welcome", "token": connection.returning}))
+        self._changed()
+        return page
+
+
+def _listening(place: Place) -> list[socket.socket]:
+    """Open the address. Of a name's several addresses all listen on one port."""
+    return list(tornado.netutil.bind_sockets(place.port, place.host, reuse_port=False))
+
+
+class _Static(tornado.web.RequestHandler):
+    """The page and its files, by GET alone."""
+
+    def initialize(self, server: PageServer) -> None:
+        self._server = server
+
+    def set_default_headers(self) -> None:
+        self.clear_header("Server")
+
+    def get(self, folder: str, name: str) -> None:
+        """Answer with a file of the package."""
+        refused = self._server.refusal(self)
+        if refused is not None:
+            self.set_status(421)
+            self.finish(refused)
+            return
+        if bool(folder) != bool(name):
+            self.send_error(404)
+            return
+        file, media = _FILES[name]
+        host = self.request.host
+        policy = (
+            "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+            f"connect-src 'self' ws://{host} wss://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        for header, value in (
+            ("Content-Type", f"{media}; charset=utf-8"),
+            ("Content-Security-Policy", policy),
+            ("Cache-Control", "no-store"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+            ("Cross-Origin-Embedder-Policy", "require-corp"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.set_header(header, value)
+        self.finish(files(_PACKAGE).joinpath(_FOLDER, file).read_bytes())
+
+
+class _Connection(tornado.websocket.WebSocketHandler):
+    """The WebSocket of one page."""
+
+    def initialize(self, server: PageServer) -> None:
+        self._server = server
+        self._page: Page | None = None
+        self._counted = False
+        self._left: str | None = None
+        self.returning = ""
+
+    def check_origin(self, origin: str) -> bool:
+        """Return True: `prepare` has checked it, also where the browser says that it is the same."""
+        return True
+
+    def prepare(self) -> None:
+        refused = self._server.refusal(self)
+        if refused is None and self._server.waiting >= _WAITING:
+            refused = "Too many connections wait without a token."
+        if refused is not None:
+            self.set_status(403)
+            self.finish(refused)
+
+    def get_compression_options(self) -> dict[str, Any]:
+        """Return the default of permessage-deflate (RFC 7692)."""
+        return {}
+
+    def open(self, *args: str, **kwargs: str) -> None:
+        self._counted = True
+        self._server.waiting += 1
+        asyncio.get_running_loop().call_later(_JOIN_SECS, self._hurry)
+
+    def _hurry(self) -> None:
+        if self._page is None and self.ws_connection is not None:
+            self._refuse(Refusal(f"wanted a token within {_JOIN_SECS:g} s, found none; load the page again"))
+
+    def _arrived(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._server.waiting -= 1
+
+    def on_message(self, message: str | bytes) -> None:
+        try:
+            if self._page is None:
+                self._page = self._server.join(self, message)
+                self._arrived()
+            else:
+                self._page.hear(message)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._page is not None:
+            self._server.tokens.expire(self.returning, 0)
+            self._page.leave(PageGone(f"was cut off: {refusal}", True))
+        self._write(write_message({"kind": "refused", "message": str(refusal)}))
+        self.close(REFUSED, _short(str(refusal)))
+
+    def on_close(self) -> None:
+        self._arrived()
+        if self._page is None:
+            return
+        self._server.tokens.expire(self.returning, TOKEN_SECS)
+        if self.close_code in LEFT_CODES:
+            self._page.leave(PageGone("was closed, or hidden", True))
+        else:
+            self._page.leave(PageGone("is no longer reached, or broke the rules of WebSocket", False))
+
+    # From any thread.
+
+    def send_soon(self, frame: str | bytes) -> None:
+        """Write a frame, in the order of calls."""
+        self._server.call(lambda: self._write(frame))
+
+    def part(self, why: str) -> None:
+        """Close the connection after what was sent before."""
+        self._server.call(lambda: self.close(REFUSED, _short(why)))
+
+    def _write(self, frame: str | bytes) -> None:
+        with contextlib.suppress(tornado.websocket.WebSocketClosedError):
+            written = self.write_message(frame, binary=isinstance(frame, bytes))
+            written.add_done_callback(lambda done: done.exception())
+
+
+def _short(text: str) -> str:
+    return text.encode()[:_REASON_BYTES].decode(errors="ignore")

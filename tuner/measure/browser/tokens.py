@@ -1,0 +1,72 @@
+"""One-time tokens: each lets one page join, once, before it expires."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from relax_tune.tuner.measure.browser.protocol import Refusal
+
+TOKEN_SECS = 600.0
+"""How long an address that nobody opened is good."""
+_REMEMBERED = 1000
+
+_ANOTHER = "open the address that the job prints now"
+
+
+class Tokens:
+    """The tokens of one server, known by their hashes alone. Any thread may use them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._expiry: dict[bytes, float | None] = {}
+        self._ended: dict[bytes, str] = {}
+
+    def issue(self, secs: float | None = TOKEN_SECS) -> str:
+        """Return a new token of 256 random bits. secs: how long it is good; None: until `expire` says so"""
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            self._expiry[_hash(token)] = None if secs is None else self._clock() + secs
+        return token
+
+    def expire(self, token: str, secs: float) -> None:
+        """Let a token that was not used yet expire after so many seconds."""
+        with self._lock:
+            if _hash(token) in self._expiry:
+                self._expiry[_hash(token)] = self._clock() + secs
+
+    def good(self, token: str) -> bool:
+        """Return True if the token would be taken now."""
+        with self._lock:
+            self._sweep()
+            return _hash(token) in self._expiry
+
+    def redeem(self, token: str) -> None:
+        """Take a token, which is worthless from now on. Raises Refusal for any other text."""
+        key = _hash(token)
+        with self._lock:
+            self._sweep()
+            if key in self._expiry:
+                del self._expiry[key]
+                self._end(key, "used already")
+                return
+            why = self._ended.get(key, "not one of this job")
+        raise Refusal(f"wanted the token of a new address, found one that is {why}; {_ANOTHER}")
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for key in [key for key, until in self._expiry.items() if until is not None and until <= now]:
+            del self._expiry[key]
+            self._end(key, "expired")
+
+    def _end(self, key: bytes, why: str) -> None:
+        self._ended[key] = why
+        while len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
