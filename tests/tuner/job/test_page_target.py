@@ -21,7 +21,9 @@ LIMITS = {
     "max_group_z": 64, "max_binding_bytes": 1 << 27, "vector_bits": 128, "max_vector_lanes": 4, "registers": 255, "l2_bytes": 0,
     "l3_bytes": 0,
 }  # fmt: skip
-PHONE = Target("webgpu", "adreno in Chrome 140", tuple(FACTS.items()), tuple(with_quirks("webgpu", FACTS, LIMITS).items()))
+PHONE = Target(
+    "webgpu", "adreno in Chrome 140", tuple(FACTS.items()), tuple(with_quirks("webgpu", FACTS, LIMITS).items())
+)
 NATIVE = Target("webgpu", "adreno", (("kind", "webgpu"), ("platform", "Vulkan IntegratedGPU")))
 
 
@@ -60,7 +62,7 @@ def test_browser_without_records_or_one_of_several_is_refused(
         device_info(spec, store_of(*targets))
 
 
-def test_build_for_a_browser_says_that_no_kernel_ran() -> None:
+def test_build_for_browser_without_self_test_says_so() -> None:
     store = store_of(PHONE)
     settings = Settings(target="webgpu:browser", self_test=False)
     built = build_here(Job(feed_forward(), device_info(settings.target, store), store, settings), "generic")

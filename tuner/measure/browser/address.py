@@ -20,7 +20,7 @@ _EARLIER = datetime.timedelta(minutes=5)  # the phone's clock differs
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to listen: the very name or number that the browser reaches, and a port, 0 for any."""
+    """An address to listen on: the very name or number that the browser reaches, and a port, 0 for any."""
 
     host: str
     port: int

@@ -26,7 +26,7 @@ HELD = 256
 # Browsers round timestamps to tenths of a millisecond: a sample lasts as many of them as make that one part in a hundred.
 _SAMPLE_SECS, _TICK_SECS = 10e-3, 100e-6
 _MOST_LAUNCHES = 4096
-_FLUSHED_LAUNCHES = 16  # the mean of so many coarse times is not coarse
+_FLUSHED_LAUNCHES = 16  # a mean of coarse times is less coarse
 _LEAST_FILL = 64
 _LEAST_KEPT, _MOST_KEPT = 1 << 16, 64
 
@@ -247,9 +247,9 @@ class PageClock:
         return self._page.timed(bound, launches, flush) / launches
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
-        """Return so many launches that the timer's coarse steps do not count; see `Clock.repeats`.
+        """Return a number of launches that outweighs the timer's coarse steps; see `Clock.repeats`.
 
-        Raises MeasureError where the timer sees none of so many launches.
+        Raises MeasureError where the timer sees nothing of them.
         """
         launches = 1
         while single * launches < _SAMPLE_SECS / 2 and launches < _MOST_LAUNCHES:

@@ -2,11 +2,10 @@
 
 A frame is JSON text, or binary: a little-endian length of 4 bytes, so much JSON, then the bytes of an array.
 
-The page begins with `join` (a token) and is answered `welcome` (the token with which it may come back) or `refused`. It opens its
-device and says `ready` (adapter, limits, timer). Then the server asks one thing at a time, by number: `compile`, `alloc`, `free`, `fill`,
-`write`, `again`, `forget`, `copy`, `read`, `run`. The page answers `done`, `data`, `times` or `failed`. The server may say `abandon`: the page destroys its
-device, opens another and says `ready` again. `over` ends the job. `lost` and `unable` tell that the page's device was lost, or that there
-is none.
+The page begins with `join` (a token) and is answered `welcome` (the token to come back with) or `refused`. It opens its device and says
+`ready` (adapter, limits, timer). Then the server asks one thing at a time, by number: `compile`, `alloc`, `free`, `fill`, `write`, `again`,
+`forget`, `copy`, `read`, `run`. The page answers `done`, `data`, `times` or `failed`. At `abandon` the page destroys its device, opens
+another and says `ready` again. `over` ends the job. `lost` and `unable` tell that the page's device was lost, or that there is none.
 
 A page is a stranger: all it can do is to answer numbers. Whatever breaks these rules cuts it off.
 """
@@ -197,6 +196,4 @@ def _browser(agent: str) -> str:
 
 
 def _foreign(wanted: str, found: object) -> Refusal:
-    return Refusal(
-        f"wanted {wanted} from the page, found {printable(str(found)[:80])!r}; the page was cut off, load it again from a new address"
-    )
+    return Refusal(f"wanted {wanted} from the page, found {printable(str(found)[:80])!r}; open the job's new address")

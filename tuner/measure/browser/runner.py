@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from relax_tune.errors import FleetAway, UserError
 from relax_tune.runtime.device.base import DeviceInfo
@@ -109,8 +110,12 @@ class BrowserRunner(SupervisedRunner):
             else:
                 if opening is None or opening[0] is not page:
                     opening = page, time.monotonic()
+                    if page is self._said:
+                        self._notice(
+                            "the page's device was closed after a kernel that failed or did not end; it opens another"
+                        )
                 if time.monotonic() - opening[1] > _OPEN_SECS:
-                    page.end("The browser gave no new device in time. Close this tab, and open the new address.")
+                    page.end("The browser gave no device in time. Close the browser, and open the job's new address.")
                 give_up = time.monotonic() + self._wait_secs
             self._event.wait(_POLL_SECS)
 
@@ -127,7 +132,7 @@ class BrowserRunner(SupervisedRunner):
         )
 
 
-def _server_module() -> object:
+def _server_module() -> Any:
     try:
         return importlib.import_module("relax_tune.tuner.measure.browser.server")
     except ImportError as error:

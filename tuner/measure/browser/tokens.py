@@ -33,7 +33,7 @@ class Tokens:
         return token
 
     def expire(self, token: str, secs: float) -> None:
-        """Let a token that was not used yet expire after so many seconds."""
+        """Let a token that was not used yet expire. secs: how long it is good from now on"""
         with self._lock:
             if _hash(token) in self._expiry:
                 self._expiry[_hash(token)] = self._clock() + secs

@@ -32,10 +32,10 @@ _Clock = Literal["build_secs", "run_secs"]
 
 
 class Progress(Protocol):
-    """Where a batch says which step it begins, for whoever limits the step's time."""
+    """A listener to the steps of a batch, for whoever limits their time."""
 
     def tell(self, first: int, count: int, phase: str) -> None:
-        """Record that a step of so many requests begins."""
+        """Record that a step of `count` requests, from the number `first` on, begins."""
         ...
 
 
@@ -69,7 +69,7 @@ class BatchMeasurement:
     answer: receives results as soon as they are final
     probe: raises MeasureError when the device is unusable
     limited: the kernels run in this process, whose memory is limited to what their programs need
-    clock: what times launches; None: this process
+    clock: timer of launches; None: this process
     """
 
     def __init__(

@@ -28,11 +28,13 @@ _AWAKE_SECS = 0.03  # an idle GPU raises its clocks over some milliseconds of wo
 
 
 class Clock(Protocol):
-    """What times launches on a device. flushed: launches of a sample whose caches are filled before each"""
+    """A timer of launches on a device. flushed: number of launches in a sample, each with caches filled before"""
 
     flushed: int
 
-    def secs(self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
+    def secs(
+        self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None
+    ) -> float:
         """Return the seconds per launch, over `launches` launches and one synchronisation.
 
         flush: runs before each launch, untimed
@@ -40,7 +42,7 @@ class Clock(Protocol):
         ...
 
     def repeats(self, single: float, timed: Callable[[int], float]) -> tuple[int, float]:
-        """Return how many launches a sample of a short kernel takes, and the seconds of one among so many.
+        """Return how many launches a sample of a short kernel takes, and the seconds of one of them.
 
         single: seconds of a launch by itself; timed: seconds per launch among several
         """
@@ -52,7 +54,9 @@ class HostClock:
 
     flushed = 1
 
-    def secs(self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None) -> float:
+    def secs(
+        self, device: Device, bound: BoundProgram, launches: int, flush: Callable[[], None] | None = None
+    ) -> float:
         """Time launches, queued before one synchronisation, or one after a flush; see `Clock.secs`."""
         if flush is not None:
             flush()
@@ -122,7 +126,7 @@ def time_interleaved(
     """Take every contestant's samples, interleaved. An exception of `failures` ends only that contestant, which keeps
     it in `error`.
 
-    clock: what times launches; None: this process
+    clock: timer of launches; None: this process
     """
     watch = HostClock() if clock is None else clock
     collecting = gc.isenabled()

@@ -65,7 +65,7 @@ def test_device_is_named_by_adapter_and_browser(runner: BrowserRunner) -> None:
     assert "wgpu" not in fingerprint, "no native device has this fingerprint"
 
 
-def test_times_of_page_are_those_per_launch(runner: BrowserRunner) -> None:
+def test_times_of_page_are_per_launch(runner: BrowserRunner) -> None:
     (result,) = runner.submit([good()]).result(LIMIT_SECS)
     for timing in result.timings:
         assert timing.launches_per_sample > 64, "a browser's coarse timer takes many launches a sample"
@@ -236,7 +236,7 @@ def test_description_has_no_control_characters_and_names_software() -> None:
     assert info.name == r"SwiftShader \x1b[2J in Firefox 133" and dict(info.fingerprint)["adapter"] == "CPU"
 
 
-def test_frames_that_are_no_message_are_refused() -> None:
+def test_malformed_frames_are_refused() -> None:
     for bad in (b"", b"\0", struct.pack("<I", 9) + b"{}", "{", '{"kind":1}', "[" * 5000):
         with pytest.raises(Refusal, match="wanted"):
             read_message(bad)
@@ -263,7 +263,7 @@ def test_closed_tab_loses_nothing_and_next_page_goes_on(tabs: Tabs, runner: Brow
     assert "the page was closed, or hidden; the job waits for it, or for a new one: open http://" in tabs.notices[-2]
 
 
-def test_page_comes_back_by_its_token_while_nobody_else_does(tabs: Tabs, runner: BrowserRunner) -> None:
+def test_page_comes_back_by_token_and_replay_is_refused(tabs: Tabs, runner: BrowserRunner) -> None:
     tabs.opening = None
     first = tabs.pages[0]
     first.welcome.result(LIMIT_SECS)
@@ -274,7 +274,7 @@ def test_page_comes_back_by_its_token_while_nobody_else_does(tabs: Tabs, runner:
     assert "used already" in replayed.ended.result(LIMIT_SECS)
 
 
-def test_second_tab_of_the_same_page_takes_its_place(tabs: Tabs, runner: BrowserRunner) -> None:
+def test_second_tab_of_same_page_replaces_first(tabs: Tabs, runner: BrowserRunner) -> None:
     tabs.pages[0].welcome.result(LIMIT_SECS)
     twin = FakePage(tabs.addresses[0], token=tabs.pages[0].returning)
     assert tabs.pages[0].ended.result(LIMIT_SECS) == "the page was opened elsewhere, which goes on"
@@ -291,7 +291,7 @@ def test_page_of_another_device_is_refused(tabs: Tabs, runner: BrowserRunner) ->
     assert not tabs.pages[1].asked and tabs.pages[2].asked
 
 
-def test_lost_connection_twice_during_one_candidate_is_its_crash() -> None:
+def test_connection_lost_twice_in_one_candidate_is_a_crash() -> None:
     subject = program("good", "webgpu", name="closes")
     (found,) = subject.kernels
     closing = replace(
@@ -305,7 +305,7 @@ def test_lost_connection_twice_during_one_candidate_is_its_crash() -> None:
     assert "the page is no longer reached" in results[0].message and len(tabs.pages) >= 2
 
 
-def test_endless_kernel_closes_the_device_by_its_deadline(tabs: Tabs, runner: BrowserRunner) -> None:
+def test_endless_kernel_closes_device_at_deadline(tabs: Tabs, runner: BrowserRunner) -> None:
     batch = [request("hang", "webgpu", deadline_secs=1.0), good()]
     results = runner.submit(batch).result(LIMIT_SECS)
     assert [(result.id, result.stage) for result in results] == [("hang", "timeout"), ("good", None)]
@@ -322,7 +322,7 @@ def test_slow_transfers_are_no_hang(tabs: Tabs, runner: BrowserRunner) -> None:
     assert measured(runner, brief) == ["ok"]
 
 
-def test_job_without_a_page_says_which_address_it_waits_for(tabs: Tabs) -> None:
+def test_job_without_page_names_awaited_address(tabs: Tabs) -> None:
     tabs.opening = None
     with pytest.raises(
         FleetAway, match=r"wanted a page opened at http://127.0.0.1:\d+ within 0.3 s, found none; .*--wait-secs"
@@ -346,7 +346,7 @@ def test_closed_runner_ends_page_and_pending_futures(tabs: Tabs) -> None:
 @pytest.mark.parametrize(
     "text", ["", "8790", "localhost", "localhost:x", "localhost:70000", "http://localhost:1", ":1"]
 )
-def test_address_that_is_none_is_refused(text: str) -> None:
+def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--browser wants HOST:PORT such as 127.0.0.1:8790, found"):
         parse_place(text)
 
@@ -370,7 +370,7 @@ def test_page_is_served_over_tls_where_a_certificate_is_given(tabs: Tabs, tmp_pa
             urllib.request.urlopen(f"{runner.url}/static/measure.html", context=context)
 
 
-def test_address_beyond_loopback_gets_a_certificate_of_its_own(tmp_path: Path) -> None:
+def test_address_beyond_loopback_gets_new_certificate(tmp_path: Path) -> None:
     place = parse_place("192.0.2.7:8790")
     context, digest = server_tls(place, None, None)
     assert context is not None and re.fullmatch("([0-9A-F]{2}:){31}[0-9A-F]{2}", digest)
@@ -392,9 +392,7 @@ def test_address_beyond_loopback_gets_a_certificate_of_its_own(tmp_path: Path) -
         (("--target", "webgpu", "--certificate", "a.pem"), "wanted --certificate and --key together for --browser"),
     ],
 )
-def test_options_that_do_not_go_with_a_browser_are_refused(
-    more: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_options_beside_browser_are_refused(more: tuple[str, ...], message: str, tmp_path: Path) -> None:
     save_text(feed_forward(), tmp_path / "model.relax")
     asked = ["tune", str(tmp_path / "model.relax"), "--browser", "127.0.0.1:0", "--out", str(tmp_path / "m.rta"), *more]
     done = CliRunner().invoke(app, asked)

@@ -81,7 +81,7 @@ function read(frame: string | ArrayBuffer): { message: Record<string, unknown>; 
 
 function within<T>(secs: number, what: Promise<T>): Promise<T> {
   const late = new Promise<never>((_, fail) => {
-    setTimeout(() => fail(new ModelError("The browser gave no device in time. Close this tab, and open the job's new address.")), secs * 1e3);
+    setTimeout(() => fail(new ModelError("The browser gave no device in time. Close the browser, and open the job's new address.")), secs * 1e3);
   });
   return Promise.race([what, late]);
 }
