@@ -143,7 +143,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class DeviceClock(Protocol):
-    """A device that may have a clock of its own, by which launches are timed without the waiting of the host."""
+    """A device that may have a clock of its own: by that launches are timed without the host's waiting."""
 
     def elapsed(self, work: Callable[[], object]) -> float | None:
         """Do the launches of `work` and wait for them. Return seconds from the first to the end of the last.

@@ -127,7 +127,7 @@ IDEMPOTENT = {"add": 0, "max": None, "min": None, "mul": 1}
 
 
 def end_loops_at_data(s: Stmt, algebra: Algebra) -> Stmt:
-    """End a loop where the data say that all later iterations combine with a constant, such as at the end of a row in CSR.
+    """End a loop where data make all later iterations combine with a constant, such as a row in CSR.
 
     Before: `for j in range(w): y = y + select(start[i] + j < start[i + 1], v, 0)`
     After: `for j in range(min(w, start[i + 1] - start[i])): y = y + v`, and `y = y + 0` once where iterations were left out: it makes
@@ -173,7 +173,7 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
 
 
 def _without_clamps(f: For, algebra: Algebra) -> Stmt:
-    """Run the iterations in which no index meets the bound of its `min` without it, and the rest behind them with it."""
+    """Run the iterations whose indices stay below the bounds of a `min` without it, then the rest."""
     bounds: dict[Expr, Expr] = {}
     for e in postorder(f.body.own_exprs):
         if e.op == "min" and e.dtype is i64:

@@ -45,7 +45,7 @@ def compiled() -> Iterator[dict[bool, list[Compiled]]]:
     values=st.lists(st.sampled_from(SPECIAL), min_size=21, max_size=21),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_results_equal_those_of_the_whole_loop(
+def test_results_equal_the_whole_loop(
     compiled: dict[bool, list[Compiled]], most: bool, starts: Sequence[int], width: int, values: Sequence[float]
 ) -> None:
     rows = len(starts) - 1

@@ -40,7 +40,7 @@ def test_independent_work_is_done_side_by_side() -> None:
     assert [w.result()[1].startswith(HERE) for w in works] == [False, True]
 
 
-def test_work_that_becomes_ready_is_begun_beside_other_work() -> None:
+def test_ready_work_is_begun_beside_other_work() -> None:
     a, b = queues(2)
     met = threading.Barrier(2, timeout=20)
     first = a.put(named, [])
@@ -70,7 +70,7 @@ def test_closed_queue_ends_the_thread() -> None:
     assert not thread.is_alive()
 
 
-def test_calls_of_several_threads_end_with_the_sums_of_their_own() -> None:
+def test_calls_of_several_threads_end_with_own_sums() -> None:
     """Random graphs of work, put in by four threads at once: each piece adds one to the sum of what it reads."""
     made = queues(3)
 
