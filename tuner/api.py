@@ -32,6 +32,7 @@ from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
 from relax_tune.tuner.placement.placed_job import devices_named, names_several, placed_job
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
+from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import Wishes, submit_model
 from relax_tune.tuner.settings import Policy, Settings, merge_settings, settings_taken_by
@@ -49,12 +50,14 @@ class TuneResult:
     tasks: a row per tensor function, the costliest first
     work: measurements of this job
     notes: a sentence for each thing that a task lacks
+    quality: types chosen for weights under the bound that was asked for, as an artifact's manifest has them; else None
     """
 
     target: Target
     tasks: tuple[TaskRow, ...]
     work: TuningSummary
     notes: tuple[str, ...]
+    quality: Mapping[str, Any] | None = None
 
     @property
     def secs(self) -> float | None:
@@ -73,6 +76,7 @@ class TuneResult:
             "problems": [{"task": name, "why": why} for name, why in self.work.problems],
             "tasks": [row.to_json() for row in self.tasks],
             "notes": list(self.notes),
+            **({} if self.quality is None else {"quality": dict(self.quality)}),
         }
 
 
@@ -110,7 +114,7 @@ def tune(
     bounds: inclusive ranges by symbol, for a model that is loaded here.
     rules: rewriting rules of the caller (`rewrite.Rule`), each applied at its level; build with the same.
     on_progress: called after every batch.
-    overrides: fields of `Settings` by name, over `settings`, such as `target="c"`. profile may be a `Path`.
+    overrides: fields of `Settings` by name, over `settings`, such as `target="c"`. profile and samples may be a `Path`.
 
     Raises: UserError for a wrong argument, ParseError for a path without a model, VerifyError for a module that is not
     well-formed. MeasureError when the device cannot measure, DatabaseError when records cannot be kept. Failing candidates
@@ -123,11 +127,15 @@ def tune(
         raise UserError(f"rt.tune wants one target, found {chosen.target}; `relax-tune tune --target` takes several")
     module = _module(model, bounds, chosen)
     tell = partial(print, file=sys.stderr) if chosen.browser else lambda _: None  # somebody has to open the address
+    goal = read_goal(chosen, module)
     with contextlib.closing(open_runner(chosen, tell)) as runner:
         device = runner.device_info()  # no database is made for a missing device
         with _store(chosen.db if db is None else db, wait_secs=chosen.wait_secs) as (store, _):
             job = Job(module, device, store, chosen, on_progress or (lambda _: None), rules=rules)
-            work, built = job.tune(runner), job.build()
+            if goal is None:
+                work, built = job.tune(runner), job.build()
+            else:
+                (job, built), work = tuned_choice(job, goal, runner)
             job.store_plans(built)
             return tune_result(job, work, built)
 
@@ -160,6 +168,7 @@ def build(
     """
     chosen = _settings("build", settings, overrides)
     module = _module(model, bounds, chosen)
+    goal = read_goal(chosen, module, check_policy(policy))
     with _store(chosen.db if db is None else db, read_only=True) as (store, notes):
         if names_several(chosen.target):
             if pack:
@@ -167,6 +176,9 @@ def build(
             placed = placed_job(module, devices_named(chosen.target), store, chosen, rules)
             return placed.artifact(placed.build(check_policy(policy), notes))
         job = Job(module, device_info(chosen.target, store), store, chosen, rules=rules)
+        if goal is not None:
+            job, built = built_choice(job, goal, notes)
+            return job.artifact(built, pack)
         return job.artifact(build_here(job, check_policy(policy), notes), pack)
 
 
@@ -202,16 +214,14 @@ def submit(
 
 
 def _settings(command: Command, settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-    profile = overrides.get("profile")
-    return merge_settings(
-        command, settings, {**overrides, **({"profile": str(profile)} if isinstance(profile, Path) else {})}
-    )
+    paths = {n: str(p) for n in ("profile", "samples") if isinstance(p := overrides.get(n), Path)}
+    return merge_settings(command, settings, {**overrides, **paths})
 
 
 def tune_result(job: Job, work: TuningSummary, built: BuildResult) -> TuneResult:
     """Summarise a job from its store."""
     records = {name: job.records(c.task.key, c.task.regime) for name, c in job.choices.items()}
-    return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes)
+    return TuneResult(job.target, task_rows(job.choices, built.plans, records), work, built.notes, built.quality)
 
 
 def _module(model: Model, bounds: Bounds | None, settings: Settings) -> IRModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from relax_tune.errors import UserError
 
@@ -26,6 +27,15 @@ def successor(name: str, value: object) -> str:
 def renamed(name: str, shown: str, new: str, value: object) -> str:
     """Return the error message for a renamed setting."""
     return f"{shown} is called {new} now; found {value!r:.80}{successor(name, value)}"
+
+
+def has_password(url: str) -> bool:
+    """Return whether a database's URL holds a password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL: a store says so
+        return False
+    return bool(parts.password) or any(name.lower() in ("password", "passwd") for name, _ in parse_qsl(parts.query))
 
 
 def number_of(name: str, value: str) -> int:

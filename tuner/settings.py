@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import Command, Option, option
-from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, renamed, successor, text_of
+from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, has_password, renamed, successor, text_of
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -119,7 +118,7 @@ class Settings:
         default="no limit",
         metavar="MINUTES",
     )
-    seed: int = option(0, "Seed of every random choice.", commands=SEARCH, kind=int, metavar="N")
+    seed: int = option(0, "Seed of every random choice.", commands=BUILD, kind=int, metavar="N")
     strategy: str = option(
         "evolution", "Search strategy that proposes candidates.", commands=SEARCH, suggestions=STRATEGY_NAMES
     )
@@ -184,6 +183,22 @@ class Settings:
         "Store weights and what matrix products read in this type; everything is computed in f32.",
         commands=PROGRAM,
         choices=get_args(Precision),
+    )
+    quality: str | None = option(
+        None,
+        "A bound on how near results stay to those of the model as it is, such as cosine>=0.999 (or rmse, max_abs, top1; several "
+        "joined by `and`). Weights are stored as bf16, f16, int8 or int4 where that is faster and the bound holds.",
+        commands=("tune", "build"),
+        default="every weight as it is",
+        metavar="BOUND",
+    )
+    samples: str | None = option(
+        None,
+        "Inputs that measure --quality: an .npz file whose arrays have a leading dim of samples, or a folder of .npz files.",
+        commands=("tune", "build"),
+        default="none, without --quality",
+        metavar="FILE.npz",
+        reaches_out=True,
     )
     cache_dtype: Precision = option(
         "f32",
@@ -377,7 +392,7 @@ def find_sources(
     """Return the source of each setting that is not a default: a flag, else a variable, else `relax-tune.toml`.
 
     Raises UserError for a file or a variable that cannot be read."""
-    if _has_password(str(flags.get("db") or "")):
+    if has_password(str(flags.get("db") or "")):
         raise UserError(
             "--db wants a URL without a password, since everybody on this machine can read the arguments of programs, found one with "
             f"a password; put it into ~/.pgpass, or the URL into {variable_of('db')}"
@@ -386,14 +401,6 @@ def find_sources(
     found = _read_file((folder or Path.cwd()) / FILE)
     found |= {name: SettingSource(variable_of(name), value) for name, value in variables.items()}
     return found | {name: SettingSource(flag_of(name), value) for name, value in flags.items() if value is not None}
-
-
-def _has_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # no URL: a store says so
-        return False
-    return bool(parts.password) or any(name.lower() in ("password", "passwd") for name, _ in parse_qsl(parts.query))
 
 
 def load_settings(

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from relax_tune.errors import UserError, VerifyError
@@ -31,6 +32,7 @@ from relax_tune.ir.passes.graph.decompose import Decompose
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
+from relax_tune.ir.passes.graph.round_weights import RoundWeights
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.memory.append import Appended, store_outermost
 from relax_tune.ir.passes.placement.wishes import DropDevices
@@ -56,13 +58,15 @@ def passes_for(
     qkv: Literal["separate", "merged"] = "separate",
     precision: DType = f32,
     attention: Literal["fused", "unfused"] = "fused",
+    rounded: Mapping[str, DType] = MappingProxyType({}),
 ) -> tuple[Pass, ...]:
     """Return the standard passes.
 
     qkv: matmuls of one value with several weights. Merged, there are fewer calls and wider tasks; the device decides whether
         that is faster.
     precision: type in which float32 models store weights and the arguments of matmuls.
-    attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself."""
+    attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself.
+    rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`)."""
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
     lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
@@ -77,6 +81,7 @@ def passes_for(
         DeadCode(),
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
         MixedPrecision(precision),
+        *((RoundWeights(rounded),) if rounded else ()),
         Legalize(strict=True),
         SeparateOutputs(),
         CommonSubexpressions(repeat_spatial=True),

@@ -44,7 +44,19 @@ REPEATED = ("docs/index.md",)
 # Pages that tune or build several times: half a minute and more.
 LONG = tuple(
     f"docs/guides/{name}.md"
-    for name in ["tune", "share", "inside", "serve", "images", "export", "jobs", "report", "pack", "encoder-decoders"]
+    for name in (
+        "tune",
+        "share",
+        "inside",
+        "serve",
+        "images",
+        "export",
+        "jobs",
+        "report",
+        "pack",
+        "encoder-decoders",
+        "quality",
+    )
 )
 RUN = [p for p in PAGES if any(language in ("python", "console") for language, _ in snippets(p))]
 

@@ -26,8 +26,8 @@ from relax_tune.errors import RelaxTuneError, UserError
 from relax_tune.ir.frontend.hf.folder import load_hf
 from relax_tune.runtime.artifact import save_artifact
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.app import app
-from relax_tune.tuner.cli.commands.run import read_arrays
 from relax_tune.tuner.job.footprint import check_footprint, task_bytes
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.settings import Settings

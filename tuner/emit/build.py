@@ -51,6 +51,7 @@ class BuildResult:
     packings: the packing steps of each program's `prepare`
     host_programs: one for each function with branches or calls
     self_test: its results (`relax_tune.tuner.job.self_test`); None if it did not run
+    quality: the choice of types for weights (`relax_tune.tuner.quality`); None where none was asked for
     """
 
     programs: Mapping[str, Program]
@@ -59,6 +60,7 @@ class BuildResult:
     packings: Mapping[str, Sequence[PackingStep | None]]
     host_programs: tuple[HostProgram, ...] = ()
     self_test: Mapping[str, Any] | None = None
+    quality: Mapping[str, Any] | None = None
 
     @property
     def program(self) -> Program:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from relax_tune.ir.arith.solver import installed_solver
 from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.ir.passes.pipeline import LoweredModule, PassManager, lower, passes_for
 from relax_tune.ir.passes.placement.wishes import DropDevices
 from relax_tune.ir.rewrite.rules import Rule
@@ -58,6 +59,10 @@ from relax_tune.tuner.task.extract import extract_tasks
 from relax_tune.tuner.task.task import Choices, Task
 
 Bounds = Mapping[str, tuple[int, int]]
+WeightType = Literal["bf16", "f16", "int8", "int4"]
+"""A type that a weight may be stored in instead of its own."""
+WEIGHT_BITS: Mapping[WeightType, int] = {"int8": 8, "int4": 4}
+"""The types of whole numbers with scales, and their bits."""
 
 
 def model_key(module: IRModule) -> str:
@@ -70,10 +75,22 @@ def model_key(module: IRModule) -> str:
 
 
 def lowered_module(
-    module: IRModule, settings: Settings, rules: Sequence[Rule] = (), verify: bool = False, several: bool = False
+    module: IRModule,
+    settings: Settings,
+    rules: Sequence[Rule] = (),
+    verify: bool = False,
+    several: bool = False,
+    stored: Mapping[str, WeightType] = MappingProxyType({}),
 ) -> LoweredModule:
-    """Lower a module as the settings say. verify: check it around every pass; several: for several devices"""
-    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention)
+    """Lower a module as the settings say. verify: check it around every pass; several: for several devices
+
+    stored: type of each weight that is stored in fewer bits, by name; a weight that cannot be stored so stays
+    """
+    for kind, bits in WEIGHT_BITS.items():
+        only = frozenset(name for name, chosen in stored.items() if chosen == kind)
+        module = QuantizeWeights(bits, only=only)(module) if only else module
+    rounded = {name: dtype(chosen) for name, chosen in stored.items() if chosen not in WEIGHT_BITS}
+    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, rounded)
     append = settings.attention == "fused" and not several
     return lower(module, passes, rules, PassManager(verify), settings.checks, append, several)
 
@@ -126,6 +143,7 @@ class Job:
     elsewhere: records, such as a pack's, that only say which candidates to try first; submitted: id of the
         submitted job that this is
     several: keep what the module says about devices, for a program over several
+    stored: type of each weight that is stored in fewer bits, by name
     """
 
     module: IRModule
@@ -140,6 +158,7 @@ class Job:
     elsewhere: Store | None = None
     submitted: str = ""
     several: bool = False
+    stored: Mapping[str, WeightType] = field(default_factory=dict)
 
     @cached_property
     def target(self) -> Target:
@@ -162,7 +181,7 @@ class Job:
 
     @cached_property
     def lowered(self) -> LoweredModule:
-        return lowered_module(self.module, self.settings, self.rules, self.verify, self.several)
+        return lowered_module(self.module, self.settings, self.rules, self.verify, self.several, self.stored)
 
     @cached_property
     def key(self) -> str:
@@ -327,6 +346,8 @@ class Job:
             "solver": None if solver is None else solver.name,
             "target": self.target.key,
         }
+        if built.quality is not None:
+            extra["quality"] = built.quality
         return new_artifact(programs, constants, extra, built.host_programs, self.device.kind)
 
 

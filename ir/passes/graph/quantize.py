@@ -30,6 +30,7 @@ class QuantizeWeights:
     The matmul reads them through `dequantize`, which fuses into its kernel.
     bits: bits of a number, 4 or 8.
     group: rows that share a scale in each column; None for all rows, or for 32 with 4 bits.
+    only: names of the weights to store so; None for all that fit.
 
     A scale is the largest magnitude of its weights over 127, or 7, so each weight changes by at most half its scale.
     4-bit numbers lie two in a byte along the rows. Activations stay as they are. Other weights, such as embeddings that
@@ -40,13 +41,16 @@ class QuantizeWeights:
 
     bits: int = 8
     group: int | None = None
+    only: frozenset[str] | None = None
 
     def __call__(self, module: IRModule) -> IRModule:
         if self.bits not in (4, 8) or (self.group is not None and self.group < 1):
             raise UserError(
                 f"QuantizeWeights: wanted 4 or 8 bits and groups of at least 1 row, found {self.bits} and {self.group}"
             )
-        chosen = _read_by_products_only(module)
+        chosen = frozenset(_read_by_products_only(module))
+        if self.only is not None:
+            chosen &= self.only
         constants: dict[str, Array] = dict(module.constants)
         done: dict[tuple[str, bool], tuple[Constant, Constant, Dequantize]] = {}
 
@@ -81,6 +85,16 @@ class QuantizeWeights:
         array = constants[weight.name]
         if not np.isfinite(array.astype(np.float32)).all():
             raise UserError(f"weight {weight.name!r}: wanted finite numbers to quantise, found infinity or none")
+        number, scale, back = self._numbers(array, transposed)
+        if self.bits == 4:
+            number = Pack4(1 if transposed else 0).evaluate([number])
+        return (
+            add_constant(constants, f"{weight.name}.int{self.bits}", np.ascontiguousarray(number)),
+            add_constant(constants, f"{weight.name}.scale", scale), back,
+        )  # fmt: skip
+
+    def _numbers(self, array: Array, transposed: bool) -> tuple[Array, Array, Dequantize]:
+        """Return the integers of an array, one in a byte, its scales, and the operator that dequantises them."""
         rows = 1 if transposed else 0
         group = self.group or (32 if self.bits == 4 else None)
         back = Dequantize(1 - rows) if group is None else Dequantize(rows, group)
@@ -91,18 +105,27 @@ class QuantizeWeights:
             starts = np.arange(0, array.shape[rows], group)
             top = np.maximum.reduceat(wide, starts, axis=rows) if len(starts) else wide
         scale = (np.where(top == 0, 1, top) / (2 ** (self.bits - 1) - 1)).astype(array.dtype)
-        number = Quantize(back.axis, back.group, i8, self.bits).evaluate([array, scale])
-        if self.bits == 4:
-            number = Pack4(rows).evaluate([number])
-        return (
-            add_constant(constants, f"{weight.name}.int{self.bits}", np.ascontiguousarray(number)),
-            add_constant(constants, f"{weight.name}.scale", scale), back,
-        )  # fmt: skip
+        return Quantize(back.axis, back.group, i8, self.bits).evaluate([array, scale]), scale, back
+
+    def as_read(self, module: IRModule, name: str) -> Array | None:
+        """Return a weight of the module as its products read it, once it is stored so.
+
+        None for a weight that this pass leaves alone, and for one that products read in both orders.
+        """
+        orders = _read_by_products_only(module).get(name, set())
+        array = module.constants[name]
+        if len(orders) != 1 or not np.isfinite(array.astype(np.float32)).all():
+            return None
+        number, scale, back = self._numbers(array, next(iter(orders)))
+        return np.asarray(back.evaluate([number, scale])).astype(array.dtype, copy=False)
 
 
-def _read_by_products_only(module: IRModule) -> frozenset[str]:
-    """Return the weights of two dims and floats that are read only by products, as second operands."""
-    found, others = set[str](), set[str]()
+def _read_by_products_only(module: IRModule) -> dict[str, set[bool]]:
+    """Return the weights of two dims and floats that are read only by products, as second operands.
+
+    Each has the values of `transpose_b` of its products.
+    """
+    found, others = dict[str, set[bool]](), set[str]()
     for f in module.functions.values():
         if not isinstance(f, Function):
             continue
@@ -111,8 +134,11 @@ def _read_by_products_only(module: IRModule) -> frozenset[str]:
             for position, arg in enumerate((value.cond,) if isinstance(value, If) else value.operands):
                 if not isinstance(arg, Constant):
                     continue
-                dtype = arg.info.dtype
-                fits = operator_of(value, Matmul) is not None and position == 1
+                dtype, matmul = arg.info.dtype, operator_of(value, Matmul)
+                fits = matmul is not None and position == 1
                 fits = fits and len(arg.info.shape or ()) == 2 and dtype is not None and dtype.is_float
-                (found if fits else others).add(arg.name)
-    return frozenset(found - others)
+                if matmul is not None and fits:
+                    found.setdefault(arg.name, set()).add(matmul.transpose_b)
+                else:
+                    others.add(arg.name)
+    return {n: orders for n, orders in found.items() if n not in others}

@@ -21,8 +21,9 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import f8e5m2
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.indexing.movement import Concat
+from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
-from relax_tune.tuner.cli.commands.run import read_arrays, run, write_arrays
+from relax_tune.tuner.cli.commands.run import run, write_arrays
 from relax_tune.tuner.cli.destination import artifact_path
 
 RUNNER = CliRunner()

@@ -22,6 +22,7 @@ from relax_tune.runtime.program.plan import explain
 from relax_tune.runtime.program.plan_c import plans_in_c
 from relax_tune.tuner.cli.commands.options import Bounds, Json, SettingFlags, print_json, with_settings
 from relax_tune.tuner.cli.report.console import make_console, say
+from relax_tune.tuner.cli.report.quality import read_quality, show_quality
 from relax_tune.tuner.cli.report.table import dispatch_table
 from relax_tune.tuner.job.job import Job, device_info, parse_bounds
 from relax_tune.tuner.plan.drift import ALLOWED, SHAPES, Drift, drift, model_regret
@@ -113,7 +114,9 @@ def plan(
 
 def _of_artifact(path: Path, c: Path | None, console: Console, json: bool) -> None:
     loaded = load_artifact(path)
+    quality = read_quality(loaded)
     if c is None:
+        show_quality(console, quality, whole=True)
         if loaded.placement.parts:
             say(console, explain_placement(loaded.placement))
         for program in loaded.programs:
@@ -130,7 +133,8 @@ def _of_artifact(path: Path, c: Path | None, console: Console, json: bool) -> No
     if json:
         plans = {p.name: {"calls": len(p.calls), "plans": explain(p).splitlines()} for p in loaded.programs}
         where = loaded.placement.fields()
-        print_json({"artifact": str(path), **where, "programs": plans, "c": None if c is None else str(c)})
+        chosen = {} if quality is None else {"quality": quality}
+        print_json({"artifact": str(path), **where, **chosen, "programs": plans, "c": None if c is None else str(c)})
 
 
 def _restore(job: Job, name: str) -> None:

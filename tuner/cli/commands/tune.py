@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from relax_tune.database.store import open_store
 from relax_tune.errors import UserError
@@ -28,11 +29,15 @@ from relax_tune.tuner.cli.destination import Out, Overwrite, artifact_path, chec
 from relax_tune.tuner.cli.report.console import make_console, say
 from relax_tune.tuner.cli.report.latency import LatencyRow, latency_table
 from relax_tune.tuner.cli.report.progress import ProgressView
+from relax_tune.tuner.cli.report.quality import show_quality
 from relax_tune.tuner.cli.report.table import dispatch_table, task_table
 from relax_tune.tuner.emit.build import BuildResult
 from relax_tune.tuner.job.job import Job, model_key, open_runner, parse_bounds
+from relax_tune.tuner.job.progress import TuningSummary
+from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.placement.placed_job import names_several
+from relax_tune.tuner.quality.choose import Goal, read_goal, tuned_choice
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy, Settings
 
@@ -65,6 +70,7 @@ def tune(
     _check(chosen, settings, compare)
     path = artifact_path(model, chosen.target, out)
     module = load_model(model, parse_bounds(bound or []), chosen.cache_dtype, trust=chosen.trust_model)
+    goal = read_goal(chosen, module)
     check_destination(path, model_key(module), overwrite)
     tell = partial(say, console)
     if names_several(chosen.target):
@@ -75,10 +81,7 @@ def tune(
     ):
         job = Job(module, runner.device_info(), store, chosen, verify=verify, notice=tell)
         say(console, f"device: {job.device.kind}, {job.device.name}\ndatabase: {store.where}")
-        with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
-            job.report = view.report
-            work = job.tune(runner)
-        built = job.tested_build(runner)
+        job, built, work = _tuned(job, goal, runner, console)
         if not any(plan.times for plan in built.plans.values()):
             say(console, _nothing_usable(job))
             raise typer.Exit(NOTHING_MEASURED)
@@ -88,6 +91,7 @@ def tune(
     saved = job.artifact(built).save(path)
     console.print(task_table(result.tasks))
     console.print(dispatch_table(result.tasks))
+    show_quality(console, result.quality)
     say(console, _summary(result))
     for name, problem in work.problems:
         say(console, f"note: {name} could not be tuned to the end: {problem}")
@@ -101,6 +105,25 @@ def tune(
         console.print(latency_table(latency, "Latency of the whole model, medians"))
     if json:
         print_json({"artifact": str(saved), **result.to_json(), "latency": [row.to_json() for row in latency]})
+
+
+@contextlib.contextmanager
+def _watched(console: Console, job: Job) -> Iterator[None]:
+    """Show the progress of a job while it is tuned."""
+    with ProgressView([(t.name, len(t.sites)) for t in job.tasks], console) as view:
+        job.report = view.report
+        yield
+
+
+def _tuned(job: Job, goal: Goal | None, runner: Runner, console: Console) -> tuple[Job, BuildResult, TuningSummary]:
+    """Tune and build a job, or the form of its model that is chosen under a bound."""
+    watching = partial(_watched, console)
+    if goal is not None:
+        (chosen, built), work = tuned_choice(job, goal, runner, partial(say, console), watching)
+        return chosen, built, work
+    with watching(job):
+        work = job.tune(runner)
+    return job, job.tested_build(runner), work
 
 
 def _check(chosen: Settings, flags: SettingFlags, compare: bool) -> None:

@@ -1,0 +1,98 @@
+"""Some weights in 16-bit floats, others as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.ir.core.dtype import DType, f32
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.graph import AnyBinding, Binding, Call, Constant, Function, If, Value
+from relax_tune.ir.core.graph_walk import all_uses, nested_values, operator_of
+from relax_tune.ir.op.base import OperatorSpec
+from relax_tune.ir.op.math.elementwise import Cast
+from relax_tune.ir.passes.graph.constant_fold import add_constant
+from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function, tensor_info
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWeights:
+    """Store each of these float32 weights as its 16-bit type. Kernels convert it while loading, and compute in float32.
+
+    types: 16-bit float of each weight to round, by name.
+
+    Products, convolutions and gathers may read a rounded weight (`OperatorSpec.halves`). A weight that anything else reads
+    stays, and so does one with numbers beyond the range of its type. Activations stay as they are.
+    """
+
+    types: Mapping[str, DType]
+
+    def __call__(self, module: IRModule) -> IRModule:
+        constants: dict[str, Array] = dict(module.constants)
+        rounded: dict[str, Constant] = {}
+        for name in sorted(_roundable(module) & set(self.types)):
+            array = round_array(constants[name], self.types[name])
+            if array is not None:
+                rounded[name] = add_constant(constants, f"{name}.{self.types[name]}", array)
+        if not rounded:
+            return module
+
+        def visit(out: Emitter, binding: AnyBinding) -> None:
+            value = out.value(binding.value)
+            op = operator_of(value, OperatorSpec)
+            held = [isinstance(a, Constant) and a.name in rounded for a in value.operands]
+            if op is None or not any(held) or not isinstance(binding, Binding):
+                out.keep(binding)
+                return
+            if op.halves == "gathered":
+                (table, *rest) = value.operands
+                assert isinstance(table, Constant)
+                half = replace(tensor_info(binding.var), dtype=self.types[table.name])
+                rows = out.bind(value.with_operands((rounded[table.name], *rest)), half, f"{binding.var.name}_rows")
+                out.bindings.append(replace(binding, value=Call(Cast(f32), (rows,))))
+                return
+            args = tuple(
+                out.bind(Call(Cast(f32), (rounded[a.name],)), a.info, "wide")
+                if isinstance(a, Constant) and a.name in rounded
+                else a
+                for a in value.operands
+            )
+            out.bindings.append(replace(binding, value=value.with_operands(args)))
+
+        new = map_graphs(module, lambda f, _: rewrite_function(f, visit))
+        return replace(new, constants={n: a for n, a in constants.items() if n not in rounded})
+
+
+def round_array(array: Array, dtype: DType) -> Array | None:
+    """Return an array as a 16-bit float; None where a finite number would become infinite."""
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype.numpy)
+    return found if np.array_equal(np.isfinite(found), np.isfinite(array)) else None
+
+
+def _roundable(module: IRModule) -> set[str]:
+    """Return the float32 weights that only products, convolutions and gathers read, and no function returns."""
+    found, others = set[str](), set[str]()
+    for f in module.functions.values():
+        if not isinstance(f, Function):
+            continue
+        others.update(v.name for v in all_uses(f) if isinstance(v, Constant))
+        for value in nested_values(f):
+            for position, a in enumerate((value.cond,) if isinstance(value, If) else value.operands):
+                if isinstance(a, Constant):
+                    fits = a.info.dtype is f32 and _may_round(value, position)
+                    (found if fits else others).add(a.name)
+    return found - others
+
+
+def _may_round(value: Value, position: int) -> bool:
+    op = operator_of(value, OperatorSpec)
+    if op is None:
+        return False
+    return position == 0 if op.halves == "gathered" else op.reads(position) == "wanted"

@@ -1,0 +1,1 @@
+"""Types of weights, chosen by measured time under a bound on the quality of the results."""
