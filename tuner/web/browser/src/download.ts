@@ -79,7 +79,7 @@ export class HashedStream {
   }
 
   /** Return the next bytes. */
-  async take(bytes: number): Promise<Uint8Array> {
+  async take(bytes: number): Promise<Uint8Array<ArrayBuffer>> {
     const found = new Uint8Array(bytes);
     let at = 0;
     for await (const piece of this.pieces(bytes)) {
@@ -104,7 +104,7 @@ export class HashedStream {
 
 /** Call `read` on the artifact's bytes. What it verified is kept in the browser's cache for the next time. */
 export async function download<T>(source: Source, progress: Progress, read: (stream: HashedStream) => Promise<T>): Promise<T> {
-  const key = new URL(source.url, location.href);
+  const key = new URL(source.url, globalThis.location?.href);
   key.searchParams.set("blake2b", source.digest);
   const cache = await openCache();
   const cached = await cache?.match(key.href);
