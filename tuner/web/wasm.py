@@ -1,10 +1,12 @@
 """Artifacts of target `c:wasm32` as WebAssembly: exported as C, compiled by clang, kept in the cache of compiled kernels.
 
-A browser gets two files, each with its hash at its end: the module with what its arguments are checked by, and the weights.
+A browser gets two files: the module, with what its arguments are checked by and a hash at its end, and the weights, whose hashes are in
+the module.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.atomic_write import write_whole
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
 from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, Clang
@@ -23,7 +26,8 @@ from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.export.c_export import Exported, export_c
 
 MODULE = FileFormat("relax-tune module", "module", ".module", 1, (("programs.json", "model.wasm"),), "serve", "served")
-WEIGHTS = FileFormat("relax-tune weights", "weights", ".weights", 1, (("model.weights",),), "serve", "served")
+PIECE_BYTES = 1 << 20
+"""Bytes of the weights that have a hash of their own, in the module's manifest."""
 _NAME = "model"
 _STACK_BYTES = 1 << 20
 _EXPORTS = ("aligned_alloc", "free", *(f"{_NAME}_{f}" for f in ("create", "reserve", "run", "error")))
@@ -46,9 +50,11 @@ class WasmFiles:
 
     def facts(self) -> dict[str, Any]:
         """Return address, size and hash of each file. Raises OSError for one that cannot be read."""
+        digests = {"module": digest_at_end(self.module), "weights": self.weights.stem}
+        paths = {"module": self.module, "weights": self.weights}
         return {
-            name: {"url": f"model.{name}", "bytes": os.path.getsize(path), "digest": digest_at_end(path)}
-            for name, path in (("module", self.module), ("weights", self.weights))
+            name: {"url": f"model.{name}", "bytes": os.path.getsize(path), "digest": digests[name]}
+            for name, path in paths.items()
         }
 
 
@@ -72,14 +78,21 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
         module = f"{hashed((clang.version, *_COMPILE, *_LINK, programs, *texts))}.module"
-        identity = f"{hashed((weights[16:48].hex(),))}.weights"
+        identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
-            write_file(WEIGHTS, folder / identity, {"model.weights": weights}, {}, {})
+            write_whole(folder / identity, memoryview(weights))
         if not is_own_file(folder / module):
             _compile(clang, work, exported)
             members = {"programs.json": programs.encode(), "model.wasm": (work / "model.wasm").read_bytes()}
-            write_file(MODULE, folder / module, members, {}, {})
+            write_file(MODULE, folder / module, members, {"weights": hashes_of(weights)}, {})
     return WasmFiles(kept / module, kept / identity)
+
+
+def hashes_of(weights: bytes) -> dict[str, Any]:
+    """Return the hashes of the pieces of a file of weights, which a browser computes while others arrive."""
+    starts = range(0, len(weights), PIECE_BYTES)
+    hashes = [hashlib.sha256(weights[at : at + PIECE_BYTES]).hexdigest() for at in starts]
+    return {"piece_bytes": PIECE_BYTES, "sha256": hashes}
 
 
 def _described(program: Program) -> dict[str, Any]:

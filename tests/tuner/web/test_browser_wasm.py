@@ -41,18 +41,26 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return ServedModel(path, "search", wasm=wasm_files(load_artifact(path)))
 
 
-def shown(browser: Any, url: str) -> Any:
+def shown(browser: Any, url: str, script: str = "") -> Any:
     page = browser.new_context(viewport={"width": 360, "height": 800}).new_page()
+    page.add_init_script(script)
     page.goto(url)
     page.wait_for_selector("body[data-ready=true], #trouble:not([hidden])", timeout=300_000)
     return page
 
 
-def test_layers_browser_without_webgpu_gives_results_of_python(browser: Any, layers: ServedModel) -> None:
+WITHOUT = "Object.defineProperty(navigator, 'gpu', { value: undefined });"
+NO_ADAPTER = "Object.defineProperty(navigator, 'gpu', { value: { requestAdapter: async () => null } });"
+
+
+@pytest.mark.parametrize("script, why", [(WITHOUT, "offers no WebGPU"), (NO_ADAPTER, "has WebGPU, but no adapter")])
+def test_fallback_is_used_and_gives_results_of_python(
+    browser: Any, layers: ServedModel, script: str, why: str
+) -> None:
     with served(layers) as address, opened_here(layers.path) as model:
-        page = shown(browser, address)
+        page = shown(browser, address, script)
         said = page.locator("#status").inner_text()
-        assert said.startswith("Ready, on WebAssembly. This browser offers no WebGPU"), said
+        assert said.startswith(f"Ready, on WebAssembly. This browser {why}"), said
         for n in LENGTHS:
             x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
             (found,) = call(page, "main", {"x": x})

@@ -1,16 +1,16 @@
 /** The WebAssembly module of a model, compiled from its exported C: memory, calls, and its errors in words; see tuner/web/wasm.py. */
 
-import { damaged, decode, member } from "./artifact.js";
-import { type Progress, type Source, download } from "./download.js";
+import { type Manifest, damaged, decode, member } from "./artifact.js";
+import { ByteStream, type HashedStream, type Progress, type Source, altered, download, downloadAs, hexadecimal } from "./download.js";
 import { ModelError } from "./errors.js";
 import { size } from "./gpu.js";
 import { type Program, readPrograms } from "./program.js";
 import type { Memory } from "./tensor.js";
 
 const MODULE_FORMAT = "relax-tune module";
-const WEIGHTS_FORMAT = "relax-tune weights";
 const SCHEMA = 1;
 const ALIGNMENT = 64;
+const PIECE = 1 << 20; // bytes of the weights that have a hash of their own
 const NO_FILE = 8; // EBADF of WASI
 /** A module whose only function is i8x16.popcnt(i8x16.splat(0)). */
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
@@ -60,25 +60,23 @@ export class Wasm {
   static async open({ module, weights }: WasmSource, progress: Progress): Promise<Wasm> {
     checkSupport();
     const total = module.bytes + weights.bytes;
-    const [programs, code] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
-      await readHead(stream, MODULE_FORMAT);
+    const [programs, code, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
+      const hashes = await readHashes(stream, weights.bytes);
       const text = decode(await stream.take((await member(stream, "programs.json")).bytes));
       const bytes = await stream.take((await member(stream, "model.wasm")).bytes);
       await stream.finish(module.digest);
-      return [readPrograms(text), bytes] as const;
+      return [readPrograms(text), bytes, hashes] as const;
     });
     const wasm = new Wasm(programs, await instantiate(code));
-    const held = await download(weights, (done, _, from) => progress(module.bytes + done, total, from), async (stream) => {
-      await readHead(stream, WEIGHTS_FORMAT);
-      const { bytes } = await member(stream, "model.weights");
-      const memory = wasm.alloc(bytes, "the weights");
-      let at = memory.address;
-      for await (const piece of stream.pieces(bytes)) {
-        wasm.write(at, piece);
-        at += piece.length;
+    const held = wasm.alloc(weights.bytes, "the weights");
+    await downloadAs(ByteStream, weights, (done, _, from) => progress(module.bytes + done, total, from), async (stream) => {
+      const right: Promise<boolean>[] = [];
+      for (let at = 0; at < weights.bytes; at += PIECE) {
+        const piece = await stream.take(Math.min(PIECE, weights.bytes - at));
+        wasm.write(held.address + at, piece);
+        right.push(fits(piece, hashes[at / PIECE]));
       }
-      await stream.finish(weights.digest);
-      return memory;
+      if ((await Promise.all(right)).includes(false)) throw altered();
     });
     wasm.create(held);
     return wasm;
@@ -157,17 +155,29 @@ function checkSupport(): void {
   if (typeof WebAssembly !== "object") {
     throw new ModelError("This browser runs no WebAssembly: it is old, or a lockdown mode forbids it. Use another, or allow it.");
   }
+  if (!globalThis.crypto?.subtle) {
+    throw new ModelError("This browser verifies no downloads here; open the page from localhost or over https.");
+  }
   if (!WebAssembly.validate(new Uint8Array(SIMD))) {
     throw new ModelError("This browser's WebAssembly has no SIMD. Use Chrome or Edge from 91, Firefox from 89 or Safari from 16.4.");
   }
 }
 
-async function readHead(stream: Parameters<typeof member>[0], wanted: string): Promise<void> {
-  const { bytes } = await member(stream, "manifest.json");
-  const { format, schema } = JSON.parse(decode(await stream.take(bytes))) as { format: string; schema: number };
-  if (format !== wanted || schema !== SCHEMA) {
-    throw damaged(`wanted a ${wanted} of schema ${SCHEMA}, found ${String(format).slice(0, 80)} of ${schema}`);
+/** Read the module's manifest; return the hashes of the pieces of the weights. */
+async function readHashes(stream: HashedStream, bytes: number): Promise<string[]> {
+  const head = await member(stream, "manifest.json");
+  const { format, schema, extra } = JSON.parse(decode(await stream.take(head.bytes))) as Manifest;
+  if (format !== MODULE_FORMAT || schema !== SCHEMA) {
+    throw damaged(`wanted a ${MODULE_FORMAT} of schema ${SCHEMA}, found ${String(format).slice(0, 80)} of ${schema}`);
   }
+  const { sha256, piece_bytes } = extra.weights as { sha256: string[]; piece_bytes: number };
+  if (piece_bytes !== PIECE || sha256.length !== Math.ceil(bytes / PIECE)) throw damaged("its weights have another size");
+  return sha256;
+}
+
+/** Return whether bytes have a hash. The browser computes it beside the page's thread. */
+async function fits(bytes: Uint8Array<ArrayBuffer>, sha256: string): Promise<boolean> {
+  return hexadecimal(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))) === sha256;
 }
 
 /** Compile a verified module and start it. It may call nothing of the system: files and clocks answer that there are none. */
