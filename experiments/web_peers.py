@@ -1,12 +1,16 @@
 """MiniLM in one headless Chromium: ours on WebAssembly and WebGPU beside ONNX Runtime Web's.
 
-    python experiments/web_peers.py --work FOLDER --peer-python PYTHON --onnxruntime-web FOLDER [--wasm FILE.rta] [--gpu FILE.rta]
+    python experiments/web_peers.py --work FOLDER --peer-python PYTHON --onnxruntime-web FOLDER [--wasm FILE.rta] [--untuned FILE.rta]
+        [--gpu FILE.rta] [--only wasm|WebGPU]
 
-PYTHON has torch, transformers and onnxscript: it writes the model as ONNX. The second folder is npm's package onnxruntime-web. The page is
+Artifacts that are not given are built without records. `--only` measures one kind and takes the other from the results. PYTHON has torch, transformers and onnxscript: it writes the model as ONNX. The second folder is npm's package onnxruntime-web. The page is
 isolated from other origins, so ONNX Runtime may use threads. Start, first result (16 tokens) and peak memory are of a new browser each,
 with files on loopback; the peak is that of the process of the page. Latency is the median of calls after the first, of tabs in turns.
 Contenders on WebGPU run on this machine's software adapter: their results and bytes are compared, their times are not. Every result is
 compared with that of Python's runtime. Writes results/web_peers.json and .md.
+
+TVM is left out: npm has its runtime for the web (@mlc-ai/web-runtime 0.27.0-dev0), but a model's module is linked by Emscripten with TVM's
+runtime compiled for wasm, which the wheel has as sources alone.
 """
 
 from __future__ import annotations
@@ -29,19 +33,19 @@ from typing import Any
 
 import e2e
 import numpy as np
-from contenders import environment, write_page
+from contenders import RESULTS, environment, write_page
 from e2e_cases import minilm_folder
 
 import relax_tune as rt
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.tuner.web.server import ServedModel
-from relax_tune.tuner.web.wasm import wasm_files
+from relax_tune.tuner.web.wasm import WasmFiles, wasm_files
 
 STATIC = Path(__file__).parents[1] / "tuner" / "web" / "static"
 LENGTHS = (1, 8, 16, 32, 64, 128, 256, 512)
 FIRST = 16
 CHECKED = (1, 8, 16, 32)  # lengths at which software adapters are compared: longer ones take minutes
-TIMED = ("ours, wasm", "ONNX Runtime, wasm, 1 thread", "ONNX Runtime, wasm, 2 threads")
+TIMED = ("ours, wasm", "ours, wasm, untuned", "ONNX Runtime, wasm, 1 thread", "ONNX Runtime, wasm, 2 threads")
 NAMES = (*TIMED, "ours, WebGPU", "ONNX Runtime, WebGPU")
 ARGUMENTS = ("--no-sandbox", "--enable-unsafe-webgpu", "--disable-background-networking", "--no-first-run")
 VISIT_SECS, VISIT_CALLS = 0.6, 20
@@ -51,7 +55,7 @@ const ones = (n) => new BigInt64Array(n).fill(1n);
 async function ours(wanted) {
   const { Model } = await import("/ours/relax-tune.js");
   const facts = await (await fetch("/model.json")).json();
-  const source = wanted === "wasm" ? { wasm: facts.wasm } : { url: facts.url, bytes: facts.bytes, digest: facts.digest };
+  const source = wanted === "webgpu" ? { url: facts.url, bytes: facts.bytes, digest: facts.digest } : { wasm: facts[wanted] };
   const model = await Model.load(source, () => {}, () => {});
   return async (n) => {
     const [found] = await model.run("main", {
@@ -74,7 +78,7 @@ async function theirs(wanted, threads) {
   };
 }
 const makers = {
-  "ours, wasm": () => ours("wasm"), "ours, WebGPU": () => ours("webgpu"),
+  "ours, wasm": () => ours("wasm"), "ours, wasm, untuned": () => ours("untuned"), "ours, WebGPU": () => ours("webgpu"),
   "ONNX Runtime, wasm, 1 thread": () => theirs("wasm", 1), "ONNX Runtime, wasm, 2 threads": () => theirs("wasm", 2),
   "ONNX Runtime, WebGPU": () => theirs("webgpu", 1),
 };
@@ -176,7 +180,7 @@ def gzipped(*paths: Path) -> int:
     return sum(len(gzip.compress(p.read_bytes(), 9)) for p in paths)
 
 
-def sizes(model: ServedModel, onnx: Path, ort: Path) -> dict[str, dict[str, int]]:
+def sizes(model: ServedModel, untuned: WasmFiles, onnx: Path, ort: Path) -> dict[str, dict[str, int]]:
     """Bytes to download by contender: scripts and code compressed, weights as they are."""
     assert model.wasm is not None
     script, weights = gzipped(STATIC / "relax-tune.js"), onnx.stat().st_size
@@ -187,6 +191,7 @@ def sizes(model: ServedModel, onnx: Path, ort: Path) -> dict[str, dict[str, int]
     theirs = {kind: gzipped(*(ort / name for name in names)) for kind, names in loaded.items()}
     return {
         "ours, wasm": {"code": script + gzipped(model.wasm.module), "weights": model.wasm.weights.stat().st_size},
+        "ours, wasm, untuned": {"code": script + gzipped(untuned.module), "weights": untuned.weights.stat().st_size},
         "ours, WebGPU": {"code": script, "weights": model.path.stat().st_size if model.gpu else 0},
         "ONNX Runtime, wasm, 1 thread": {"code": theirs["wasm"], "weights": weights},
         "ONNX Runtime, wasm, 2 threads": {"code": theirs["wasm"], "weights": weights},
@@ -229,7 +234,10 @@ def measure(
                     starts[name].append({"ready": told["ready"], "first": told["first"], "peak": peak_bytes(browser)})
                 except Exception as error:  # the sentence stands in the results
                     failed[name] = str(error).splitlines()[0][:300]
-                print(f"{time.strftime('%H:%M:%S')} start {round_} {name}: {starts[name][-1:]} {failed.get(name, '')}", flush=True)
+                print(
+                    f"{time.strftime('%H:%M:%S')} start {round_} {name}: {starts[name][-1:]} {failed.get(name, '')}",
+                    flush=True,
+                )
     with chromium() as browser:
         pages = {name: tab(browser, address) for name in latency if name not in failed}
         for name, page in pages.items():
@@ -262,37 +270,43 @@ def main() -> None:
     p.add_argument("--peer-python", required=True)
     p.add_argument("--onnxruntime-web", type=Path, required=True)
     p.add_argument("--wasm", type=Path)
+    p.add_argument("--untuned", type=Path)
     p.add_argument("--gpu", type=Path)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--only", default="", help="names that hold this text")
-    p.add_argument("--dry", action="store_true", help="write no results")
+    p.add_argument("--only", default="", help="contenders whose names hold this text")
     a = p.parse_args()
     work = a.work.absolute()
     (work / "minilm").mkdir(parents=True, exist_ok=True)
     failed = e2e.prepare("minilm", work, a.peer_python, False, False)
     if failed:
         raise SystemExit(f"the model was not exported as ONNX: {failed}")
-    paths = {"c:wasm32": a.wasm or work / "wasm.rta", "webgpu": a.gpu or work / "gpu.rta"}
+    plain = a.untuned or work / "wasm.rta"
+    paths = {"c:wasm32": plain, "webgpu": a.gpu or work / "gpu.rta"}
     for target, path in paths.items():
         if not path.exists():
-            module = rt.load_model(minilm_folder(), bounds={"b": (1, 8), "n": (1, 512)})
+            module = rt.load_model(minilm_folder(), bounds={"b": (1, 1), "n": (1, 512)})
             rt.build(module, target=target, db="memory://").save(path)
-    model = ServedModel(paths["webgpu"], "search", wasm=wasm_files(load_artifact(paths["c:wasm32"])))
+    untuned = wasm_files(load_artifact(plain))
+    model = ServedModel(paths["webgpu"], "search", wasm=wasm_files(load_artifact(a.wasm or plain)))
     assert model.wasm is not None
+    other = {name: part | {"url": part["url"].replace("model", "untuned")} for name, part in untuned.facts().items()}
     onnx, ort = work / "minilm" / "model.onnx", a.onnxruntime_web / "dist"
     files: dict[str, Path | bytes] = {
-        "/": PAGE.encode(), "/model.json": json.dumps(model.facts()).encode(), "/model.onnx": onnx, "/model.rta": model.path,
+        "/": PAGE.encode(), "/model.json": json.dumps({**model.facts(), "untuned": other}).encode(), "/model.onnx": onnx, "/model.rta": model.path,
         "/model.module": model.wasm.module, "/model.weights": model.wasm.weights,
+        "/untuned.module": untuned.module, "/untuned.weights": untuned.weights,
     }  # fmt: skip
     names = [n for n in NAMES if a.only in n]
     with served(files, ort) as address:
-        record = measure(names, address, wanted(paths["c:wasm32"]), a.rounds)
+        record = measure(names, address, wanted(plain), a.rounds)
+    before = RESULTS / "web_peers.json"
+    if a.only and before.exists():
+        kept = json.loads(before.read_text())
+        for part in ("greatest_difference", "failed", "start", "latency_secs"):
+            record[part] = {**{n: x for n, x in kept[part].items() if n not in names}, **record[part]}
     version = json.loads((a.onnxruntime_web / "package.json").read_text())["version"]
-    record |= {"bytes": sizes(model, onnx, ort), "onnxruntime_web": version, "environment": environment()}
-    if a.dry:
-        print(json.dumps(record, indent=1))
-    else:
-        write_page("web_peers", page(record), record)
+    record |= {"bytes": sizes(model, untuned, onnx, ort), "onnxruntime_web": version, "environment": environment()}
+    write_page("web_peers", page(record), record)
 
 
 def page(r: Mapping[str, Any]) -> list[str]:
@@ -322,6 +336,8 @@ def page(r: Mapping[str, Any]) -> list[str]:
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
         *(f"{name} failed: {why}" for name, why in r["failed"].items()),
+        "TVM's web runtime needs a module linked by Emscripten with its runtime compiled for wasm, which no package holds.",
+        "",
         json.dumps(r["environment"]),
     ]
 

@@ -87,7 +87,9 @@ def served_model(
             f"beside one for {artifact.device_kind}"
         )
     if _page_of(second) != page:
-        raise UserError(f"--fallback {fallback}: wanted the functions of {path}, found others; build both from one model")
+        raise UserError(
+            f"--fallback {fallback}: wanted the functions of {path}, found others; build both from one model"
+        )
     return ServedModel(path, page, folder, ends, gpu, wasm_files(second))
 
 

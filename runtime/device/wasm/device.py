@@ -13,8 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,6 +87,7 @@ class WasmDevice:
         self.turn = threading.RLock()
         self._wire = threading.RLock()
         self._dropped: list[int] = []
+        self._held: list[bytes] | None = None
         self._process = subprocess.Popen(
             [node, *_NODE_FLAGS, str(files(__package__).joinpath("node.cjs"))],
             stdin=subprocess.PIPE,
@@ -125,7 +125,9 @@ class WasmDevice:
             code = self._built(join_sources(group), flags, link)
             told = self._ask(code, call="load", names=names)
             if told["end"] > region + _REGION:
-                raise BuildError(f"WebAssembly: wanted {_REGION} bytes of constants and stack, found {told['end'] - region}")
+                raise BuildError(
+                    f"WebAssembly: wanted {_REGION} bytes of constants and stack, found {told['end'] - region}"
+                )
             found |= {name: told["first"] + k for k, name in enumerate(names)}
         return found
 
@@ -185,7 +187,12 @@ class WasmDevice:
             buffer.address = -1
 
     def bind(
-        self, kernel: int, buffers: Sequence[WasmBuffer], scalars: Sequence[int], grid: Sequence[int], local: Sequence[int]
+        self,
+        kernel: int,
+        buffers: Sequence[WasmBuffer],
+        scalars: Sequence[int],
+        grid: Sequence[int],
+        local: Sequence[int],
     ) -> Launch:
         if grid or local:
             raise MeasureError(f"WebAssembly: wanted no grid (kernels loop inside), found grid {grid} local {local}")
@@ -220,14 +227,30 @@ class WasmDevice:
         """Wait for all launches. Raises MeasureError for one that failed."""
         self._ask(call="sync")
 
+    def elapsed(self, work: Callable[[], object]) -> float | None:
+        """Return the seconds that the launches of `work` take, by node's clock: messages reach it together."""
+        with self._wire:
+            self._held = []
+            try:
+                work()
+            finally:
+                held, self._held = self._held, None
+            self._send(_frame({"call": "mark"}), *held)
+            return float(self._ask(call="since")) * 1e-9
+
     def post(self, data: bytes = b"", **message: Any) -> None:
         """Send a message that has no answer."""
-        text = json.dumps(message, separators=(",", ":")).encode()
+        with self._wire:
+            if self._held is None or message["call"] != "run":
+                self._send(_frame(message, data))
+            else:
+                self._held.append(_frame(message))
+
+    def _send(self, *frames: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            with self._wire:
-                self._process.stdin.write(len(text).to_bytes(4, "little") + len(data).to_bytes(4, "little") + text + data)
-                self._process.stdin.flush()
+            self._process.stdin.write(b"".join(frames))
+            self._process.stdin.flush()
         except (OSError, ValueError):
             raise self._lost() from None
 
@@ -247,7 +270,9 @@ class WasmDevice:
         return found
 
     def _lost(self) -> MeasureError:
-        return MeasureError(f"WebAssembly: wanted an answer of node, found that it ended with status {self._process.poll()}")
+        return MeasureError(
+            f"WebAssembly: wanted an answer of node, found that it ended with status {self._process.poll()}"
+        )
 
     def close(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -255,6 +280,11 @@ class WasmDevice:
             self._process.stdin.close()
         self._process.kill()
         self._process.wait()
+
+
+def _frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return len(text).to_bytes(4, "little") + len(data).to_bytes(4, "little") + text + data
 
 
 class _Recorded:

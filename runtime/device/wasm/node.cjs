@@ -1,5 +1,5 @@
 // Runs kernels of WebAssembly for runtime/device/wasm/device.py: frames of a length and a message come on the standard input, and are
-// answered in order. Messages of launches have no answer; `sync` answers for all before it.
+// answered in order. Messages of launches and `mark` have no answer; `sync` answers for all before it.
 
 const { readSync, writeSync } = require("node:fs");
 
@@ -8,6 +8,7 @@ const functions = [];
 const lists = [];
 let allocator = null;
 let failure = "";
+let begun = 0n;
 
 const ahead = Buffer.allocUnsafe(1 << 16);
 let [from, to] = [0, 0]; // what `ahead` holds
@@ -75,6 +76,7 @@ const calls = {
     });
     return lists.length - 1;
   },
+  since: () => Number(process.hrtime.bigint() - begun),
   drop: ({ list }) => void (lists[list] = null),
 };
 
@@ -85,6 +87,7 @@ for (;;) {
   const { call } = message;
   try {
     if (call === "run") lists[message.list]();
+    else if (call === "mark") begun = process.hrtime.bigint();
     else if (call === "sync") {
       answer(failure ? { error: failure } : { value: null });
       failure = "";

@@ -243,7 +243,9 @@ def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> N
     twice = device.bind(kernels["twice"], [buffer], [40], *grid(device, 40))
     one = device.record([add, twice, add])
     assert device.download(buffer, F32, (40,)).tolist() == list(range(40)), "nothing has run"
-    assert device.record([]) is None and (one is None) == (not isinstance(device, WasmDevice) and device.info.kind != "cuda")
+    assert device.record([]) is None and (one is None) == (
+        not isinstance(device, WasmDevice) and device.info.kind != "cuda"
+    )
     for launch in (add, *([add, twice, add] if one is None else [one]), twice):
         launch()
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)

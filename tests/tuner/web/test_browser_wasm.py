@@ -54,9 +54,7 @@ NO_ADAPTER = "Object.defineProperty(navigator, 'gpu', { value: { requestAdapter:
 
 
 @pytest.mark.parametrize("script, why", [(WITHOUT, "offers no WebGPU"), (NO_ADAPTER, "has WebGPU, but no adapter")])
-def test_fallback_is_used_and_gives_results_of_python(
-    browser: Any, layers: ServedModel, script: str, why: str
-) -> None:
+def test_fallback_is_used_and_gives_results_of_python(browser: Any, layers: ServedModel, script: str, why: str) -> None:
     with served(layers) as address, opened_here(layers.path) as model:
         page = shown(browser, address, script)
         said = page.locator("#status").inner_text()

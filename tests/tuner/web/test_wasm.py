@@ -78,6 +78,10 @@ class TestLayers:
         "script, message",
         [
             ("WebAssembly.validate = () => false;", "This browser's WebAssembly has no SIMD"),
+            (
+                "Object.defineProperty(globalThis, 'crypto', { value: undefined });",
+                "verifies no downloads here; open the page from localhost or over https",
+            ),
             ("delete globalThis.WebAssembly;", "This browser runs no WebAssembly"),
             (
                 "WebAssembly.compile = async () => { throw new Error('forbidden'); };",
@@ -175,7 +179,8 @@ def artifact(path: Path, target: str, *programs: Program) -> Path:
 def test_missing_clang_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
-        BuildError, match=r"wanted clang with lld and wasi-libc, found no clang and no wasm-ld; install .*apt-get install"
+        BuildError,
+        match=r"wanted clang with lld and wasi-libc, found no clang and no wasm-ld; install .*apt-get install",
     ):
         served_model(artifact(tmp_path / "model.rta", "c:wasm32", program("main")))
 

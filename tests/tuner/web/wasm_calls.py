@@ -37,8 +37,11 @@ try {
   let session = null;
   for (const { call, open, run, inputs, kept } of steps) {
     try {
-      if (open) session = new Session(model, open, Object.fromEntries((await model.run(call, given(inputs))).slice(1).map((t, k) => [kept[k], t])),
-        Object.fromEntries(kept.map((name, k) => [name, k + 1])));
+      if (open) {
+        const [, ...state] = await model.run(call, given(inputs));
+        const named = Object.fromEntries(state.map((tensor, k) => [kept[k], tensor]));
+        session = new Session(model, open, named, Object.fromEntries(kept.map((name, k) => [name, k + 1])));
+      }
       else if (run) answers.push(plain(await session.run(given(inputs))));
       else answers.push(plain(await model.run(call, given(inputs))));
     } catch (error) { answers.push(`${error.name}: ${error.message}`); }
