@@ -296,7 +296,8 @@ def main() -> None:
         part["url"] = part["url"].replace("model", "untuned")
     onnx, ort = work / "minilm" / "model.onnx", a.onnxruntime_web / "dist"
     files: dict[str, Path | bytes] = {
-        "/": PAGE.encode(), "/model.json": json.dumps({**model.facts(), "untuned": other}).encode(), "/model.onnx": onnx, "/model.rta": model.path,
+        "/": PAGE.encode(), "/model.json": json.dumps({**model.facts(), "untuned": other}).encode(), "/model.onnx": onnx,
+        "/model.rta": model.path,
         "/model.module": model.wasm.module, "/model.weights": model.wasm.weights,
         "/untuned.module": untuned.module, "/untuned.weights": untuned.weights,
     }  # fmt: skip
@@ -355,7 +356,7 @@ def behind(r: Mapping[str, Any]) -> str:
         found.append(
             f"{name} is faster at {', '.join(map(str, ahead))} tokens" if ahead else f"{name} is slower at every length"
         )
-    return f"{'; '.join(found)}. Ours has one thread, since its server does not isolate the page."
+    return f"{'; '.join(found)}. Ours has one thread."
 
 
 if __name__ == "__main__":
