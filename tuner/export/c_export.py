@@ -52,7 +52,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     files: the written files, by name; sources: C files of the library, with compiler flags of their own
     functions: names of the functions; nbytes: of sources and weights together

@@ -55,7 +55,7 @@ class ServedModel:
         return found
 
     def file(self, name: str) -> Path | None:
-        """Return the file that is downloaded under a name; None where there is none."""
+        """Return the file that is downloaded under a name; None for an unknown name."""
         if self.wasm is not None and name in ("model.module", "model.weights"):
             return self.wasm.module if name == "model.module" else self.wasm.weights
         return self.path if self.gpu and name == "model.rta" else None

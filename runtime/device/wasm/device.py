@@ -209,7 +209,7 @@ class WasmDevice:
         """Return None: there is no queue."""
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """Return all launches as one message; None where there are none, or one is not a kernel's."""
+        """Return all launches as one message; None for an empty list, and where one is no kernel."""
         texts = [launch.text for launch in launches if isinstance(launch, WasmLaunch)]
         return _Recorded(self, texts) if texts and len(texts) == len(launches) else None
 

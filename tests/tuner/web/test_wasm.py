@@ -121,7 +121,7 @@ class TestLayers:
 @pytest.mark.cross
 @pytest.mark.process
 @pytest.mark.slow
-def test_memory_that_cannot_grow_is_said_in_words(tmp_path: Path) -> None:
+def test_memory_beyond_growth_is_said_in_words(tmp_path: Path) -> None:
     needs_clang()
     g = GraphBuilder()
     n = g.symbol("n", 1, 1 << 20)
@@ -192,7 +192,7 @@ def test_fallback_of_other_target_is_refused(tmp_path: Path, first: str, second:
         served_model(paths[0], fallback=paths[1])
 
 
-def test_artifact_of_this_machine_is_refused(tmp_path: Path) -> None:
+def test_artifact_of_another_processor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"wanted an artifact for webgpu or c:wasm32, .* found one for c"):
         served_model(artifact(tmp_path / "model.rta", "c:x86-64", program("main")))
 
