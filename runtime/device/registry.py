@@ -12,6 +12,8 @@ from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.cuda import CUDADevice, load_pycuda
 from relax_tune.runtime.device.opencl import OpenCLDevice, all_devices
+from relax_tune.runtime.device.wasm.device import SPEC as WASM
+from relax_tune.runtime.device.wasm.device import WasmDevice
 from relax_tune.runtime.device.webgpu.device import WebGPUDevice
 from relax_tune.runtime.device.webgpu.listing import adapters_apart
 
@@ -27,8 +29,8 @@ class DeviceFailure:
 def open_device(spec: str) -> Device:
     """Open a device by name: `c`, `opencl`, `webgpu`, `cuda:NUMBER` (`cuda`: the first) or a kind with a part of a name.
 
-    `c:PART` has a part of the processor's name, `opencl:PART` of a platform name, version or device name, `webgpu:PART` of an
-    adapter's backend, type, name or driver.
+    `c:PART` has a part of the processor's name, `c:wasm32-node` is WebAssembly in node. `opencl:PART` has a part of a platform name,
+    version or device name, `webgpu:PART` of an adapter's backend, type, name or driver.
 
     Raises: UserError for another text, or when there is no such device (naming those there are). A device that exists
     but cannot be opened raises the same error, without waiting.
@@ -39,6 +41,8 @@ def open_device(spec: str) -> Device:
     try:
         if spec == "c":
             return CDevice()
+        if spec == WASM:
+            return WasmDevice()
         if kind == "c" and substring and substring.lower() in host.cpu_model().lower():
             return CDevice()
         if kind == "opencl" and (substring or spec == "opencl"):

@@ -69,10 +69,16 @@ class Guard:
 
     token: None lets everybody of this machine in. Then the Host header must name loopback, so that no page of another site reaches
     the server under a name of its own (DNS rebinding).
+    wasm: lets pages compile WebAssembly.
     """
 
-    def __init__(self, app: App, token: str | None) -> None:
+    def __init__(self, app: App, token: str | None, wasm: bool = False) -> None:
         self._app, self._token = app, token
+        policy = POLICY.replace("script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'") if wasm else POLICY
+        self._extra = [
+            (name.lower().encode(), value.encode())
+            for name, value in {**HEADERS, "Content-Security-Policy": policy}.items()
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,8 +87,7 @@ class Guard:
 
         async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._extra]}
             await send(message)
 
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}

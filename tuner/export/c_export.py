@@ -52,9 +52,14 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """files: the written files, by name; functions: names of the functions; nbytes: of sources and weights together."""
+    """The result of an export.
+
+    files: the written files, by name; sources: C files of the library, with compiler flags of their own
+    functions: names of the functions; nbytes: of sources and weights together
+    """
 
     files: tuple[str, ...]
+    sources: Mapping[str, tuple[str, ...]]
     functions: tuple[str, ...]
     nbytes: int
 
@@ -82,7 +87,7 @@ def export_c(artifact: Artifact, folder: Path, name: str | None = None, function
             write_whole(folder / file, memoryview(data))
     except (OSError, ValueError) as error:
         raise UserError(f"--c {folder}: wanted to write there, found: {reason(error)}; give another folder") from None
-    return Exported(tuple(contents), tuple(p.name for p in programs), sum(map(len, contents.values())))
+    return Exported(tuple(contents), project.sources, tuple(p.name for p in programs), sum(map(len, contents.values())))
 
 
 def _chosen(artifact: Artifact, functions: Sequence[str]) -> tuple[Program, ...]:
@@ -157,6 +162,7 @@ class _Project:
             FunctionPrinter(f"f{i}", x, k) for i, (x, k) in enumerate(zip(self.layouts, self.kernel_names))
         ]
         self.functions = functions
+        self.sources: dict[str, tuple[str, ...]] = {f"{name}.c": ()}
 
     def files(self) -> dict[str, bytes]:
         """Return the contents of all files."""
@@ -166,6 +172,7 @@ class _Project:
             for at in range(0, len(group), UNIT_KERNELS)
         ]
         sources = {f"{self.name}_kernels{i}.c": self._unit(kernels) for i, (kernels, _) in enumerate(units)}
+        self.sources |= {file: flags for file, (_, flags) in zip(sources, units)}
         own = "".join(
             f'set_source_files_properties({file} PROPERTIES COMPILE_OPTIONS "{";".join(flags)}")\n'
             for file, (_, flags) in zip(sources, units)

@@ -73,8 +73,8 @@ class FunctionPrinter:
         if place.kind == "weights":
             return [f"  const void *const b{index} = m->weights + {place.at};"]
         if place.kind == "packed":
-            return [f"  const void *const b{index} = m->arena + {place.at};"]
-        return [f"  void *const b{index} = m->arena + PACKED_BYTES + {self.number(place.at)};"]
+            return [f"  const void *const b{index} = m->packed + {place.at};"]
+        return [f"  void *const b{index} = m->workspace + {self.number(place.at)};"]
 
     def _checks(self) -> list[str]:
         program, lines = self.program, list[str]()

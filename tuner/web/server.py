@@ -1,4 +1,4 @@
-"""The server of pages that run an artifact on the browser's WebGPU, over Starlette."""
+"""The server of pages that run an artifact on the browser's WebGPU or WebAssembly, over Starlette."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from relax_tune.runtime.generation.decoder import DECODE, ENCODE, PREFILL
 from relax_tune.runtime.hashed_zip import digest_at_end
 from relax_tune.tuner.dashboard.app import EXTRA
 from relax_tune.tuner.dashboard.guard import App, Guard
+from relax_tune.tuner.web.wasm import WasmFiles, is_wasm, wasm_files
 
 _STATIC = {
     "relax-tune.js": "text/javascript",
@@ -34,46 +35,78 @@ class ServedModel:
 
     path: the file; page: name of the page that runs it
     folder: the folder of its tokenizer, if any; ends: tokens that end a text
+    gpu: whether the file is for WebGPU; wasm: its form for WebAssembly, if any
     """
 
     path: Path
     page: str
     folder: Path | None = None
     ends: tuple[int, ...] = ()
+    gpu: bool = True
+    wasm: WasmFiles | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return what a page has to know before it downloads the artifact."""
-        return {
-            "name": self.path.name,
-            "url": "model.rta",
-            "bytes": os.path.getsize(self.path),
-            "digest": digest_at_end(self.path),
-            "tokenizer": self.folder is not None,
-            "ends": list(self.ends),
-        }
+        found: dict[str, Any] = {"name": self.path.name, "tokenizer": self.folder is not None, "ends": list(self.ends)}
+        if self.gpu:
+            found |= {"url": "model.rta", "bytes": os.path.getsize(self.path), "digest": digest_at_end(self.path)}
+        if self.wasm is not None:
+            found["wasm"] = self.wasm.facts()
+        return found
+
+    def file(self, name: str) -> Path | None:
+        """Return the file that is downloaded under a name; None for an unknown name."""
+        if self.wasm is not None and name in ("model.module", "model.weights"):
+            return self.wasm.module if name == "model.module" else self.wasm.weights
+        return self.path if self.gpu and name == "model.rta" else None
 
 
-def served_model(path: Path, folder: Path | None = None, ends: tuple[int, ...] = ()) -> ServedModel:
-    """Verify an artifact and choose its page.
+def served_model(
+    path: Path, folder: Path | None = None, ends: tuple[int, ...] = (), fallback: Path | None = None
+) -> ServedModel:
+    """Verify an artifact, compile it where it is for WebAssembly, and choose its page.
 
-    Raises: UserError for one that no page runs, and for a folder without a tokenizer; ArtifactError for one that cannot be read.
+    fallback: an artifact of the same functions, for browsers without WebGPU
+
+    Raises: UserError for one that no page runs, and for a folder without a tokenizer; ArtifactError for one that cannot be read;
+    BuildError for one that does not compile.
     """
-    artifact = load_artifact(path)
-    if artifact.device_kind != "webgpu":
+    artifact = _checked(path)
+    gpu = artifact.device_kind == "webgpu"
+    if folder is not None and not os.path.isfile(folder / _TOKENIZER[0]):
         raise UserError(
-            f"{path}: wanted an artifact for webgpu, which browsers run, found one for {artifact.device_kind}; build it with "
-            "--target webgpu"
+            f"{folder}: wanted a folder with a {_TOKENIZER[0]}, found none; leave --model out to write token ids"
+        )
+    page = _page_of(artifact)
+    if fallback is None:
+        return ServedModel(path, page, folder, ends, gpu, None if gpu else wasm_files(artifact))
+    second = _checked(fallback)
+    if not gpu or second.device_kind == "webgpu":
+        raise UserError(
+            f"--fallback {fallback}: wanted an artifact of target c:wasm32 beside one of webgpu, found one for {second.device_kind} "
+            f"beside one for {artifact.device_kind}"
+        )
+    if _page_of(second) != page:
+        raise UserError(
+            f"--fallback {fallback}: wanted the functions of {path}, found others; build both from one model"
+        )
+    return ServedModel(path, page, folder, ends, gpu, wasm_files(second))
+
+
+def _checked(path: Path) -> Artifact:
+    """Load an artifact that browsers run. Raises UserError for another."""
+    artifact = load_artifact(path)
+    if artifact.device_kind != "webgpu" and not is_wasm(artifact):
+        raise UserError(
+            f"{path}: wanted an artifact for webgpu or c:wasm32, which browsers run, found one for {artifact.device_kind}; build it "
+            "with --target webgpu or --target c:wasm32"
         )
     if artifact.host_programs:
         names = ", ".join(sorted(p.name for p in artifact.host_programs))
         raise UserError(
             f"{path}: wanted functions without branches, which the browser's runtime runs, found {names}; use `relax-tune run`"
         )
-    if folder is not None and not os.path.isfile(folder / _TOKENIZER[0]):
-        raise UserError(
-            f"{folder}: wanted a folder with a {_TOKENIZER[0]}, found none; leave --model out to write token ids"
-        )
-    return ServedModel(path, _page_of(artifact), folder, ends)
+    return artifact
 
 
 def _page_of(artifact: Artifact) -> str:
@@ -120,13 +153,14 @@ def make_web_app(model: ServedModel) -> App:
         except OSError as error:
             return Response(f"the artifact cannot be read: {error.strerror}", 503, media_type="text/plain")
 
-    def artifact(request: Request) -> Response:
-        if not os.path.isfile(model.path):
-            return Response("the artifact is gone", 503, media_type="text/plain")
-        return FileResponse(model.path, media_type="application/octet-stream")
-
-    def tokenizer(request: Request) -> Response:
-        path = None if model.folder is None else model.folder / request.path_params["name"]
+    def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        downloaded = model.file(name)
+        if downloaded is not None:
+            if not os.path.isfile(downloaded):
+                return Response("the artifact is gone", 503, media_type="text/plain")
+            return FileResponse(downloaded, media_type="application/octet-stream")
+        path = None if model.folder is None else model.folder / name
         if path is None or path.name not in _TOKENIZER:
             return Response("not found", 404, media_type="text/plain")
         if path.name == _TOKENIZER[1] and not os.path.isfile(path):
@@ -136,8 +170,7 @@ def make_web_app(model: ServedModel) -> App:
     routes: list[Any] = [
         Route("/", page, methods=["GET"]),
         Route("/model.json", facts, methods=["GET"]),
-        Route("/model.rta", artifact, methods=["GET"]),
         Route("/static/{name}", static, methods=["GET"]),
-        Route("/{name}", tokenizer, methods=["GET"]),
+        Route("/{name}", file, methods=["GET"]),
     ]
-    return Guard(Starlette(routes=routes), None)
+    return Guard(Starlette(routes=routes), None, wasm=True)

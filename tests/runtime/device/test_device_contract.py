@@ -21,6 +21,8 @@ from relax_tune.runtime.device.host import short_hash
 from relax_tune.runtime.device.opencl import OpenCLDevice
 from relax_tune.runtime.device.registry import DeviceFailure, list_devices, open_device
 from relax_tune.runtime.device.source import join_sources
+from relax_tune.runtime.device.wasm.device import SPEC as WASM
+from relax_tune.runtime.device.wasm.device import WasmDevice
 from relax_tune.runtime.program.program import KernelSource
 
 pytestmark = pytest.mark.process
@@ -113,6 +115,7 @@ Opener = Callable[[], Device]
         pytest.param("emulated", marks=pytest.mark.ccompiler),
         pytest.param("cuda", marks=pytest.mark.cuda),
         pytest.param("webgpu", marks=pytest.mark.webgpu),
+        pytest.param(WASM, marks=[pytest.mark.cross, pytest.mark.process]),
     ],
 )
 def opener(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Opener:
@@ -135,6 +138,11 @@ def device(opener: Opener) -> Iterator[Device]:
 
 def grid(device: Device, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((), ()) if device.info.kind == "c" else (((n + 31) // 32,), (32,))
+
+
+def on_host(device: Device) -> bool:
+    """True for the processor itself, whose memory is the host's."""
+    return isinstance(device, CDevice)
 
 
 @pytest.fixture(scope="module")
@@ -235,17 +243,19 @@ def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> N
     twice = device.bind(kernels["twice"], [buffer], [40], *grid(device, 40))
     one = device.record([add, twice, add])
     assert device.download(buffer, F32, (40,)).tolist() == list(range(40)), "nothing has run"
-    assert device.record([]) is None and (one is None) == (device.info.kind != "cuda")
+    assert device.record([]) is None and (one is None) == (
+        not isinstance(device, WasmDevice) and device.info.kind != "cuda"
+    )
     for launch in (add, *([add, twice, add] if one is None else [one]), twice):
         launch()
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)
 
 
 def test_clock_of_the_device_times_launches(device: Device, kernels: dict[str, Any]) -> None:
-    """The time by the device's clock lies within that of the host, and the launches are done. Only WebGPU's adapters have one."""
+    """The time by the device's clock lies within that of the host, and the launches are done. Only WebGPU's adapters and node have one."""
     buffer = filled(device, np.zeros(4096))
     add = device.bind(kernels["add"], [buffer], [4096, 1], *grid(device, 4096))
-    assert isinstance(device, DeviceClock) == (device.info.kind == "webgpu")
+    assert isinstance(device, DeviceClock) == (device.info.kind == "webgpu" or isinstance(device, WasmDevice))
     if not isinstance(device, DeviceClock):
         return
     device.synchronize()
@@ -293,7 +303,7 @@ def test_host_code_joins_in_order(device: Device, kernels: dict[str, Any]) -> No
         views[0].view(np.float32)[:] *= 10
 
     join = device.bind_host(host, [buffer, empty])
-    assert (join is None) == (device.info.kind in ("cuda", "webgpu")), "the others here are processors"
+    assert (join is None) == (device.info.kind != "opencl" and not on_host(device)), "the others here are processors"
     if join is None:
         return
     add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
@@ -309,7 +319,7 @@ def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: d
     seen: list[Any] = []
     host = device.bind_host(lambda views: seen.append(views[0].view(np.float32).tolist()), [buffer])
     placed = device.place(buffer, array)
-    assert placed == (device.info.kind == "c")
+    assert placed == on_host(device)
     add()
     if host is not None:
         host()

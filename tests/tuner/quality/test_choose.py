@@ -216,7 +216,7 @@ def test_settings_beside_a_bound_are_refused(tmp_path: Path) -> None:
     module = cancelling()
     for more, words in (
         ({"precision": "bf16"}, "--quality chooses a type for each weight, found --precision bf16 for all"),
-        ({"scheduler": "tls://127.0.0.1:1"}, "--quality runs the model on this machine, found a --scheduler"),
+        ({"scheduler": "tls://127.0.0.1:1"}, "--quality runs the model on this machine, found --scheduler"),
         ({"target": "c:aarch64"}, "found --target c:aarch64; choose such a device"),
         ({"target": "c,opencl"}, "found --target c,opencl; choose such a device"),
     ):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relax_tune.tuner.dashboard.app import serve
 from relax_tune.tuner.web.server import ServedModel, make_web_app
 
-ARGUMENTS = ("--no-sandbox", "--enable-unsafe-webgpu", "--disable-background-networking", "--no-first-run")
+ARGUMENTS = ("--no-sandbox", "--disable-background-networking", "--no-first-run")
 CALL = """async ([name, inputs]) => {
   const { Model, tensor } = await import('/static/relax-tune.js');
   window.model ??= await Model.load(await (await fetch('/model.json')).json(), () => {}, () => {});
@@ -38,22 +38,23 @@ def served(model: ServedModel) -> Iterator[str]:
 
 
 @contextmanager
-def opened_browser() -> Iterator[Any]:
-    """A headless Chromium with WebGPU, or a skip that says what is missing."""
+def opened_browser(webgpu: bool = True) -> Iterator[Any]:
+    """A headless Chromium, or a skip that says what is missing."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package chromium)")
     with sync_api.sync_playwright() as playwright:
-        browser = launched(playwright.chromium)
+        browser = launched(playwright.chromium, webgpu)
         yield browser
         browser.close()
 
 
-def launched(kind: Any) -> Any:
+def launched(kind: Any, webgpu: bool = True) -> Any:
     """Another browser of the kind, such as `browser.browser_type`."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
-    return kind.launch(executable_path=program, args=list(ARGUMENTS), timeout=120_000)
+    more = "--enable-unsafe-webgpu" if webgpu else "--disable-features=WebGPU,WebGPUService"
+    return kind.launch(executable_path=program, args=[*ARGUMENTS, more], timeout=120_000)
 
 
 def call(page: Any, function: str, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float64]]:

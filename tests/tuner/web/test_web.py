@@ -69,7 +69,11 @@ def test_page_follows_the_functions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "programs, kind, message",
     [
-        ([program("main")], "opencl", "wanted an artifact for webgpu, which browsers run, found one for opencl"),
+        (
+            [program("main")],
+            "opencl",
+            "wanted an artifact for webgpu or c:wasm32, which browsers run, found one for opencl",
+        ),
         (
             [program("main", "x")],
             "webgpu",

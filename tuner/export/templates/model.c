@@ -31,7 +31,8 @@ static const uint64_t WORKSPACE_BYTES = UINT64_C(@WORKSPACE_BYTES@);
 static const unsigned char IDENTITY[32] = {@IDENTITY@};
 
 struct @NAME@ {
-  unsigned char *arena; /* packed weights, then the workspace of calls */
+  unsigned char *packed; /* packed weights */
+  unsigned char *workspace; /* of calls */
   size_t workspace_bytes;
   const unsigned char *weights;
   unsigned char *own_weights; /* memory to free or unmap */
@@ -156,17 +157,22 @@ int @NAME@_run(@NAME@ *m, int32_t function, const int64_t *symbols, const void *
   return i->call(m, m->values, in, out);
 }
 
-/* Move the arena to one with a workspace of so many bytes. */
-static int grow(@NAME@ *m, uint64_t workspace) {
-  if (workspace > SIZE_MAX / 2 - PACKED_BYTES - ALIGNMENT) return fail(m, "wanted %" PRIu64 " bytes of workspace, found no such memory", workspace);
-  const size_t bytes = PACKED_BYTES + ((size_t)workspace + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  unsigned char *arena = bytes == 0 ? NULL : aligned_alloc(ALIGNMENT, bytes);
-  if (bytes != 0 && arena == NULL)
-    return fail(m, "wanted %zu bytes for packed weights and calls, found too little memory; declare smaller bounds", bytes);
-  if (m->arena != NULL) copy(arena, m->arena, (int64_t)PACKED_BYTES);
-  free(m->arena);
-  m->arena = arena;
-  m->workspace_bytes = bytes - PACKED_BYTES;
+/* Take a number of bytes, rounded up; NULL for none. */
+static int take(@NAME@ *m, unsigned char **place, uint64_t wanted, const char *what) {
+  *place = NULL;
+  if (wanted > SIZE_MAX / 2 - ALIGNMENT) return fail(m, "wanted %" PRIu64 " bytes for %s, found no such memory", wanted, what);
+  const size_t bytes = ((size_t)wanted + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  if (bytes == 0) return 0;
+  *place = aligned_alloc(ALIGNMENT, bytes);
+  return *place != NULL ? 0 : fail(m, "wanted %zu bytes for %s, found too little memory; declare smaller bounds", bytes, what);
+}
+
+/* Replace the workspace by a larger one. Where there is no memory for it, calls ask for a workspace again. */
+static int grow(@NAME@ *m, uint64_t wanted) {
+  free(m->workspace);
+  m->workspace_bytes = 0;
+  if (take(m, &m->workspace, wanted, "calls")) return 1;
+  m->workspace_bytes = (size_t)wanted;
   return 0;
 }
 
@@ -246,11 +252,11 @@ static int find_weights(@NAME@ *m, const @NAME@_options *options) {
 }
 
 int @NAME@_create(@NAME@ **model, const @NAME@_options *options) {
-  @NAME@ *m = *model = calloc(1, sizeof *m);
+  struct @NAME@ *m = *model = calloc(1, sizeof *m); /* the model may be named `model` */
   if (m == NULL || find_weights(m, options)) return 1;
   const uint64_t wanted = options == NULL ? 0 : options->workspace_bytes;
-  if (grow(m, wanted == 0 ? WORKSPACE_BYTES : wanted)) return 1;
-  prepare(m->weights, m->arena);
+  if (take(m, &m->packed, PACKED_BYTES, "packed weights") || grow(m, wanted == 0 ? WORKSPACE_BYTES : wanted)) return 1;
+  prepare(m->weights, m->packed);
   m->ready = 1;
   return 0;
 }
@@ -260,6 +266,7 @@ const char *@NAME@_error(const @NAME@ *m) { return m == NULL ? "wanted memory fo
 void @NAME@_destroy(@NAME@ *m) {
   if (m == NULL) return;
   close_weights(m);
-  free(m->arena);
+  free(m->packed);
+  free(m->workspace);
   free(m);
 }

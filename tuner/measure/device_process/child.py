@@ -98,7 +98,7 @@ def main(arguments: list[str], sandbox: int) -> int:
     try:
         device = open_device(spec)
         probe(device)
-        libraries = open_libraries()
+        libraries = open_libraries() if device.info.libraries is None else {}
     except (RelaxTuneError, ImportError, OSError) as error:
         tell(kind="unfit" if sandbox else "refused", message=str(error) or type(error).__name__)
         return 3

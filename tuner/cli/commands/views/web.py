@@ -16,7 +16,7 @@ from relax_tune.tuner.web.server import make_web_app, served_model
 
 
 def web(
-    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file of target webgpu.")],
+    artifact: Annotated[Path, typer.Argument(metavar="ARTIFACT", help="An .rta file of target webgpu or c:wasm32.")],
     *,
     model: Annotated[
         str | None,
@@ -26,19 +26,27 @@ def web(
             help="The folder with tokenizer.json. [default: none; the page takes token ids]",
         ),
     ] = None,
+    fallback: Annotated[
+        Path | None,
+        typer.Option(
+            "--fallback",
+            metavar="ARTIFACT",
+            help="The same model of target c:wasm32, for browsers without WebGPU. [default: none; they get a sentence]",
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(metavar="PORT", help="The port to listen on; 0 for any that is free.")] = 8789,
 ) -> None:
     """Serve an artifact and a page that runs it in the browser.
 
     An encoder gets a page of sentence search, a decoder (functions prefill and decode) one of text generation. The server listens on
-    127.0.0.1 alone; browsers offer WebGPU there and over https. The browser verifies the artifact by its hash, and keeps it for the
-    next time.
+    127.0.0.1 alone; browsers offer WebGPU there and over https. An artifact of target c:wasm32 is compiled to WebAssembly first, by
+    clang. The browser verifies what it downloads by hash, and keeps it for the next time.
     """
     if not 0 <= port < 1 << 16:
         raise UserError(f"--port wants a number from 0 to 65535, found {port}")
     folder = None if model is None else find_model(model)
     ends = () if folder is None else _ends(folder)
-    app = make_web_app(served_model(artifact, folder, ends))
+    app = make_web_app(served_model(artifact, folder, ends, fallback))
     console = make_console(stderr=True)
     serve(app, "127.0.0.1", port, lambda address: say(console, f"serving {artifact} at {address}; interrupt to end"))
 

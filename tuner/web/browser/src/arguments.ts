@@ -1,8 +1,8 @@
 /** Checks of a call's arguments, in words; see runtime/arguments.py. */
 
 import { ModelError } from "./errors.js";
-import type { Argument } from "./executor.js";
 import type { Program } from "./program.js";
+import type { Argument } from "./program_executor.js";
 import type { ScalarList } from "./scalars.js";
 import { type Data, DeviceTensor, checkTensor } from "./tensor.js";
 

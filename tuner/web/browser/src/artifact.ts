@@ -4,7 +4,7 @@ import { type HashedStream, type Progress, type Source, download } from "./downl
 import { ModelError } from "./errors.js";
 import type { Gpu } from "./gpu.js";
 import { type Program, readPrograms } from "./program.js";
-import { type Memory, count, itemBytes } from "./tensor.js";
+import { type GpuMemory, count, itemBytes } from "./tensor.js";
 
 const FORMAT = "relax-tune artifact";
 const SCHEMA = 2;
@@ -31,7 +31,7 @@ export interface Manifest {
 export interface Artifact {
   manifest: Manifest;
   programs: Program[];
-  constants: Map<string, Memory>;
+  constants: Map<string, GpuMemory>;
 }
 
 interface Member {
@@ -41,7 +41,7 @@ interface Member {
 
 /** Download an artifact, copy its constants to the device, and verify it as a whole. Throws in words. */
 export async function readArtifact(source: Source, gpu: Gpu, progress: Progress): Promise<Artifact> {
-  const constants = new Map<string, Memory>();
+  const constants = new Map<string, GpuMemory>();
   try {
     return await download(source, progress, async (stream) => {
       const manifest = await readManifest(stream);
@@ -57,16 +57,16 @@ export async function readArtifact(source: Source, gpu: Gpu, progress: Progress)
   }
 }
 
-function damaged(what: string): ModelError {
+export function damaged(what: string): ModelError {
   return new ModelError(`This is no artifact that the page can read: ${what}. Build it again with this version of relax-tune.`);
 }
 
-function decode(bytes: Uint8Array): string {
+export function decode(bytes: Uint8Array): string {
   return new TextDecoder().decode(bytes);
 }
 
 /** Read the header of the next member. */
-async function member(stream: HashedStream, wanted: string): Promise<Member> {
+export async function member(stream: HashedStream, wanted: string): Promise<Member> {
   const head = new DataView((await stream.take(30)).buffer);
   if (head.getUint32(0, true) !== LOCAL_HEADER || head.getUint16(8, true) !== 0 || head.getUint16(6, true) & 9) {
     throw damaged("it is not a zip of stored members");
@@ -107,7 +107,7 @@ interface Entry {
 }
 
 /** Read safetensors; each tensor is written to the device as its bytes come. */
-async function readConstants(stream: HashedStream, { bytes }: Member, gpu: Gpu, constants: Map<string, Memory>): Promise<void> {
+async function readConstants(stream: HashedStream, { bytes }: Member, gpu: Gpu, constants: Map<string, GpuMemory>): Promise<void> {
   const length = Number(new DataView((await stream.take(8)).buffer).getBigUint64(0, true));
   const header = JSON.parse(decode(await stream.take(length))) as Record<string, Entry>;
   const entries = Object.entries(header).filter(([name]) => name !== "__metadata__");
@@ -130,7 +130,7 @@ async function readConstants(stream: HashedStream, { bytes }: Member, gpu: Gpu, 
   if (8 + length + at !== bytes) throw damaged("its constants have another size");
 }
 
-async function writeConstant(stream: HashedStream, bytes: number, memory: Memory, gpu: Gpu): Promise<void> {
+async function writeConstant(stream: HashedStream, bytes: number, memory: GpuMemory, gpu: Gpu): Promise<void> {
   const staging = new Uint8Array(Math.min(bytes, STAGING));
   let held = 0;
   let written = 0;
@@ -151,7 +151,7 @@ async function writeConstant(stream: HashedStream, bytes: number, memory: Memory
 }
 
 /** Throw unless every program's constants are there. */
-function checkConstants(programs: readonly Program[], constants: ReadonlyMap<string, Memory>): void {
+function checkConstants(programs: readonly Program[], constants: ReadonlyMap<string, GpuMemory>): void {
   for (const program of programs) {
     for (const { role, name } of program.buffers) {
       if (role === "const" && !constants.has(name)) throw damaged(`its constant ${name} is missing`);

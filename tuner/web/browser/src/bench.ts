@@ -2,7 +2,7 @@
 
 import { ModelError } from "./errors.js";
 import { type Compiled, Gpu, type Launch } from "./gpu.js";
-import type { Memory } from "./tensor.js";
+import type { GpuMemory } from "./tensor.js";
 
 /** A launch as the server asks for it. */
 interface AskedLaunch {
@@ -84,7 +84,7 @@ export function checkAsk(message: Record<string, unknown>): Ask {
 export class Bench {
   readonly timer: "timestamp-query" | "clock";
   private readonly kernels = new Map<number, Compiled>();
-  private readonly memory = new Map<number, Memory>();
+  private readonly memory = new Map<number, GpuMemory>();
   private readonly queries: GPUQuerySet | null;
   private readonly stamps: GPUBuffer | null;
 
@@ -179,7 +179,7 @@ export class Bench {
     }
   }
 
-  private of(number: number): Memory {
+  private of(number: number): GpuMemory {
     const found = this.memory.get(number);
     if (!found) throw new ModelError(`The server asked for memory ${number}, which it does not have.`);
     return found;

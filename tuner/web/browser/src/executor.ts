@@ -1,62 +1,43 @@
-/** A program on the device: binds its symbols, decides its plans, allocates, launches; see runtime/executor.py. */
+/** A program on WebGPU: binds its symbols, decides its plans, allocates, launches; see runtime/executor.py. */
 
 import { checkComputed, checkInputs, checkValues, matchSymbols } from "./arguments.js";
 import { ModelError } from "./errors.js";
 import type { Compiled, Gpu, Launch } from "./gpu.js";
-import { type Program, type Step, formatMessage } from "./program.js";
-import { ScalarList } from "./scalars.js";
-import { type Data, DeviceTensor, type Memory, type Tensor, count, dataClass, itemBytes, moveDim } from "./tensor.js";
+import type { Program, Step } from "./program.js";
+import { type Argument, type Binding, type Keeping, LastBindings, NOTHING, ProgramExecutor } from "./program_executor.js";
+import { type Data, DeviceTensor, type GpuMemory, count, dataClass, itemBytes, moveDim } from "./tensor.js";
 
-const MOST_BINDINGS = 64;
 const ALIGNMENT = 256;
 const LEAST32 = -(2n ** 31n);
 const MOST32 = 2n ** 31n - 1n;
 
-export type Argument = Tensor | DeviceTensor;
-
 /** A program with its symbols bound. launches: valid for one generation of the memory */
-interface Bound {
-  values: bigint[];
-  shapes: number[][];
+interface Bound extends Binding {
   steps: Step[];
-  choices: { call: string; label: string }[];
   scalars: GPUBuffer | null;
   launches: Launch[];
   generation: number;
 }
 
-/** What a call keeps on the device. results: their numbers; takes: arguments whose memory results may take */
-export interface Keeping {
-  results: ReadonlySet<number>;
-  takes: ReadonlySet<string>;
-}
-
-const NOTHING: Keeping = { results: new Set(), takes: new Set() };
-
-export class Executor {
-  readonly scalars: ScalarList;
+export class Executor extends ProgramExecutor {
   private readonly kernels = new Map<string, Compiled>();
-  private readonly bindings = new Map<string, Bound>();
-  private readonly storages: (Memory | null)[];
-  private readonly own = new Map<number, Memory>();
-  private readonly fixed = new Map<number, Memory>();
-  private replaced = new Map<number, Memory>();
-  private readonly views = new Map<number, number[]>();
+  private readonly bindings = new LastBindings<Bound>(({ scalars }) => scalars?.destroy());
+  private readonly storages: (GpuMemory | null)[];
+  private readonly own = new Map<number, GpuMemory>();
+  private readonly fixed = new Map<number, GpuMemory>();
+  private replaced = new Map<number, GpuMemory>();
   private generation = 0;
 
   constructor(
-    readonly program: Program,
+    program: Program,
     private readonly gpu: Gpu,
   ) {
-    this.scalars = new ScalarList(program.scalars);
+    super(program);
     this.storages = program.storages.map(() => null);
-    program.buffers.forEach(({ base }, index) => {
-      if (base !== null) this.views.set(base, [...(this.views.get(base) ?? []), index]);
-    });
   }
 
   /** Compile the kernels, place the constants and pack weights. */
-  async prepare(constants: ReadonlyMap<string, Memory>, done: () => void): Promise<void> {
+  async prepare(constants: ReadonlyMap<string, GpuMemory>, done: () => void): Promise<void> {
     const { program, gpu } = this;
     for (const [name, kernel] of await gpu.compile(program.kernels, done)) this.kernels.set(name, kernel);
     const fixed = this.scalars.fixed(program.symbols.length);
@@ -67,7 +48,7 @@ export class Executor {
     for (const [index, spec] of program.buffers.entries()) {
       const bytes = () => count(spec.shape.map(sized)) * itemBytes(spec.dtype);
       if (spec.role === "const") {
-        const memory = constants.get(spec.name) as Memory;
+        const memory = constants.get(spec.name) as GpuMemory;
         if (memory.bytes < bytes()) throw new ModelError(`${program.name}: constant ${spec.name} is too small; build it again.`);
         this.fixed.set(index, memory);
       } else if (spec.role === "packed") this.fixed.set(index, await gpu.alloc(bytes(), `the packed weight ${spec.name}`));
@@ -81,8 +62,7 @@ export class Executor {
     await gpu.guard("packing weights", () => gpu.device.queue.onSubmittedWorkDone());
   }
 
-  /** Call the program. Results are in the page's memory, or on the device where they are to be kept. Throws in words. */
-  async run(inputs: Readonly<Record<string, Argument>>, keeping: Keeping = NOTHING): Promise<Argument[]> {
+  override async run(inputs: Readonly<Record<string, Argument>>, keeping: Keeping = NOTHING): Promise<Argument[]> {
     const { program, gpu } = this;
     gpu.check(`a call of ${program.name}`);
     const given = checkInputs(program, inputs);
@@ -97,68 +77,18 @@ export class Executor {
     }
   }
 
-  /** Return the variant of every call for these symbol values. */
-  choices(symbols: readonly number[]): { call: string; label: string }[] {
-    return this.bound(symbols.map(BigInt)).choices;
-  }
-
-  /** The least and the greatest value of an input's dim; Infinity where it is unbounded. */
-  bounds(name: string, dim: number): [number, number] {
-    const spec = this.program.buffers.find((buffer) => buffer.role === "input" && buffer.name === name);
-    const slot = spec?.shape[dim];
-    if (slot === undefined) throw new ModelError(`${this.program.name}: wanted an input ${name} with a dim ${dim}, found none.`);
-    const symbol = this.scalars.symbol(slot);
-    if (symbol < 0) {
-      const value = this.scalars.fixed(this.program.symbols.length)[slot];
-      return value === null ? [0, Infinity] : [Number(value), Number(value)];
-    }
-    const { lower, upper } = this.program.symbols[symbol];
-    return [Number(lower), upper === null ? Infinity : Number(upper)];
-  }
-
-  /** The most past positions that a decoder takes: the bound of the symbol that its caches have and its token ids do not. */
-  positions(): number {
-    const { inputs, buffers } = this.program;
-    const [ids, ...caches] = inputs.map((index) => buffers[index]);
-    for (const { name, shape } of caches) {
-      const dim = shape.findIndex((slot) => !ids.shape.includes(slot) && this.scalars.symbol(slot) >= 0);
-      if (dim >= 0) return this.bounds(name, dim)[1];
-    }
-    return Infinity;
-  }
-
   private bound(symbols: readonly bigint[]): Bound {
-    const key = symbols.join();
-    const known = this.bindings.get(key);
-    if (known) {
-      this.bindings.delete(key); // the last one used is the last one dropped
-      this.bindings.set(key, known);
-      return known;
-    }
-    const { program } = this;
-    const values = this.scalars.evaluate(symbols);
-    for (const { slot, message, values: shown } of program.checks) {
-      if (values[slot] === 0n) {
-        throw new ModelError(`${program.name}: ${formatMessage(message, shown.map((at) => values[at]))}`);
-      }
-    }
-    const shapes = program.buffers.map(({ shape }) => shape.map((slot) => Number(values[slot])));
-    const steps: Step[] = [];
-    const choices: { call: string; label: string }[] = [];
-    for (const { name, choice, variants } of program.calls) {
-      const variant = variants[Number(values[choice])];
-      if (!variant) throw new ModelError(`${program.name}: call ${name} has no variant ${values[choice]}; build it again.`);
-      steps.push(...variant.steps);
-      choices.push({ call: name, label: variant.label });
-    }
-    const bound = { values, shapes, steps, choices, scalars: null, launches: [], generation: -1 };
-    this.bindings.set(key, bound);
-    if (this.bindings.size > MOST_BINDINGS) {
-      const [oldest, dropped] = this.bindings.entries().next().value as [string, Bound];
-      dropped.scalars?.destroy();
-      this.bindings.delete(oldest);
-    }
-    return bound;
+    return this.bindings.get(symbols, () => {
+      const { program } = this;
+      const binding = this.bind(symbols);
+      const steps = program.calls.flatMap(({ name, choice, variants }) => {
+        const number = binding.values[choice];
+        const variant = variants[Number(number)];
+        if (!variant) throw new ModelError(`${program.name}: call ${name} has no variant ${number}; build it again.`);
+        return variant.steps;
+      });
+      return { ...binding, steps, scalars: null, launches: [], generation: -1 };
+    });
   }
 
   private async call(bound: Bound, given: ReadonlyMap<number, Argument>, keeping: Keeping): Promise<Argument[]> {
@@ -191,7 +121,7 @@ export class Executor {
     const { program, gpu } = this;
     for (const [index, argument] of given) {
       if (!(argument instanceof DeviceTensor)) continue;
-      this.replaced.set(index, argument.memory);
+      this.replaced.set(index, argument.memory as GpuMemory);
       const { name } = program.buffers[index];
       if (!keeping.takes.has(name) && argument.memory.bytes < this.room(bound, index)) {
         throw new ModelError(`${program.name}: a result extends ${name} in place, so its memory must be given up to the call.`);
@@ -203,16 +133,16 @@ export class Executor {
       const spec = program.buffers[index];
       const base = spec.role === "view" ? (spec.base as number) : index;
       const argument = given.get(base);
-      let memory: Memory;
+      let memory: GpuMemory;
       if (spec.role === "output") {
         memory = await gpu.alloc(this.bytes(bound, index), `the result ${spec.name}`);
       } else if (argument instanceof DeviceTensor && keeping.takes.has(program.buffers[base].name)) {
-        memory = argument.memory;
+        memory = argument.memory as GpuMemory;
         if (memory.bytes < this.room(bound, base)) {
           // what grows once will grow again
           memory = await gpu.alloc(Math.max(2 * memory.bytes, this.room(bound, base)), `the result ${spec.name}`);
           const used = count(argument.shape) * itemBytes(argument.dtype);
-          encoder.copyBufferToBuffer(argument.memory.buffer, 0, memory.buffer, 0, Math.ceil(used / 4) * 4);
+          encoder.copyBufferToBuffer((argument.memory as GpuMemory).buffer, 0, memory.buffer, 0, Math.ceil(used / 4) * 4);
         }
       } else if (argument && !(argument instanceof DeviceTensor)) {
         memory = await gpu.alloc(this.room(bound, base), `the result ${spec.name}`);
@@ -249,15 +179,6 @@ export class Executor {
     return results;
   }
 
-  private bytes(bound: Bound, index: number): number {
-    return count(bound.shapes[index]) * itemBytes(this.program.buffers[index].dtype);
-  }
-
-  /** The bytes of an array's memory: a result may extend an input in place. */
-  private room(bound: Bound, index: number): number {
-    return Math.max(this.bytes(bound, index), ...(this.views.get(index) ?? []).map((view) => this.bytes(bound, view)));
-  }
-
   /** Make memory as large as this binding needs. Larger memory is another, so bindings make their launches anew. */
   private async grow(bound: Bound): Promise<void> {
     const { program } = this;
@@ -270,7 +191,7 @@ export class Executor {
     }
   }
 
-  private async slab(old: Memory | null, bytes: number, what: string): Promise<Memory> {
+  private async slab(old: GpuMemory | null, bytes: number, what: string): Promise<GpuMemory> {
     if (old && old.bytes >= bytes) return old;
     const larger = await this.gpu.alloc(bytes, what);
     old?.buffer.destroy();
@@ -278,12 +199,12 @@ export class Executor {
     return larger;
   }
 
-  private memory(index: number): Memory {
+  private memory(index: number): GpuMemory {
     const { base, storage } = this.program.buffers[index];
     const found = this.replaced.get(index) ?? this.fixed.get(index);
     if (found) return found;
     if (base !== null) return this.memory(base);
-    return (storage === null ? this.own.get(index) : this.storages[storage]) as Memory;
+    return (storage === null ? this.own.get(index) : this.storages[storage]) as GpuMemory;
   }
 
   /** Make the launches of steps, and the buffer of their integers. */

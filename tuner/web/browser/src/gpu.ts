@@ -2,7 +2,7 @@
 
 import { ModelError } from "./errors.js";
 import type { Kernel } from "./program.js";
-import type { Memory } from "./tensor.js";
+import type { GpuMemory } from "./tensor.js";
 
 const UNIT = 16; // sizes of buffers are multiples of this, as in runtime/device/webgpu
 const BINDING = /@group\(0\) @binding\((\d+)\) var<(storage, read_write|storage, read|storage|uniform)>/g;
@@ -89,6 +89,10 @@ export class Gpu {
     return this.lostBecause !== "";
   }
 
+  close(): void {
+    this.device.destroy();
+  }
+
   /** Throw if the device is lost or has refused something. */
   check(what: string): void {
     if (this.lost) {
@@ -120,7 +124,7 @@ export class Gpu {
   }
 
   /** Allocate device memory. Throws where it is larger than allowed, or where there is too little. */
-  async alloc(bytes: number, what: string): Promise<Memory> {
+  async alloc(bytes: number, what: string): Promise<GpuMemory> {
     const { maxBufferSize, maxStorageBufferBindingSize } = this.device.limits;
     const most = Math.min(maxBufferSize, maxStorageBufferBindingSize);
     const whole = rounded(bytes);
@@ -139,12 +143,12 @@ export class Gpu {
             "smaller model.",
         );
       }
-      return { buffer, bytes: whole };
+      return { buffer, bytes: whole, free: () => buffer.destroy() };
     });
   }
 
   /** Copy bytes to the start of device memory. */
-  write(memory: Memory, data: ArrayBufferView, offset = 0): void {
+  write(memory: GpuMemory, data: ArrayBufferView, offset = 0): void {
     const bytes = new Uint8Array(data.buffer as ArrayBuffer, data.byteOffset, data.byteLength);
     const whole = bytes.length - (bytes.length % 4);
     if (whole) this.device.queue.writeBuffer(memory.buffer, offset, bytes, 0, whole);

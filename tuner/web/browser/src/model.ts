@@ -1,44 +1,68 @@
 /** An artifact in the browser, ready to run. */
 
-import { type Artifact, readArtifact } from "./artifact.js";
+import { readArtifact } from "./artifact.js";
 import type { Progress, Source } from "./download.js";
-import { ModelError } from "./errors.js";
-import { type Argument, Executor } from "./executor.js";
+import { ModelError, inWords } from "./errors.js";
+import { Executor } from "./executor.js";
 import { Gpu } from "./gpu.js";
+import type { Argument, ProgramExecutor } from "./program_executor.js";
 import { DeviceTensor, type Tensor } from "./tensor.js";
+import { Wasm, type WasmSource } from "./wasm.js";
+import { WasmExecutor } from "./wasm_executor.js";
+
+/** An artifact for WebGPU, its form for WebAssembly, or both. The second is used where the first cannot be. */
+export type ModelSource = (Source & { wasm?: WasmSource }) | { wasm: WasmSource };
 
 export class Model {
-  private readonly executors = new Map<string, Executor>();
   private turn: Promise<unknown> = Promise.resolve();
 
+  /**
+   * device: what runs the model
+   * without: why WebGPU is not used although the model has a form for it, or nothing
+   */
   private constructor(
-    readonly gpu: Gpu,
-    readonly artifact: Artifact,
-  ) {
-    for (const program of artifact.programs) this.executors.set(program.name, new Executor(program, gpu));
-  }
+    readonly device: Gpu | Wasm,
+    private readonly executors: ReadonlyMap<string, ProgramExecutor>,
+    readonly without = "",
+  ) {}
 
   /**
    * Download an artifact, verify it and compile its kernels. Throws in words.
    *
    * downloaded: called as bytes arrive; compiled: as kernels are compiled, with their number so far and in all
    */
-  static async load(source: Source, downloaded: Progress, compiled: (done: number, total: number) => void): Promise<Model> {
-    const gpu = await Gpu.open();
-    const model = new Model(gpu, await readArtifact(source, gpu, downloaded));
-    const total = model.artifact.programs.reduce((sum, program) => sum + program.kernels.length, 0);
-    let done = 0;
-    for (const executor of model.executors.values()) {
-      await executor.prepare(model.artifact.constants, () => compiled(++done, total));
+  static async load(source: ModelSource, downloaded: Progress, compiled: (done: number, total: number) => void): Promise<Model> {
+    if (!("url" in source)) return Model.onWasm(source.wasm, downloaded);
+    let gpu: Gpu;
+    try {
+      gpu = await Gpu.open();
+    } catch (error) {
+      if (!source.wasm) throw error;
+      return Model.onWasm(source.wasm, downloaded, inWords(error));
     }
-    return model;
+    const { programs, constants } = await readArtifact(source, gpu, downloaded);
+    const executors = programs.map((program) => new Executor(program, gpu));
+    const total = programs.reduce((sum, program) => sum + program.kernels.length, 0);
+    let done = 0;
+    for (const executor of executors) await executor.prepare(constants, () => compiled(++done, total));
+    return new Model(gpu, byName(executors));
+  }
+
+  private static async onWasm(source: WasmSource, downloaded: Progress, without = ""): Promise<Model> {
+    const wasm = await Wasm.open(source, downloaded);
+    return new Model(wasm, byName(wasm.programs.map((program, number) => new WasmExecutor(program, wasm, number))), without);
+  }
+
+  /** The WebGPU device, where it runs the model. */
+  get gpu(): Gpu | null {
+    return this.device instanceof Gpu ? this.device : null;
   }
 
   get functions(): string[] {
     return [...this.executors.keys()];
   }
 
-  executor(name: string): Executor {
+  executor(name: string): ProgramExecutor {
     const found = this.executors.get(name);
     if (!found) throw new ModelError(`Wanted one of the functions ${this.functions.join(", ")}, found ${name}.`);
     return found;
@@ -67,7 +91,7 @@ export class Model {
   }
 
   close(): void {
-    this.gpu.device.destroy();
+    this.device.close();
   }
 }
 
@@ -100,4 +124,8 @@ export class Session {
     for (const tensor of Object.values(this.state)) if (tensor instanceof DeviceTensor) tensor.free();
     this.state = {};
   }
+}
+
+function byName(executors: readonly ProgramExecutor[]): ReadonlyMap<string, ProgramExecutor> {
+  return new Map(executors.map((executor) => [executor.program.name, executor]));
 }

@@ -1,13 +1,9 @@
 /** What the example pages share: loading with progress, the tokenizer, errors in words. */
 
-import { Model, ModelError, type Source, Tokenizer, inWords, size } from "./relax-tune.js";
+import { Model, ModelError, type ModelSource, Tokenizer, inWords, size } from "./relax-tune.js";
 
 /** What the server says of the artifact. ends: tokens that end a text */
-interface Facts extends Source {
-  name: string;
-  tokenizer: boolean;
-  ends: number[];
-}
+type Facts = ModelSource & { name: string; tokenizer: boolean; ends: number[] };
 
 /** A text as tokens and back. */
 export interface Codec {
@@ -90,7 +86,7 @@ export async function open(ready: (opened: Opened) => void): Promise<void> {
         say(`Compiling kernel ${done} of ${total}`);
       },
     );
-    void model.gpu.device.lost.then((info) => {
+    void model.gpu?.device.lost.then((info) => {
       if (info.reason !== "destroyed") {
         show(new ModelError(`The graphics device was lost (${info.message || "no reason given"}). Load the page again.`));
       }
@@ -98,7 +94,7 @@ export async function open(ready: (opened: Opened) => void): Promise<void> {
     ready({ model, codec, ends: new Set(facts.ends) });
     progress.hidden = true;
     element<HTMLFieldSetElement>("controls").disabled = false;
-    say(`Ready, on ${model.gpu.name}`);
+    say(`Ready, on ${model.device.name}${model.without && `. ${model.without}`}`);
     document.body.dataset.ready = "true";
   } catch (error) {
     progress.hidden = true;

@@ -58,10 +58,14 @@ export function tensor(dtype: string, shape: number[], numbers: readonly number[
   return { dtype, shape, data: made };
 }
 
-/** Device memory that a caller owns. bytes: its size */
+/** Memory of the device, or of the WebAssembly module, that a caller owns. bytes: its size */
 export interface Memory {
+  readonly bytes: number;
+  free(): void;
+}
+
+export interface GpuMemory extends Memory {
   buffer: GPUBuffer;
-  bytes: number;
 }
 
 /** An array in the device's memory, stored with the dim `outer` first. `free` gives the memory back. */
@@ -74,7 +78,7 @@ export class DeviceTensor {
   ) {}
 
   free(): void {
-    this.memory.buffer.destroy();
+    this.memory.free();
   }
 }
 

@@ -1,0 +1,1 @@
+"""WebAssembly: the compiler of its modules, and kernels in node."""

@@ -1,0 +1,198 @@
+/** The WebAssembly module of a model, compiled from its exported C: memory, calls, and its errors in words; see tuner/web/wasm.py. */
+
+import { type Manifest, damaged, decode, member } from "./artifact.js";
+import { ByteStream, type HashedStream, type Progress, type Source, altered, download, downloadAs, hexadecimal } from "./download.js";
+import { ModelError } from "./errors.js";
+import { size } from "./gpu.js";
+import { type Program, readPrograms } from "./program.js";
+import type { Memory } from "./tensor.js";
+
+const MODULE_FORMAT = "relax-tune module";
+const SCHEMA = 1;
+const ALIGNMENT = 64;
+const PIECE = 1 << 20; // bytes of the weights that have a hash of their own
+const NO_FILE = 8; // EBADF of WASI
+/** A module whose only function is i8x16.popcnt(i8x16.splat(0)). */
+const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
+
+/** The two downloads of a model: its compiled module, and its weights. */
+export interface WasmSource {
+  module: Source;
+  weights: Source;
+}
+
+/** What the module exports; addresses and sizes are whole numbers of 32 bits. */
+interface Exports {
+  memory: WebAssembly.Memory;
+  _initialize(): void;
+  aligned_alloc(alignment: number, bytes: number): number;
+  free(address: number): void;
+  model_create(place: number, options: number): number;
+  model_reserve(model: number, number: number, symbols: number): number;
+  model_run(model: number, number: number, symbols: number, inputs: number, outputs: number): number;
+  model_error(model: number): number;
+}
+
+/** Memory in the module. */
+export class WasmMemory implements Memory {
+  constructor(
+    private readonly wasm: Wasm,
+    readonly address: number,
+    readonly bytes: number,
+  ) {}
+
+  free(): void {
+    this.wasm.free(this.address);
+  }
+}
+
+export class Wasm {
+  readonly name = "WebAssembly";
+  private model = 0;
+  private stopped = "";
+
+  private constructor(
+    readonly programs: Program[],
+    private readonly exports: Exports,
+  ) {}
+
+  /** Download a module and its weights, verify both, and open the model. Throws in words. */
+  static async open({ module, weights }: WasmSource, progress: Progress): Promise<Wasm> {
+    checkSupport();
+    const total = module.bytes + weights.bytes;
+    const [programs, code, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
+      const hashes = await readHashes(stream, weights.bytes);
+      const text = decode(await stream.take((await member(stream, "programs.json")).bytes));
+      const bytes = await stream.take((await member(stream, "model.wasm")).bytes);
+      await stream.finish(module.digest);
+      return [readPrograms(text), bytes, hashes] as const;
+    });
+    const wasm = new Wasm(programs, await instantiate(code));
+    const held = wasm.alloc(weights.bytes, "the weights");
+    await downloadAs(ByteStream, weights, (done, _, from) => progress(module.bytes + done, total, from), async (stream) => {
+      const right: Promise<boolean>[] = [];
+      for (let at = 0; at < weights.bytes; at += PIECE) {
+        const piece = await stream.take(Math.min(PIECE, weights.bytes - at));
+        wasm.write(held.address + at, piece);
+        right.push(fits(piece, hashes[at / PIECE]));
+      }
+      if ((await Promise.all(right)).includes(false)) throw altered();
+    });
+    wasm.create(held);
+    return wasm;
+  }
+
+  /** Open the model; its weights are packed as its kernels read them. */
+  private create(weights: WasmMemory): void {
+    const place = this.alloc(32, "a model").address;
+    const numbers = new Uint32Array(this.exports.memory.buffer, place, 5);
+    numbers.set([0, 0, weights.address, weights.bytes, 1]); // a pointer to the model, and its options
+    const failed = this.call(() => this.exports.model_create(place, place + 4));
+    this.model = new Uint32Array(this.exports.memory.buffer, place, 1)[0];
+    this.free(place);
+    if (failed) throw this.error();
+  }
+
+  /** Allocate memory. Throws where the module's memory cannot grow by that much. */
+  alloc(bytes: number, what: string): WasmMemory {
+    const whole = Math.max(Math.ceil(bytes / ALIGNMENT), 1) * ALIGNMENT;
+    const address = whole < 2 ** 32 ? this.call(() => this.exports.aligned_alloc(ALIGNMENT, whole)) >>> 0 : 0;
+    if (address) return new WasmMemory(this, address, bytes);
+    throw new ModelError(
+      `WebAssembly has too little memory left for ${what} (${size(bytes)}; it holds ${size(this.exports.memory.buffer.byteLength)}); ` +
+        "close other tabs, or use a shorter input or a smaller model.",
+    );
+  }
+
+  free(address: number): void {
+    this.call(() => this.exports.free(address));
+  }
+
+  write(address: number, data: ArrayBufferView): void {
+    const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+    new Uint8Array(this.exports.memory.buffer, address, bytes.length).set(bytes);
+  }
+
+  /** Return a copy of bytes of the module's memory. */
+  read(address: number, bytes: number): ArrayBuffer {
+    return this.exports.memory.buffer.slice(address, address + bytes);
+  }
+
+  /** Make room for a call with these values of the symbols, which `symbols` points to. */
+  reserve(number: number, symbols: number): void {
+    if (this.call(() => this.exports.model_reserve(this.model, number, symbols))) throw this.error();
+  }
+
+  /** Call a function. symbols, inputs, outputs: addresses of its numbers and of the addresses of its arrays */
+  run(number: number, symbols: number, inputs: number, outputs: number): void {
+    if (this.call(() => this.exports.model_run(this.model, number, symbols, inputs, outputs))) throw this.error();
+  }
+
+  close(): void {
+    this.stopped = "the page closed it";
+  }
+
+  private error(): ModelError {
+    const memory = new Uint8Array(this.exports.memory.buffer);
+    const start = this.call(() => this.exports.model_error(this.model)) >>> 0;
+    return new ModelError(`${decode(memory.slice(start, memory.indexOf(0, start)))}.`);
+  }
+
+  /** Run the module's code. After a trap it runs no more, since its memory may be in any state. */
+  private call<T>(work: () => T): T {
+    if (this.stopped) throw new ModelError(`The model's WebAssembly was stopped (${this.stopped}). Load the page again.`);
+    try {
+      return work();
+    } catch (error) {
+      this.stopped = (error as Error).message;
+      throw new ModelError(`The model's WebAssembly was stopped (${this.stopped}). Load the page again, and give shorter inputs.`);
+    }
+  }
+}
+
+/** Throw where the browser runs no WebAssembly, or none with SIMD. */
+function checkSupport(): void {
+  if (typeof WebAssembly !== "object") {
+    throw new ModelError("This browser runs no WebAssembly: it is old, or a lockdown mode forbids it. Use another, or allow it.");
+  }
+  if (!globalThis.crypto?.subtle) {
+    throw new ModelError("This browser verifies no downloads here; open the page from localhost or over https.");
+  }
+  if (!WebAssembly.validate(new Uint8Array(SIMD))) {
+    throw new ModelError("This browser's WebAssembly has no SIMD. Use Chrome or Edge from 91, Firefox from 89 or Safari from 16.4.");
+  }
+}
+
+/** Read the module's manifest; return the hashes of the pieces of the weights. */
+async function readHashes(stream: HashedStream, bytes: number): Promise<string[]> {
+  const head = await member(stream, "manifest.json");
+  const { format, schema, extra } = JSON.parse(decode(await stream.take(head.bytes))) as Manifest;
+  if (format !== MODULE_FORMAT || schema !== SCHEMA) {
+    throw damaged(`wanted a ${MODULE_FORMAT} of schema ${SCHEMA}, found ${String(format).slice(0, 80)} of ${schema}`);
+  }
+  const { sha256, piece_bytes } = extra.weights as { sha256: string[]; piece_bytes: number };
+  if (piece_bytes !== PIECE || sha256.length !== Math.ceil(bytes / PIECE)) throw damaged("its weights have another size");
+  return sha256;
+}
+
+/** Return whether bytes have a hash. The browser computes it beside the page's thread. */
+async function fits(bytes: Uint8Array<ArrayBuffer>, sha256: string): Promise<boolean> {
+  return hexadecimal(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))) === sha256;
+}
+
+/** Compile a verified module and start it. It may call nothing of the system: files and clocks answer that there are none. */
+async function instantiate(code: Uint8Array<ArrayBuffer>): Promise<Exports> {
+  try {
+    const module = await WebAssembly.compile(code);
+    const imports: WebAssembly.Imports = {};
+    for (const { module: from, name } of WebAssembly.Module.imports(module)) {
+      imports[from] = { ...imports[from], [name]: () => NO_FILE };
+    }
+    const { exports } = await WebAssembly.instantiate(module, imports);
+    const found = exports as unknown as Exports;
+    found._initialize();
+    return found;
+  } catch (error) {
+    throw new ModelError(`This browser refuses the model's WebAssembly: ${(error as Error).message.slice(0, 600)}`);
+  }
+}
