@@ -52,3 +52,13 @@ def option(
     declared = Option(help, default or str(value), commands, kind, choices, suggested, shown, reaches_out)
     made: T = field(default=value, metadata={"option": declared})
     return made
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"RELAX_TUNE_{name.upper()}"

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
-from relax_tune.tuner.option import Command, Option, option
+from relax_tune.tuner.option import Command, Option, flag_of, option, variable_of
 from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, has_password, renamed, successor, text_of
 
 Effort = Literal["quick", "normal", "full"]
@@ -313,16 +313,6 @@ class Settings:
 
 OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(Settings)}
 _OPTIONAL = frozenset(f.name for f in fields(Settings) if f.default is None)
-
-
-def flag_of(name: str) -> str:
-    """Return the command-line flag of a setting."""
-    return f"--{name.replace('_', '-')}"
-
-
-def variable_of(name: str) -> str:
-    """Return the environment variable of a setting."""
-    return f"RELAX_TUNE_{name.upper()}"
 
 
 def settings_taken_by(command: Command) -> tuple[str, ...]:

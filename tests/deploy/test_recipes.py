@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from relax_tune.tuner.cli.app import load_command
-from relax_tune.tuner.settings import OPTIONS, variable_of
+from relax_tune.tuner.option import variable_of
+from relax_tune.tuner.settings import OPTIONS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

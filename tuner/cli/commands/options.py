@@ -11,8 +11,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from relax_tune.tuner.option import Command
-from relax_tune.tuner.settings import OPTIONS, Settings, flag_of, load_settings, settings_taken_by
+from relax_tune.tuner.option import Command, flag_of
+from relax_tune.tuner.settings import OPTIONS, Settings, load_settings, settings_taken_by
 
 
 def among(*values: str) -> Callable[[str], list[str]]:
