@@ -180,7 +180,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_settings_reaching_out_name_files_hosts_or_databases() -> None:
-    assert set(REACHING) == {"db", "files", "scheduler", "ca", "certificate", "key", "profile", "prior", "samples"}
+    of_files = {"db", "files", "ca", "certificate", "key", "profile", "prior", "samples"}
+    assert set(REACHING) == of_files | {"scheduler", "browser"}
     assert OPTIONS["trust_model"].reaches_out
     plain = [n for n, o in OPTIONS.items() if not o.reaches_out]
     assert not [n for n in plain if "FILE" in OPTIONS[n].metavar or OPTIONS[n].metavar in ("URL", "ADDRESS")]
