@@ -201,10 +201,8 @@ def by_hand_in_opencl(work: Path) -> None:
 NOTES = """
 Times of ours are of calls from Python, with checked arguments and fresh results; those by hand are of the bare function on its own buffers.
 The product by hand in OpenCL reaches 12 GFLOP/s on this driver, so its ratio says little.
-Where ours falls short: spmv's loop runs to the longest row, with clamped indices that are loaded lane by lane, for a loop's extent cannot
-read a buffer; the stencil and the smaller images are written past the caches, or on one core, by plans of few measured shapes, and
-hpvm_peer.c smooths rows and columns one after the other, with ten products in place of twenty-five; lbm on OpenCL was tuned with four
-candidates a sketch. Remedies that are not there: extents that data decide, with rows cut by their sum; a rule that keeps the rows of a
+The smaller images are written past the caches, or on one core, by plans of few measured shapes, and hpvm_peer.c smooths rows and
+columns one after the other, with ten products in place of twenty-five. Remedies that are not there: a rule that keeps the rows of a
 stencil in registers, and stages of an image in bands that fit the second cache.
 """
 PEERS = {"c": "OpenMP C", "opencl": "OpenCL"}
