@@ -33,7 +33,9 @@ def sanitizer() -> dict[str, str]:
     library = Path(_gcc("-print-file-name=libasan.so"))
     if not library.is_absolute():
         pytest.skip("gcc has no AddressSanitizer library (libasan)")
-    return {**os.environ, "LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0", "OMP_WAIT_POLICY": "passive"}
+    # libraries that throw C++ exceptions, such as the solver, come after the library's start
+    preloaded = f"{library}:{_gcc('-print-file-name=libstdc++.so.6')}"
+    return {**os.environ, "LD_PRELOAD": preloaded, "ASAN_OPTIONS": "detect_leaks=0", "OMP_WAIT_POLICY": "passive"}
 
 
 def _gcc(question: str) -> str:
