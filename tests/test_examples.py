@@ -22,7 +22,7 @@ CASES = {
     "hpvm": (
         [],
         r"\A(\w+ of size \d+: \(.*\), 100\.00% of the elements as NumPy's\n){10}\Z",
-        ["ccompiler", "slow"],
+        ["ccompiler", "heavy"],
     ),
     "onnx_model": (
         ["--trials", "1"],

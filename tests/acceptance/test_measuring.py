@@ -239,6 +239,7 @@ def test_28_no_scheduler_at_all(scheduler: object) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 @needs_gcc
 @pytest.mark.ccompiler

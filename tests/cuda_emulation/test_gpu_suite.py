@@ -95,7 +95,9 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
             ["copy", "launch, queued", "launch, recorded", *(f"product {k} 16" for k in ("f32", "f16", "bf16"))],
         ),
         ("memory", ["add f32"]),
-        ("decoder", [f"tiny {f} {n}" for f in ("prefill", "decode") for n in (3, 5)]),
+        pytest.param(
+            "decoder", [f"tiny {f} {n}" for f in ("prefill", "decode") for n in (3, 5)], marks=pytest.mark.heavy
+        ),
     ],
 )
 def test_parts(rows: Rows, part: str, keys: list[str]) -> None:

@@ -55,6 +55,8 @@ LONG = tuple(
         "report",
         "pack",
         "encoder-decoders",
+        "dashboard",
+        "devices",
         "quality",
     )
 )

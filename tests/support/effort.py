@@ -13,21 +13,21 @@ Effort = Literal["fast", "usual", "heavy"]
 
 VARIABLE = "RELAX_TUNE_TEST_EFFORT"
 EFFORT = os.environ.get(VARIABLE, "usual")
-FEWEST = 15
+FEWEST = 10
 
 
 def examples(count: int) -> int:
-    """Return the number of Hypothesis examples: `count` under --heavy, a sixth otherwise, FEWEST in the fast lane."""
-    share = {"fast": 1, "usual": max(FEWEST, count // 6), "heavy": count}[EFFORT]
+    """Return the number of Hypothesis examples: `count` under --heavy, a tenth otherwise, FEWEST in the fast lane."""
+    share = {"fast": 1, "usual": count // 10, "heavy": count}[EFFORT]
     return min(count, max(FEWEST, share))
 
 
-def some(items: Iterable[T], every: int = 8) -> list[T]:
+def some(items: Iterable[T], every: int = 12) -> list[T]:
     """Return all items under --heavy, otherwise every `every`-th of them, from the first."""
     return list(items)[:: 1 if EFFORT == "heavy" else every]
 
 
-def thinned(values: Iterable[Any], every: int = 8) -> list[Any]:
+def thinned(values: Iterable[Any], every: int = 12) -> list[Any]:
     """Return parameters of which all but every `every`-th, from the first, are marked `heavy`."""
     found = [v if hasattr(v, "marks") else pytest.param(*(v if isinstance(v, tuple) else (v,))) for v in values]
     return [

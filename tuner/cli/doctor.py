@@ -65,6 +65,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "vl-convert-python": ("report", "pictures of reports"),
     "starlette": ("dashboard", "dashboards"),
     "uvicorn": ("dashboard", "dashboards"),
+    "tornado": ("browser", "measuring in a browser's page"),
     "prometheus-client": ("dashboard", "metrics"),
     "python-json-logger": ("dashboard", "logs in JSON"),
     "onnx": ("onnx", "ONNX models"),

@@ -74,7 +74,7 @@ def test_instances_c_match_reference(name: str, c: Device) -> None:
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", thinned(CASES, 4))
+@pytest.mark.parametrize("name", thinned(CASES, 8))
 def test_instances_opencl_match_reference(name: str, opencl: Device) -> None:
     run(name, "opencl", opencl, mine("opencl", name))
 

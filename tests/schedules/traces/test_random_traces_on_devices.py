@@ -20,7 +20,7 @@ from relax_tune.schedules.trace import Trace
 
 DEVICES = [
     pytest.param("c", 20, marks=pytest.mark.ccompiler),
-    pytest.param("opencl", 4, marks=pytest.mark.opencl),
+    pytest.param("opencl", 4, marks=(pytest.mark.opencl, pytest.mark.heavy)),
 ]
 
 

@@ -25,6 +25,7 @@ from relax_tune.tuner.array_files import read_arrays
 from relax_tune.tuner.cli.app import COMMANDS, app, load_command
 from relax_tune.tuner.cli.commands.run import run, write_arrays
 from relax_tune.tuner.cli.destination import artifact_path
+from relax_tune.tuner.measure.cluster import client
 
 RUNNER = CliRunner()
 
@@ -316,8 +317,9 @@ def test_t4_of_another_device_does_not_count_for_the_only_one(records: str, else
         assert not store.query(ZEN_OLD.key) and len(store.query(ZEN.key)) == 5
 
 
-def test_server_or_fleet_away_means_try_again_later(elsewhere: Path) -> None:
+def test_server_or_fleet_away_means_try_again_later(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 4, and 2 for a mistake in the same place."""
+    monkeypatch.setattr(client, "ANSWER_SECS", 1.0)
     (elsewhere / "m.relax").write_text("")
     away = ("tune", "package:relax_tune/no-such", "--target", "c", "--wait-secs", "1")
     assert RUNNER.invoke(app, ["workers", "tcp://127.0.0.1:9"]).exit_code == 4

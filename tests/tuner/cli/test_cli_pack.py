@@ -54,6 +54,7 @@ def install(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_install_imports_no_frontend_and_a_second_one_measures_nothing(folder: Path) -> None:
     more = ("model.rtp", "--target", "c", "--db", "here.db", "--budget", "3", "--digest")

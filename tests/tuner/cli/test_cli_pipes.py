@@ -103,6 +103,7 @@ def test_tables_in_a_pipe_are_plain_and_whole(place: Path, variables: dict[str, 
     assert len(rows) == 2 * 119 and all("tuned" in row and "(t=" in row for row in rows)
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 def test_output_in_ascii_is_still_output(place: Path) -> None:
     done = shell(place, f"RT {' '.join(TOP)}", PYTHONIOENCODING="ascii")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.effort import EFFORT, thinned
+from tests.support.effort import EFFORT
 from tests.support.tuner_models import DEVICES, PAPER_DEVICE, QUICK, RecordedRunner, minilm_folder, opened
 from tests.tuner.e2e.test_minilm import DATA, reference_inputs
 
@@ -50,8 +50,9 @@ def job_of(path: Path, info: DeviceInfo, settings: Settings, store: MemoryStore)
     return Job(load_model(path, bounds), info, store, settings, overrides=spots)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", thinned(DEVICES))
+@pytest.mark.parametrize("kind", DEVICES)
 def test_embeddings_are_the_folder_s_and_the_original_s(kind: str, onnx_path: Path, tmp_path: Path) -> None:
     made, found = reference_inputs(), {}
     shapes = [(b, n) for b, n in made.SHAPES if EFFORT == "heavy" or b * n <= 128]
