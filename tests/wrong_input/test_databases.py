@@ -197,6 +197,7 @@ def test_a_damaged_file_only_ever_raises_database_errors(tmp_path: Path) -> None
 ODD_VALUES = [b"\xff\xfe", "", "abc", -1, 1e300, 2**63 - 1, "[" * 5000, '{"n":1e999}', "a\x1b[31m\nb", "9" * 5000]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_store_with_impossible_rows_is_refused(tmp_path: Path) -> None:
     made_database(tmp_path / "whole.db", 8)

@@ -147,6 +147,7 @@ def test_no_room_to_compile_in_is_no_candidates_failure(tmp_path: Path, disks: l
     assert tuned(tmp_path, "r.db", 8, TMPDIR=str(disk.folder)) == "" and records(path)
 
 
+@pytest.mark.heavy
 @pytest.mark.process
 @pytest.mark.ccompiler
 def test_other_writes_on_full_disk_are_refused(tmp_path: Path, disks: list[Disk]) -> None:

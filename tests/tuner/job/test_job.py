@@ -59,8 +59,8 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     params=[
         pytest.param("local-c", marks=[pytest.mark.ccompiler, pytest.mark.heavy]),
         pytest.param("local-opencl", marks=[pytest.mark.opencl, pytest.mark.heavy]),
-        pytest.param("dask-c", marks=[pytest.mark.ccompiler, pytest.mark.heavy]),
-        pytest.param("dask-opencl", marks=pytest.mark.opencl),
+        pytest.param("dask-c", marks=pytest.mark.ccompiler),
+        pytest.param("dask-opencl", marks=[pytest.mark.opencl, pytest.mark.heavy]),
     ]
 )
 def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:

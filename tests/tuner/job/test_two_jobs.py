@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.database.conftest import POSTGRES
-from tests.support.effort import thinned
 from tests.tuner.job.job_processes import Done, JobProcess, small_model, work_done
 
 from relax_tune.database.store import open_store
@@ -95,7 +94,8 @@ def share(jobs: int, sql_url: str, folder: Path, running: list[JobProcess], whol
         load_artifact(folder / f"job{i}.rta")
 
 
-@pytest.mark.parametrize("sql_url", thinned(["sqlite", POSTGRES]), indirect=True)
+@pytest.mark.heavy
+@pytest.mark.parametrize("sql_url", ["sqlite", POSTGRES], indirect=True)
 def test_two_tunes_with_one_killed_finish_everything(
     sql_url: str, folder: Path, running: list[JobProcess], whole: Done
 ) -> None:

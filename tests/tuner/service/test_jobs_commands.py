@@ -90,6 +90,7 @@ def test_submit_from_python_keeps_a_module(elsewhere: Path) -> None:
 @pytest.mark.process
 @pytest.mark.ccompiler
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_job_of_killed_service_is_done_by_another(elsewhere: Path) -> None:
     small_model(elsewhere)
     answer(
