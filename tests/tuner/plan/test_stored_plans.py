@@ -171,7 +171,7 @@ def test_drift_predicts_loss_between_timed_shapes() -> None:
 
 @pytest.mark.slow
 def test_the_command_shows_checks_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_command, "device_info", lambda spec: PAPER_DEVICE)
+    monkeypatch.setattr(plan_command, "device_info", lambda *_: PAPER_DEVICE)
     model, db = tmp_path / "m.relax", f"sqlite:///{tmp_path / 'r.db'}"
     model.write_text(print_text(row_scale()))
     args = ["plan", str(model), "--target", "c", "--db", db, "--effort", "quick"]
