@@ -127,6 +127,7 @@ def covering(sketch: Sketch) -> Iterator[dict[str, int]]:
                 break
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_products_of_16_bit_floats_have_sketches_where_warps_multiply() -> None:
     named = {case: [s.name for s in sketches(case)] for case in some(CASES, 4)}

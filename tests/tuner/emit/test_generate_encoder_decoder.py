@@ -37,6 +37,7 @@ def check_tokens(model: rt.Model, source: Any, wanted: dict[str, Any]) -> None:
         np.testing.assert_array_equal(rt.generate(model, source, **IDS, **settings), wanted[name][:, 1:], name)
 
 
+@pytest.mark.heavy
 def test_t5_gives_the_tokens_of_transformers(t5: tuple[rt.Artifact, dict[str, Any], Path]) -> None:
     with t5[0].open() as model:
         check_tokens(model, SOURCE, t5[1])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.support.effort import some, thinned
+from tests.support.effort import some
 from tests.tuner.job.job_processes import Done, JobProcess, scratch, small_model, work_done
 
 from relax_tune.database.store import open_store
@@ -176,7 +176,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, float]:
     return done, took
 
 
-@pytest.mark.parametrize("strategy", thinned(["evolution", "random"]))
+@pytest.mark.heavy
+@pytest.mark.parametrize("strategy", ["evolution", "random"])
 def test_interruptions_at_random_moments_change_nothing_but_the_number_of_runs(
     strategy: str, tmp_path: Path, whole: tuple[Done, float]
 ) -> None:
