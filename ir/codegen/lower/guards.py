@@ -40,6 +40,7 @@ from relax_tune.ir.core.stmt import (
     map_exprs,
     rewrite,
     seq,
+    stores,
     substitute_stmt,
     when,
 )
@@ -152,8 +153,8 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
     term = next((a for a in value.children if a.op == "select"), None)
     if value.op not in IDEMPOTENT or term is None or own not in value.children or f.var in free_vars(*store.indices):
         return None
-    cond, chosen, constant_ = term.children
-    if constant_.value is None or IDEMPOTENT[value.op] not in (None, constant_.value):
+    cond, chosen, otherwise = term.children
+    if otherwise.value is None or IDEMPOTENT[value.op] not in (None, otherwise.value):
         return None
     ends = {c: end for c in conjuncts(cond) if (end := _end(c, f.var, algebra)) is not None}
     if not ends or store.buffer in {r.buffer for r in loads(*ends.values())}:
@@ -166,8 +167,8 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
         return BufferStore(store.buffer, store.indices, rebuild(value, operands))
 
     end = Var(f"{f.var.name}_end")
-    loop = _without_clamps(replace(f, extent=end, body=update(select(rest, chosen, constant_))), algebra)
-    once = when(lt(end, f.extent), update(constant_))
+    loop = _without_clamps(replace(f, extent=end, body=update(select(rest, chosen, otherwise))), algebra)
+    once = when(lt(end, f.extent), update(otherwise))
     # a loop without iterations reads nothing
     return when(and_(lt(const(0), f.extent), *around), Let(end, maximum(limit, const(0)), seq(loop, once)))
 
@@ -175,19 +176,23 @@ def _ended(f: For, algebra: Algebra) -> Stmt | None:
 def _without_clamps(f: For, algebra: Algebra) -> Stmt:
     """Run the iterations whose indices stay below the bounds of a `min` without it, then the rest."""
     bounds: dict[Expr, Expr] = {}
+    written = {p.buffer for p in stores(f.body)}
     for e in postorder(f.body.own_exprs):
         if e.op == "min" and e.dtype is i64:
             for x, bound in (e.args, e.args[::-1]):
-                if f.var not in free_vars(bound) and _is_step(algebra.poly(x), f.var, 1, algebra):
-                    bounds[e] = add(sub(bound, substitute(x, {f.var: const(0)})), const(1))
+                inside = add(sub(bound, substitute(x, {f.var: const(0)})), const(1))
+                if f.var in free_vars(bound) or written & {r.buffer for r in loads(inside)}:
+                    continue
+                if _is_step(algebra.poly(x), f.var, 1, algebra):
+                    bounds[e] = inside
     if not bounds:
         return f
-    inside, rest = Var(f"{f.var.name}_inside"), Var(f"{f.var.name}_rest")
+    count, rest = Var(f"{f.var.name}_inside"), Var(f"{f.var.name}_rest")
     plain = {e: next(x for x in e.args if f.var in free_vars(x)) for e in bounds}
-    first = replace(f, extent=inside, body=map_exprs(f.body, lambda e: replaced(e, plain.get)))
-    behind = substitute_stmt(f.body, {f.var: add(inside, rest)})
-    last = replace(f, var=rest, extent=maximum(sub(f.extent, inside), const(0)), body=behind)
-    return Let(inside, maximum(reduce(minimum, bounds.values(), f.extent), const(0)), seq(first, last))
+    first = replace(f, extent=count, body=map_exprs(f.body, lambda e: replaced(e, plain.get)))
+    behind = substitute_stmt(f.body, {f.var: add(count, rest)})
+    last = replace(f, var=rest, extent=maximum(sub(f.extent, count), const(0)), body=behind)
+    return Let(count, maximum(reduce(minimum, bounds.values(), f.extent), const(0)), seq(first, last))
 
 
 def _is_step(p: Poly, var: Var, step: int, algebra: Algebra) -> bool:
