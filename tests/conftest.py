@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
+HEAVY = frozenset((Path(__file__).parent / "support" / "heavy.txt").read_text().splitlines())
 NOT_FAST = frozenset(
     [
         "ccompiler",
@@ -45,6 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What collection makes stays to the end: the collector need not walk it while it grows, nor during every test.
+    gc.disable()
     # Locks of units lie in the temporary folder: with one each, workers need not wait for each other.
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="relax-tune-tests-")
@@ -62,6 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     refused = NOT_FAST if config.getoption("--fast") else frozenset()
     if not config.getoption("--heavy"):
         refused |= {"heavy"}
+    gc.freeze()
+    gc.enable()
+    for item in items:
+        if HEAVY & {item.nodeid, item.nodeid.split("[")[0]}:
+            item.add_marker(pytest.mark.heavy)
     out = [item for item in items if refused & {mark.name for mark in item.iter_markers()}]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if item not in set(out)]

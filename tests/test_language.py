@@ -34,11 +34,10 @@ PRONOUN = re.compile(r"_(they|them|their|its|it|there|what|which|whose|those|the
 Place = tuple[str, ast.AST]
 
 
-@cache
-def trees(*folders: str) -> dict[str, ast.Module]:
-    """Return the syntax tree of each file, by its path from the root."""
-    found = sorted(p for f in folders for p in (ROOT / f).rglob("*.py"))
-    return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in found}
+def trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the path from the root and the syntax tree of each file. All at once would slow every later garbage collection."""
+    for p in sorted(p for f in folders for p in (ROOT / f).rglob("*.py")):
+        yield p.relative_to(ROOT).as_posix(), ast.parse(p.read_text())
 
 
 def definitions(tree: ast.Module, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
@@ -82,7 +81,7 @@ def offences() -> frozenset[tuple[str, str]]:
 
 
 def product_offences() -> Iterator[tuple[str, str]]:
-    for path, tree in trees(*PRODUCT).items():
+    for path, tree in trees(*PRODUCT):
         for name, node in [("", tree), *definitions(tree)]:
             place = f"{path}::{name}" if name else path
             long = isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
@@ -101,7 +100,7 @@ def product_offences() -> Iterator[tuple[str, str]]:
 
 
 def name_offences() -> Iterator[tuple[str, str]]:
-    for path, tree in trees("tests").items():
+    for path, tree in trees("tests"):
         for name, node in definitions(tree):
             if name.startswith("test_") and isinstance(node, ast.FunctionDef) and PRONOUN.search(name):
                 yield "test-name", f"{path}::{name}"
@@ -117,17 +116,13 @@ def test_language_has_no_offence(rule: str) -> None:
 def test_class_names_repeated_are_used_qualified() -> None:
     """Two classes may share a name only where users import their modules, not the classes."""
     homes: dict[str, list[str]] = defaultdict(list)
-    for path, tree in trees(*PRODUCT).items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(path)
-    repeated = {name for name, paths in homes.items() if len(paths) > 1 and not name.startswith("_")}
-    imported = [
-        f"{path}: {alias.name}"
-        for path, tree in trees(*PRODUCT).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax_tune")
-        for alias in node.names
-        if alias.name in repeated
-    ]
+    imports: list[tuple[str, str]] = []
+    for path, tree in trees(*PRODUCT):
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for name in classes:
+            homes[name].append(path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relax_tune"):
+                imports += [(path, alias.name) for alias in node.names]
+    imported = [f"{path}: {name}" for path, name in imports if len(homes.get(name, ())) > 1]
     assert not imported, f"give the class another name, or import its module: {imported}"
