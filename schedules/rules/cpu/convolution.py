@@ -80,7 +80,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     found = reductions(func)
     if len(found) != 1 or found[0].init is None or find_convolution(found[0]) is None:
         return
-    forms: tuple[Form, ...] = ("rows", "direct", "flat", "lines", "channels")
+    forms: tuple[Form, ...] = ("channels", "rows", "direct", "flat", "lines")
     orders: tuple[Order, ...] = ("panels", "blocks", "weights")
     choices = (ConvolutionChoice(form, order) for form in forms for order in orders)
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
