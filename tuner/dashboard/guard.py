@@ -24,6 +24,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "no-store",
+    "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

@@ -21,6 +21,7 @@ _STATIC = {
     "relax-tune.js": "text/javascript",
     "search.js": "text/javascript",
     "generate.js": "text/javascript",
+    "wasm_worker.js": "text/javascript",
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }

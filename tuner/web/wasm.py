@@ -1,7 +1,8 @@
 """Artifacts of target `c:wasm32` as WebAssembly: exported as C, compiled by clang, kept in the cache of compiled kernels.
 
 A browser gets two files: the module, with what its arguments are checked by and a hash at its end, and the weights, whose hashes are in
-the module.
+the module. The module is there in two forms: for one thread, and for several that share its memory, which a page may have only where it
+is isolated from other origins.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from relax_tune.runtime.artifact import Artifact
 from relax_tune.runtime.atomic_write import write_whole
 from relax_tune.runtime.device import host
 from relax_tune.runtime.device.binaries import cache_folder, hashed, is_own_file, private_folder
-from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, Clang
+from relax_tune.runtime.device.wasm.compiler import COMPILE_FLAGS, PROCESSOR, THREADS_FLAGS, Clang, threads_source
 from relax_tune.runtime.hashed_zip import FileFormat, digest_at_end, write_file
 from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.export.c_export import Exported, export_c
 
-MODULE = FileFormat("relax-tune module", "module", ".module", 1, (("programs.json", "model.wasm"),), "serve", "served")
+_PROGRAMS, _ALONE, _THREADS = "programs.json", "model.wasm", "threads.wasm"
+MODULE = FileFormat("relax-tune module", "module", ".module", 2, ((_PROGRAMS, _ALONE, _THREADS),), "serve", "served")
 PIECE_BYTES = 1 << 20
 """Bytes of the weights that have a hash of their own, in the module's manifest."""
 _NAME = "model"
@@ -36,6 +38,13 @@ _LINK = (
     "--target=wasm32-wasi", "-mexec-model=reactor", "-lm", "-Wl,--gc-sections", "-Wl,--strip-all",
     f"-Wl,-z,stack-size={_STACK_BYTES}", "-Wl,--stack-first", *(f"-Wl,--export={name}" for name in _EXPORTS),
 )  # fmt: skip
+_MEMORY_BYTES = 16 << 20
+"""Memory that threads share at first: `MEMORY` of the browser's wasm.ts."""
+_SHARE = (
+    "-Wl,--import-memory", "-Wl,--shared-memory", "-Wl,--no-check-features", f"-Wl,--initial-memory={_MEMORY_BYTES}",
+    f"-Wl,--max-memory={1 << 32}", *(f"-Wl,--export={name}" for name in ("__stack_pointer", "threads_serve", "threads_team")),
+)  # fmt: skip
+"""Linking of the form for several threads. `--no-check-features`: wasi-libc is compiled for one; only the first thread allocates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +86,16 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
         programs = json.dumps([_described(p) for p in artifact.programs], separators=(",", ":"))
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
-        module = f"{hashed((clang.version, *_COMPILE, *_LINK, programs, *texts))}.module"
+        module = f"{hashed((clang.version, *_COMPILE, *_LINK, *_SHARE, threads_source(), programs, *texts))}.module"
         identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
             write_whole(folder / identity, memoryview(weights))
         if not is_own_file(folder / module):
             _compile(clang, work, exported)
-            members = {"programs.json": programs.encode(), "model.wasm": (work / "model.wasm").read_bytes()}
+            members = {
+                _PROGRAMS: programs.encode(),
+                **{name: (work / name).read_bytes() for name in (_ALONE, _THREADS)},
+            }
             write_file(MODULE, folder / module, members, {"weights": hashes_of(weights)}, {})
     return WasmFiles(kept / module, kept / identity)
 
@@ -103,13 +115,18 @@ def _described(program: Program) -> dict[str, Any]:
 
 
 def _compile(clang: Clang, work: Path, exported: Exported) -> None:
-    """Compile and link an export in its folder. Raises BuildError with clang's messages."""
+    """Compile and link an export in its folder, for one thread and for several. Raises BuildError with clang's messages."""
+    (work / "threads.c").write_text(threads_source())
+    sources = [(source, tuple(flags)) for source, flags in exported.sources.items()]
+    alone = [(f"{source}.o", source, flags) for source, flags in sources]
+    shared = [
+        (f"{source}.shared.o", source, (*flags, *THREADS_FLAGS)) for source, flags in [*sources, ("threads.c", ())]
+    ]
 
-    def unit(source: str, flags: Sequence[str]) -> str:
-        made = f"{source}.o"
+    def unit(made: str, source: str, flags: Sequence[str]) -> None:
         clang.run([*_COMPILE, *flags, "-c", source, "-o", made], work)
-        return made
 
     with ThreadPoolExecutor(max(1, host.usable_cpus())) as pool:
-        objects = list(pool.map(unit, exported.sources, exported.sources.values()))
-    clang.run([*_LINK, *objects, "-o", "model.wasm"], work)
+        list(pool.map(lambda each: unit(*each), [*alone, *shared]))
+    clang.run([*_LINK, *(made for made, _, _ in alone), "-o", _ALONE], work)
+    clang.run([*_LINK, *_SHARE, *(made for made, _, _ in shared), "-o", _THREADS], work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from relax_tune.errors import BuildError
@@ -13,6 +14,10 @@ from relax_tune.runtime.device.confinement import COMPILER_VARIABLES, only
 
 PROCESSOR, VECTOR_FLAGS = "wasm32", ("-msimd128",)
 COMPILE_FLAGS = ("--target=wasm32-wasi", *VECTOR_FLAGS, *KERNEL_FLAGS, "-w")
+THREADS_FLAGS = ("-matomics", "-mbulk-memory", "-Xclang", "-fopenmp")
+"""Flags of kernels whose parallel loops run on several threads (`threads_source`)."""
+MOST_ARGUMENTS = 64
+"""Variables that a parallel loop may share with the code around it."""
 PACKAGES = "Debian, Ubuntu: apt-get install clang lld wasi-libc libclang-rt-dev-wasm32"
 _SECONDS = 900
 
@@ -58,3 +63,13 @@ class Clang:
             raise BuildError(
                 f"clang: wanted an answer within {_SECONDS} s, found none; is the machine overloaded?"
             ) from None
+
+
+def threads_source() -> str:
+    """Return the C text that runs parallel loops on threads that share the module's memory."""
+    text = files(__package__).joinpath("threads.c").read_text()
+    numbers = range(MOST_ARGUMENTS + 1)
+    kinds = [", ".join(["int *", "int *", *["A"] * n]) for n in numbers]
+    values = [", ".join(["n", "n", *(f"a[{k}]" for k in range(n))]) for n in numbers]
+    cases = (f"  case {n}: ((void (*)({kinds[n]}))f)({values[n]}); return;" for n in numbers)
+    return text.replace("@MOST@", str(MOST_ARGUMENTS)).replace("@CASES@", "\n".join(cases))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +59,55 @@ def test_fallback_is_used_and_gives_results_of_python(browser: Any, layers: Serv
     with served(layers) as address, opened_here(layers.path) as model:
         page = shown(browser, address, script)
         said = page.locator("#status").inner_text()
-        assert said.startswith(f"Ready, on WebAssembly. This browser {why}"), said
+        assert re.match(rf"Ready, on WebAssembly(, \d threads)?\. This browser {why}", said), said
         for n in LENGTHS:
             x = np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
             (found,) = call(page, "main", {"x": x})
             np.testing.assert_allclose(found, model.run([x])[0], atol=1e-4, rtol=0)
+        page.context.close()
+
+
+ONE_THREAD = """async () => {
+  const { Model } = await import('/static/relax-tune.js');
+  const { wasm } = await (await fetch('/model.json')).json();
+  window.model = await Model.load({ wasm: { ...wasm, threads: 1 } }, () => {}, () => {});
+  return window.model.device.name;
+}"""
+
+
+def test_threads_give_results_of_one_thread_beside_the_page(browser: Any, layers: ServedModel) -> None:
+    with served(replace(layers, gpu=False)) as address:
+        page = shown(browser, address)
+        several = min(4, page.evaluate("navigator.hardwareConcurrency"))
+        assert page.locator("#status").inner_text() == (
+            f"Ready, on WebAssembly, {several} threads" if several > 1 else "Ready, on WebAssembly"
+        )
+        assert page.workers  # calls hold no thread of the page
+        inputs = [np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32) for n in LENGTHS]
+        shared = [call(page, "main", {"x": x})[0] for x in inputs]
+        assert page.evaluate(ONE_THREAD) == "WebAssembly"
+        for x, found in zip(inputs, shared, strict=True):
+            np.testing.assert_array_equal(call(page, "main", {"x": x})[0], found)
+        page.context.close()
+
+
+def test_page_not_isolated_has_one_thread(browser: Any, layers: ServedModel) -> None:
+    """Another server may send no header that isolates its pages."""
+
+    def bare(route: Any) -> None:
+        answer = route.fetch()
+        kept = {k: v for k, v in answer.headers.items() if k != "cross-origin-embedder-policy"}
+        route.fulfill(response=answer, headers=kept)
+
+    with served(replace(layers, gpu=False)) as address:
+        page = browser.new_context().new_page()
+        page.route("**/*", bare)
+        page.goto(address)
+        page.wait_for_selector("body[data-ready=true]", timeout=300_000)
+        assert page.locator("#status").inner_text() == "Ready, on WebAssembly"
+        x = np.ones((3, 24), np.float32)
+        with opened_here(layers.path) as model:
+            np.testing.assert_allclose(call(page, "main", {"x": x})[0], model.run([x])[0], atol=1e-4, rtol=0)
         page.context.close()
 
 
@@ -74,7 +119,7 @@ def test_second_load_comes_from_the_cache(browser: Any, layers: ServedModel) -> 
         for _ in range(2):
             page.goto(address)
             page.wait_for_selector("body[data-ready=true]", timeout=300_000)
-            assert page.locator("#status").inner_text() == "Ready, on WebAssembly"
+            assert page.locator("#status").inner_text().startswith("Ready, on WebAssembly")
         page.context.close()
     assert (asked.count("model.module"), asked.count("model.weights")) == (1, 1)
 

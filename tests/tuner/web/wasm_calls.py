@@ -19,23 +19,44 @@ from relax_tune.ir.core.function import IRModule
 
 SCRIPT = Path(__file__).parents[3] / "tuner" / "web" / "static" / "relax-tune.js"
 RUN = """
-const { Model, Session, tensor } = await import(process.argv[1]);
+import { Worker as Thread } from "node:worker_threads";
+let before = "";
 const address = process.argv[2];
+const SHIM = `const { parentPort, workerData: { url, address, before } } = require("node:worker_threads");
+  globalThis.postMessage = (message, moved) => parentPort.postMessage(message, moved);
+  (async () => {
+    await (await fetch(address + "model.json")).text(); // which itself compiles WebAssembly
+    new Function(before)();
+    await import(url);
+    parentPort.on("message", (data) => globalThis.onmessage({ data }));
+  })();`;
+globalThis.Worker = class { // of browsers, which node has by another name
+  constructor(url) {
+    this.thread = new Thread(SHIM, { eval: true, execArgv: [], workerData: { url: url.href, address, before } });
+    this.thread.on("message", (data) => this.onmessage({ data }));
+    this.thread.on("error", (error) => this.onerror({ message: error.message, preventDefault() {} }));
+  }
+  postMessage(message, moved) { this.thread.postMessage(message, moved); }
+  terminate() { void this.thread.terminate(); }
+};
+const { Model, Session, tensor } = await import(process.argv[1]);
 let text = "";
 for await (const piece of process.stdin) text += piece;
-const { before, steps } = JSON.parse(text);
+const asked = JSON.parse(text);
+({ before } = asked);
 const given = (inputs) => Object.fromEntries(inputs.map(([name, dtype, shape, numbers]) => [name, tensor(dtype, shape, numbers)]));
 const plain = (found) => found.map(({ shape, data }) => [shape, [...data].map(Number)]);
 const answers = [];
+let model = null;
 try {
   const facts = await (await fetch(address + "model.json")).json();
   for (const part of [facts, ...Object.values(facts.wasm)]) if (part.url) part.url = address + part.url;
   new Function(before)();
   let read = 0;
-  const model = await Model.load(facts, (done, total) => { read = done / total; }, () => {});
+  model = await Model.load(facts, (done, total) => { read = done / total; }, () => {});
   answers.push([model.device.name, read]);
   let session = null;
-  for (const { call, open, run, inputs, kept } of steps) {
+  for (const { call, open, run, inputs, kept } of asked.steps) {
     try {
       if (open) {
         const [, ...state] = await model.run(call, given(inputs));
@@ -47,6 +68,7 @@ try {
     } catch (error) { answers.push(`${error.name}: ${error.message}`); }
   }
 } catch (error) { answers.push(`${error.name}: ${error.message}`); if (error.name !== "ModelError") console.error(error); }
+model?.close();
 console.log(JSON.stringify(answers));
 """
 

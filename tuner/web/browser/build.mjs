@@ -21,7 +21,7 @@ const licences =
 
 await build({
   absWorkingDir: here,
-  entryPoints: ["src/relax-tune.ts"],
+  entryPoints: ["src/relax-tune.ts", "src/wasm_worker.ts"],
   outdir: "../static",
   bundle: true,
   minify: true,

@@ -7,8 +7,8 @@ import { Executor } from "./executor.js";
 import { Gpu } from "./gpu.js";
 import type { Argument, ProgramExecutor } from "./program_executor.js";
 import { DeviceTensor, type Tensor } from "./tensor.js";
-import { Wasm, type WasmSource } from "./wasm.js";
-import { WasmExecutor } from "./wasm_executor.js";
+import type { WasmSource } from "./wasm.js";
+import { WasmEngine } from "./wasm_engine.js";
 
 /** An artifact for WebGPU, its form for WebAssembly, or both. The second is used where the first cannot be. */
 export type ModelSource = (Source & { wasm?: WasmSource }) | { wasm: WasmSource };
@@ -21,7 +21,7 @@ export class Model {
    * without: why WebGPU is not used although the model has a form for it, or nothing
    */
   private constructor(
-    readonly device: Gpu | Wasm,
+    readonly device: Gpu | WasmEngine,
     private readonly executors: ReadonlyMap<string, ProgramExecutor>,
     readonly without = "",
   ) {}
@@ -49,8 +49,8 @@ export class Model {
   }
 
   private static async onWasm(source: WasmSource, downloaded: Progress, without = ""): Promise<Model> {
-    const wasm = await Wasm.open(source, downloaded);
-    return new Model(wasm, byName(wasm.programs.map((program, number) => new WasmExecutor(program, wasm, number))), without);
+    const engine = await WasmEngine.open(source, downloaded);
+    return new Model(engine, byName(engine.executors()), without);
   }
 
   /** The WebGPU device, where it runs the model. */

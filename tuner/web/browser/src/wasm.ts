@@ -1,4 +1,7 @@
-/** The WebAssembly module of a model, compiled from its exported C: memory, calls, and its errors in words; see tuner/web/wasm.py. */
+/**
+ * The WebAssembly module of a model, compiled from its exported C: memory, calls, threads, and its errors in words; see
+ * tuner/web/wasm.py. It is used in a worker: calls hold its thread.
+ */
 
 import { type Manifest, damaged, decode, member } from "./artifact.js";
 import { ByteStream, type HashedStream, type Progress, type Source, altered, download, downloadAs, hexadecimal } from "./download.js";
@@ -8,22 +11,38 @@ import { type Program, readPrograms } from "./program.js";
 import type { Memory } from "./tensor.js";
 
 const MODULE_FORMAT = "relax-tune module";
-const SCHEMA = 1;
+const SCHEMA = 2;
 const ALIGNMENT = 64;
 const PIECE = 1 << 20; // bytes of the weights that have a hash of their own
 const NO_FILE = 8; // EBADF of WASI
+const PAGE = 1 << 16;
+const MEMORY = { initial: (16 << 20) / PAGE, maximum: 2 ** 32 / PAGE, shared: true }; // which threads share
+const STACK = 1 << 18; // bytes of a thread's stack
+const MOST_THREADS = 4;
 /** A module whose only function is i8x16.popcnt(i8x16.splat(0)). */
 const SIMD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11];
 
-/** The two downloads of a model: its compiled module, and its weights. */
+/** The two downloads of a model: its compiled module, and its weights. threads: at most so many, by default four */
 export interface WasmSource {
   module: Source;
   weights: Source;
+  threads?: number;
 }
 
-/** What the module exports; addresses and sizes are whole numbers of 32 bits. */
-interface Exports {
+/** What a thread starts with. number: its own, from 1; stack: the end of its stack */
+export interface ThreadStart {
+  module: WebAssembly.Module;
   memory: WebAssembly.Memory;
+  stack: number;
+  number: number;
+}
+
+/** Start a thread; it is ready when the promise is. */
+export type StartThread = (start: ThreadStart) => Promise<void>;
+
+/** What the module exports; addresses and sizes are whole numbers of 32 bits. Only the form for threads has the last three. */
+interface Exports {
+  memory?: WebAssembly.Memory;
   _initialize(): void;
   aligned_alloc(alignment: number, bytes: number): number;
   free(address: number): void;
@@ -31,6 +50,9 @@ interface Exports {
   model_reserve(model: number, number: number, symbols: number): number;
   model_run(model: number, number: number, symbols: number, inputs: number, outputs: number): number;
   model_error(model: number): number;
+  __stack_pointer?: WebAssembly.Global;
+  threads_team?(threads: number): void;
+  threads_serve?(number: number): void;
 }
 
 /** Memory in the module. */
@@ -47,27 +69,32 @@ export class WasmMemory implements Memory {
 }
 
 export class Wasm {
-  readonly name = "WebAssembly";
+  threads = 1;
   private model = 0;
   private stopped = "";
 
+  /** text: the programs as JSON */
   private constructor(
+    readonly text: string,
     readonly programs: Program[],
     private readonly exports: Exports,
+    private readonly memory: WebAssembly.Memory,
   ) {}
 
   /** Download a module and its weights, verify both, and open the model. Throws in words. */
-  static async open({ module, weights }: WasmSource, progress: Progress): Promise<Wasm> {
+  static async open({ module, weights, threads }: WasmSource, progress: Progress, start: StartThread): Promise<Wasm> {
     checkSupport();
     const total = module.bytes + weights.bytes;
-    const [programs, code, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
+    const most = globalThis.crossOriginIsolated ? Math.min(threads ?? MOST_THREADS, navigator.hardwareConcurrency) : 1;
+    const [text, code, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
       const hashes = await readHashes(stream, weights.bytes);
       const text = decode(await stream.take((await member(stream, "programs.json")).bytes));
-      const bytes = await stream.take((await member(stream, "model.wasm")).bytes);
+      const alone = await stream.take((await member(stream, "model.wasm")).bytes);
+      const shared = await stream.take((await member(stream, "threads.wasm")).bytes);
       await stream.finish(module.digest);
-      return [readPrograms(text), bytes, hashes] as const;
+      return [text, most > 1 ? shared : alone, hashes] as const;
     });
-    const wasm = new Wasm(programs, await instantiate(code));
+    const wasm = await Wasm.compiled(text, code, most, start);
     const held = wasm.alloc(weights.bytes, "the weights");
     await downloadAs(ByteStream, weights, (done, _, from) => progress(module.bytes + done, total, from), async (stream) => {
       const right: Promise<boolean>[] = [];
@@ -82,13 +109,34 @@ export class Wasm {
     return wasm;
   }
 
+  /** Compile and start a verified module, and its threads if it may have several. */
+  private static async compiled(text: string, code: Uint8Array<ArrayBuffer>, threads: number, start: StartThread): Promise<Wasm> {
+    try {
+      const module = await WebAssembly.compile(code);
+      const shared = threads > 1 ? new WebAssembly.Memory(MEMORY) : undefined;
+      const exports = await instantiate(module, shared);
+      exports._initialize();
+      const memory = (shared ?? exports.memory) as WebAssembly.Memory;
+      const wasm = new Wasm(text, readPrograms(text), exports, memory);
+      for (let number = 1; number < threads; number++) {
+        const stack = wasm.alloc(STACK, "the stack of a thread").address + STACK;
+        await start({ module, memory, stack, number });
+        exports.threads_team?.(++wasm.threads);
+      }
+      return wasm;
+    } catch (error) {
+      if (error instanceof ModelError) throw error;
+      throw new ModelError(`This browser refuses the model's WebAssembly: ${(error as Error).message.slice(0, 600)}`);
+    }
+  }
+
   /** Open the model; its weights are packed as its kernels read them. */
   private create(weights: WasmMemory): void {
     const place = this.alloc(32, "a model").address;
-    const numbers = new Uint32Array(this.exports.memory.buffer, place, 5);
+    const numbers = new Uint32Array(this.memory.buffer, place, 5);
     numbers.set([0, 0, weights.address, weights.bytes, 1]); // a pointer to the model, and its options
     const failed = this.call(() => this.exports.model_create(place, place + 4));
-    this.model = new Uint32Array(this.exports.memory.buffer, place, 1)[0];
+    this.model = new Uint32Array(this.memory.buffer, place, 1)[0];
     this.free(place);
     if (failed) throw this.error();
   }
@@ -99,7 +147,7 @@ export class Wasm {
     const address = whole < 2 ** 32 ? this.call(() => this.exports.aligned_alloc(ALIGNMENT, whole)) >>> 0 : 0;
     if (address) return new WasmMemory(this, address, bytes);
     throw new ModelError(
-      `WebAssembly has too little memory left for ${what} (${size(bytes)}; it holds ${size(this.exports.memory.buffer.byteLength)}); ` +
+      `WebAssembly has too little memory left for ${what} (${size(bytes)}; it holds ${size(this.memory.buffer.byteLength)}); ` +
         "close other tabs, or use a shorter input or a smaller model.",
     );
   }
@@ -110,12 +158,12 @@ export class Wasm {
 
   write(address: number, data: ArrayBufferView): void {
     const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
-    new Uint8Array(this.exports.memory.buffer, address, bytes.length).set(bytes);
+    new Uint8Array(this.memory.buffer, address, bytes.length).set(bytes);
   }
 
   /** Return a copy of bytes of the module's memory. */
   read(address: number, bytes: number): ArrayBuffer {
-    return this.exports.memory.buffer.slice(address, address + bytes);
+    return new Uint8Array(this.memory.buffer, address, bytes).slice().buffer;
   }
 
   /** Make room for a call with these values of the symbols, which `symbols` points to. */
@@ -128,12 +176,8 @@ export class Wasm {
     if (this.call(() => this.exports.model_run(this.model, number, symbols, inputs, outputs))) throw this.error();
   }
 
-  close(): void {
-    this.stopped = "the page closed it";
-  }
-
   private error(): ModelError {
-    const memory = new Uint8Array(this.exports.memory.buffer);
+    const memory = new Uint8Array(this.memory.buffer);
     const start = this.call(() => this.exports.model_error(this.model)) >>> 0;
     return new ModelError(`${decode(memory.slice(start, memory.indexOf(0, start)))}.`);
   }
@@ -180,19 +224,19 @@ async function fits(bytes: Uint8Array<ArrayBuffer>, sha256: string): Promise<boo
   return hexadecimal(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))) === sha256;
 }
 
-/** Compile a verified module and start it. It may call nothing of the system: files and clocks answer that there are none. */
-async function instantiate(code: Uint8Array<ArrayBuffer>): Promise<Exports> {
-  try {
-    const module = await WebAssembly.compile(code);
-    const imports: WebAssembly.Imports = {};
-    for (const { module: from, name } of WebAssembly.Module.imports(module)) {
-      imports[from] = { ...imports[from], [name]: () => NO_FILE };
-    }
-    const { exports } = await WebAssembly.instantiate(module, imports);
-    const found = exports as unknown as Exports;
-    found._initialize();
-    return found;
-  } catch (error) {
-    throw new ModelError(`This browser refuses the model's WebAssembly: ${(error as Error).message.slice(0, 600)}`);
+/** Make a module ready. It may call nothing of the system: files and clocks answer that there are none. */
+async function instantiate(module: WebAssembly.Module, memory?: WebAssembly.Memory): Promise<Exports> {
+  const imports: WebAssembly.Imports = {};
+  for (const { module: from, name, kind } of WebAssembly.Module.imports(module)) {
+    imports[from] = { ...imports[from], [name]: kind === "memory" && memory ? memory : () => NO_FILE };
   }
+  return (await WebAssembly.instantiate(module, imports)).exports as unknown as Exports;
+}
+
+/** Be a thread of a module until the worker ends. ready: called before the first wait */
+export async function serveThread({ module, memory, stack, number }: ThreadStart, ready: () => void): Promise<void> {
+  const { __stack_pointer, threads_serve } = await instantiate(module, memory);
+  (__stack_pointer as WebAssembly.Global).value = stack;
+  ready();
+  threads_serve?.(number);
 }

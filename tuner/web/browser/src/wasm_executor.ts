@@ -23,7 +23,6 @@ export class WasmExecutor extends ProgramExecutor {
   }
 
   override async run(inputs: Readonly<Record<string, Argument>>, keeping: Keeping = NOTHING): Promise<Argument[]> {
-    await breath();
     const { program } = this;
     const given = checkInputs(program, inputs);
     const symbols = matchSymbols(program, this.scalars, given);
@@ -114,16 +113,4 @@ export class WasmExecutor extends ProgramExecutor {
     this.own.set(key, larger);
     return larger;
   }
-}
-
-/** Let the page draw and react before a call, which holds its thread. */
-function breath(): Promise<void> {
-  return new Promise((done) => {
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = () => {
-      port1.close();
-      done();
-    };
-    port2.postMessage(null);
-  });
 }
