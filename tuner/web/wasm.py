@@ -40,7 +40,7 @@ _LINK = (
 )  # fmt: skip
 _MEMORY_BYTES = 16 << 20
 """Memory that threads share at first: `MEMORY` of the browser's wasm.ts."""
-_SHARE = (
+THREADS_LINK = (
     "-Wl,--import-memory", "-Wl,--shared-memory", "-Wl,--no-check-features", f"-Wl,--initial-memory={_MEMORY_BYTES}",
     f"-Wl,--max-memory={1 << 32}", *(f"-Wl,--export={name}" for name in ("__stack_pointer", "threads_serve", "threads_team")),
 )  # fmt: skip
@@ -86,7 +86,7 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
         programs = json.dumps([_described(p) for p in artifact.programs], separators=(",", ":"))
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
-        module = f"{hashed((clang.version, *_COMPILE, *_LINK, *_SHARE, threads_source(), programs, *texts))}.module"
+        module = f"{hashed((clang.version, *_COMPILE, *_LINK, *THREADS_LINK, threads_source(), programs, *texts))}.module"
         identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
             write_whole(folder / identity, memoryview(weights))
@@ -129,4 +129,4 @@ def _compile(clang: Clang, work: Path, exported: Exported) -> None:
     with ThreadPoolExecutor(max(1, host.usable_cpus())) as pool:
         list(pool.map(lambda each: unit(*each), [*alone, *shared]))
     clang.run([*_LINK, *(made for made, _, _ in alone), "-o", _ALONE], work)
-    clang.run([*_LINK, *_SHARE, *(made for made, _, _ in shared), "-o", _THREADS], work)
+    clang.run([*_LINK, *THREADS_LINK, *(made for made, _, _ in shared), "-o", _THREADS], work)
