@@ -12,7 +12,8 @@ Contenders on WebGPU run on this machine's software adapter: their results and b
 compared with that of Python's runtime. Writes results/web_peers.json and .md.
 
 TVM is left out: npm has its runtime for the web (@mlc-ai/web-runtime 0.27.0-dev0), but a model's module is linked by Emscripten with TVM's
-runtime compiled for wasm, which the wheel has as sources alone.
+runtime compiled for wasm. The wheel 0.27.0 has that runtime's sources without headers that they include (`tvm/support/io.h`,
+`src/support/bytes_io.h` and seven more), so Emscripten 3.1.6 stops at the first.
 """
 
 from __future__ import annotations
@@ -349,7 +350,8 @@ def page(r: Mapping[str, Any]) -> list[str]:
         "",
         *(f"{name} failed: {why}" for name, why in r["failed"].items()),
         behind(r),
-        "TVM's web runtime needs a module linked by Emscripten with its runtime compiled for wasm, which no package holds.",
+        "TVM's web runtime needs a module linked by Emscripten with its runtime compiled for wasm, which no package holds; the wheel's",
+        "sources of it lack headers, and do not compile.",
         "",
         json.dumps(r["environment"]),
     ]
