@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from relax_tune.database.records import VariantRecord
+from relax_tune.errors import BuildError
 from relax_tune.tuner.learn.prior import Prior, feature_names, sketch_names, with_machine
 from relax_tune.tuner.learn.recorded_rows import library_row, log_roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
@@ -63,7 +64,7 @@ class Predictor:
             return None
         if self.prior is None or self.prior.names != feature_names(choices.hardware) or not choices.task.domain.points:
             guess = choices.guess()
-            if guess.key in without:
+            if guess.key in without or not _has_program(choices, guess):
                 return None
             return DispatchPlan((PlanEntry((), guess.key),), 0.0), {guess.key: guess}
         return _ranked(choices, self.prior, self._pool(choices), without)
@@ -92,7 +93,8 @@ def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collectio
     variants: dict[str, VariantRecord] = {}
     for a in range(len(points)):
         usable = ((row, choices.tuned(space.candidates(codes[row : row + 1])[0])) for row in order[:, a])
-        for row, variant in itertools.islice((u for u in usable if u[1].key not in without), KEPT):
+        fitting = (u for u in usable if u[1].key not in without and _has_program(choices, u[1]))
+        for row, variant in itertools.islice(fitting, KEPT):
             variants[variant.key] = variant
             times[variant.key] = [float(t) for t in np.exp(log_time[row])]
     routine = next((v for v in choices.library_variants() if v.key not in without), None)
@@ -105,3 +107,12 @@ def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collectio
     libraries = () if routine is None else (routine.key,)
     plan = select(times, choices.task.domain, libraries=libraries, leaf_cost=LEAF_COST)
     return plan, {k: variants[k] for k in plan.variants}
+
+
+def _has_program(choices: Choices, variant: VariantRecord) -> bool:
+    """Return False for a candidate whose code cannot be generated: nothing was measured, so nothing has shown that yet."""
+    try:
+        choices.program(variant)
+    except BuildError:
+        return False
+    return True

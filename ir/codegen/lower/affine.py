@@ -28,11 +28,13 @@ class Algebra(NormalForm[Expr]):
 
     env: known values of variables (unrolled loops, lanes).
     ranges: inclusive bounds of variables. A variable without an entry is a symbol, >= 0.
+    nests: of the variable of a loop over a part of a fused index, the variables of all these loops.
     """
 
     def __init__(self) -> None:
         self.env: dict[Var, Poly] = {}
         self.ranges: dict[Var, Interval] = {}
+        self.nests: dict[Var, frozenset[Var]] = {}
         self._order: dict[Expr, int] = {}
         self._static: dict[Expr, Poly] = {}
         self._free: dict[Expr, frozenset[Var]] = {}
@@ -150,12 +152,19 @@ class Algebra(NormalForm[Expr]):
             inner = self.static(rebuild(e, (self.expr(quotient), const(d // factor[ONE]))))
             return inner if is_quotient else plus(rest, inner, factor[ONE])
         exact = {m: c for m, c in a.items() if c % d == 0 and m}
+        of_number = a.get(ONE, 0) // d * d
+        if of_number and self._is_nonnegative(plus(plus(a, exact, -1), constant(-of_number))):
+            exact[ONE] = of_number
         if not exact:
             top = self.expr(a)  # without variables that cancelled: the atom would seem to move with their loops
             return self.atom(rebuild(e, (top, const(d))) if self.free(top) < self.free(e.args[0]) else e)
         # terms with a coefficient divisible by d leave; the others must stay under one division
         inner = self.static(rebuild(e, (self.expr(plus(a, exact, -1)), const(d))))
         return plus({m: c // d for m, c in exact.items()}, inner) if is_quotient else inner
+
+    def _is_nonnegative(self, p: Poly) -> bool:
+        low = self.interval(p)[0]
+        return low is not None and low >= 0
 
     def joined(self, p: Poly) -> Poly:
         """Merge quotients and remainders of one number: `a // d * d + a % d == a`.

@@ -98,6 +98,7 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
     inner = bound_vars(n.body)
     written = {s.buffer for s in stores(n.body)}
     found: dict[Expr, Var] = {}
+    numbers: dict[object, Var] = {}  # the same quotient may be written in several ways
 
     def replace_found(e: Expr) -> Expr:
         return transform(e, lambda x: found.get(x))
@@ -111,9 +112,12 @@ def hoist_divmod(n: Stmt, algebra: Algebra) -> Stmt:
             if e.op in DIVIDING and e.dtype is i64 and n.var in (used := set(free_vars(e))):
                 short, least = replace_found(e), algebra.interval(algebra.static(e.args[1]))[0]
                 if inner.isdisjoint(used) and short.op and not moved(e) and least is not None and least >= 0:
-                    found[short] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
                     over, under = short.children
-                    bound.append((found[short], short if least else rebuild(short, (over, maximum(under, 1)))))
+                    number = short.op, _key(algebra, over), _key(algebra, under)
+                    if number not in numbers:
+                        numbers[number] = Var(f"{n.var.name}_{'q' if e.op == 'floordiv' else 'r'}")
+                        bound.append((numbers[number], short if least else rebuild(short, (over, maximum(under, 1)))))
+                    found[short] = numbers[number]
     body = map_exprs(n.body, replace_found) if found else n.body
     for v, e in reversed(bound):
         body = Let(v, e, body)
@@ -162,6 +166,8 @@ def _nest(f: For, index: Expr, divisor: Expr, strides: dict[object, Expr], algeb
     size = divisor if (algebra.interval(algebra.static(divisor))[0] or 0) >= 1 else maximum(divisor, 1)
     start, row, left, r = (Var(f"{f.var.name}_{part}") for part in ("row", "rows", "left", "r"))
     q, end = add(start, row), add(first, f.extent)
+    nest = (algebra.nests.get(f.var, frozenset()) - {f.var}) | {row, r}
+    algebra.nests |= dict.fromkeys(nest, nest)
 
     def change(e: Expr) -> Expr | None:
         if e is f.var:

@@ -1,8 +1,8 @@
 """Shrink local and shared buffers to the region that one thread (or work-group) touches, and declare them there.
 
 The declaration surrounds the innermost statement that holds all accesses. It stands outside of every loop whose variable does not move the
-stores, since such a loop may carry values between iterations, and outside of vectorised loops. A shared buffer is declared outside of
-loops over work-items.
+stores, since such a loop may carry values between iterations, and outside of vectorised loops. A nest over the parts of a fused index is one
+loop in this. A shared buffer is declared outside of loops over work-items.
 Loop variables outside the declaration are fixed; inner ones are relaxed over their ranges. For a local buffer the variables of
 item loops stay fixed: each item has its own.
 """
@@ -80,16 +80,16 @@ def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: froze
             return d  # each lane has an element of its own
         if not isinstance(m, For) or m.kind in threads or as_int(m.extent) == 1:
             continue
-        moved = _moved_with(m.var, above[d + 1 :], algebra)
+        moved = _moved_with(algebra.nests.get(m.var, frozenset()) | {m.var}, above, algebra)
         if not all(any(not moved.isdisjoint(algebra.free(e)) for e in indices) for indices in stores):
             return d
     return depth
 
 
-def _moved_with(var: Var, below: Sequence[Stmt], algebra: Algebra) -> set[Var]:
-    """Return the variable and the variables bound to values that depend on it."""
-    found = {var}
-    for m in below:
+def _moved_with(variables: frozenset[Var], path: Sequence[Stmt], algebra: Algebra) -> set[Var]:
+    """Return the variables and those that statements of the path bind to values that depend on them."""
+    found = set(variables)
+    for m in path:
         if isinstance(m, Let) and not found.isdisjoint(algebra.free(m.value)):
             found.add(m.var)
     return found

@@ -107,7 +107,16 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
         clang.run([*COMPILE_FLAGS, *THREADS_FLAGS, "-c", f"{name}.c", "-o", f"{name}.o"], folder)
     exports = [f"-Wl,--export={name}" for name in ("aligned_alloc", *NAMES)]
     clang.run(
-        ["--target=wasm32-wasi", "-mexec-model=reactor", *THREADS_LINK, *exports, "loops.o", "threads.o", "-o", "it.wasm"],
+        [
+            "--target=wasm32-wasi",
+            "-mexec-model=reactor",
+            *THREADS_LINK,
+            *exports,
+            "loops.o",
+            "threads.o",
+            "-o",
+            "it.wasm",
+        ],
         folder,
     )
     return folder / "it.wasm"

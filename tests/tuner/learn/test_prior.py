@@ -13,9 +13,10 @@ from tests.support.tuner_models import PAPER_DEVICE, PAPER_MACHINE, QUICK, paper
 from tests.tuner.learn.test_warm_start import HERE, OTHER, product, records, seconds
 from typer.testing import CliRunner
 
-from relax_tune.database.records import Measurement, Target, Workload
+from relax_tune.database.records import Measurement, Target, VariantRecord, Workload
 from relax_tune.database.store import MemoryStore, Store, open_store
-from relax_tune.errors import UserError
+from relax_tune.errors import BuildError, UserError
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
@@ -157,6 +158,25 @@ def test_variants_with_failures_on_record_are_not_predicted(prior: Prior, produc
     failed = replace(failures[0], variant=guess)
     assert plan_task(choices, ()).plan.variants == (guess.key,)
     assert plan_task(choices, [failed]).plan.variants == (choices.generic().key,)
+
+
+def test_candidates_without_code_are_not_predicted(
+    prior: Prior, products: Sequence[Choices], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices, made = products[-1], Choices.program
+    first = Predictor(prior).plan(choices)
+    assert first is not None
+    broken = {*first[1], choices.guess().key}
+
+    def program(self: Choices, record: VariantRecord) -> Program:
+        if record.key in broken:
+            raise BuildError("no code")
+        return made(self, record)
+
+    monkeypatch.setattr(Choices, "program", program)
+    second = Predictor(prior).plan(choices)
+    assert second is not None and second[1] and not broken & set(second[1])
+    assert Predictor(None).plan(choices) is None
 
 
 def test_nothing_is_predicted_after_a_wrong_result_or_for_generic_builds(
