@@ -12,20 +12,24 @@ kernel void sgemm_pack(long k, long n, global const float *restrict b, global fl
     for (long j = 0; j < 32; j++) to[j] = first + j < n ? b[p * n + first + j] : 0;
 }
 
+#if ROWS == 8
 #define EACH(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#else
+#define EACH(X) X(0) X(1) X(2)
+#endif
 
-// 8 x 32 of the result an item, sums in registers
+// ROWS x 32 of the result an item, sums in registers
 kernel void sgemm(long m, long k, long n, float alpha, float beta, global const float *restrict a, global const float *restrict packed,
                   global const float *restrict c, global float *restrict out)
 {
-    long panel = get_global_id(1), top = get_global_id(0) * 8, first = panel * 32;
+    long panel = get_global_id(1), top = get_global_id(0) * ROWS, first = panel * 32;
     global const float *restrict b = packed + panel * k * 32;
     long last = m - 1;
 #define DECLARE(i) float16 s##i = 0, t##i = 0; global const float *restrict a##i = a + min(top + i, last) * k;
     EACH(DECLARE)
     for (long p = 0; p < k; p++) {
         float16 b0 = vload16(0, b + p * 32), b1 = vload16(0, b + p * 32 + 16);
-#define STEP(i) s##i = fma((float16)(a##i[p]), b0, s##i); t##i = fma((float16)(a##i[p]), b1, t##i);
+#define STEP(i) s##i += a##i[p] * b0; t##i += a##i[p] * b1;
         EACH(STEP)
     }
 #define STORE(i) if (top + i < m) { \

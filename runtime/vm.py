@@ -87,10 +87,9 @@ class _Code:
     def __init__(self, host_program: HostProgram) -> None:
         self.program = host_program
         self.last = _last_calls(host_program)
-        self.computes: dict[Compute, Evaluator] = {}
-        for i in host_program.instructions():
-            if isinstance(i, Compute) and i not in self.computes:
-                self.computes[i] = compile_scalars(i.code, len(i.symbols))
+        found = [i for i in host_program.instructions() if isinstance(i, Compute)]
+        # by identity: to hash an instruction takes longer than to compute it
+        self.computes: dict[int, Evaluator] = {id(i): compile_scalars(i.code, len(i.symbols)) for i in found}
 
 
 class VirtualMachine:
@@ -182,7 +181,7 @@ class VirtualMachine:
             else:
                 raise ArtifactError(f"{frame.name}: wanted an instruction, found {i!r:.200}")
 
-    def await_reads(self, i: Instruction, frame: CallFrame) -> None:
+    def await_reads(self, i: Instruction, frame: CallFrame) -> Any:
         """Wait for the values that an instruction reads: nothing here, where every instruction is done before the next."""
 
     def resident(self, value: Any) -> Any:
@@ -230,7 +229,7 @@ def _run_subgraph(vm: VirtualMachine, i: CallSubgraph, frame: CallFrame) -> None
 
 def _compute(vm: VirtualMachine, i: Compute, frame: CallFrame) -> None:
     try:
-        values = frame.code.computes[i](frame.numbers(i.symbols))
+        values = frame.code.computes[id(i)](frame.numbers(i.symbols))
     except UserError as error:
         raise UserError(f"{frame.name}: {error}") from None
     for into, slot, dtype in zip(i.into, i.slots, i.dtypes, strict=True):

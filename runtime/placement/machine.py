@@ -126,6 +126,7 @@ class PlacedMachine(VirtualMachine):
         super().__init__(host_programs, executors, constants)
         self._parts = placement.devices
         self.chooser = PlacementChooser(options, {f.function: f for f in placement.functions})
+        self._reads = {id(i): i.reads for d in host_programs for i in d.instructions()}
         self._effects = any(isinstance(i, CallHostRoutine) for d in host_programs for i in d.instructions())
         self._pools: dict[str, BufferPool | None] = {kind: pool_of(device) for kind, device in devices.items()}
         self._pools.setdefault(HOME, None)
@@ -201,9 +202,18 @@ class PlacedMachine(VirtualMachine):
             found |= {d: int(x) for d, x in zip(p.dims or (), shape, strict=False) if d in wanted}
         return found
 
-    def await_reads(self, i: Instruction, frame: CallFrame) -> None:
-        for r in i.reads:
-            frame.registers[r] = self.complete(frame.registers[r])
+    def await_reads(self, i: Instruction, frame: CallFrame) -> list[tuple[int, Pending]]:
+        """Wait for the values that an instruction reads. Returns the registers that queues had still to fill, with what held them."""
+        held = []
+        registers = frame.registers
+        for r in self._reads[id(i)]:
+            value = registers[r]
+            if type(value) is Pending:
+                held.append((r, value))
+                registers[r] = value.value()
+            elif type(value) is tuple:
+                registers[r] = self.complete(value)
+        return held
 
     def complete(self, value: Any) -> Any:
         if isinstance(value, Pending):
@@ -354,8 +364,7 @@ def _waiting(run: Execute) -> Execute:
     """Make the execution of an instruction that first waits for what it reads."""
 
     def execute(vm: Any, i: Any, frame: CallFrame) -> None:
-        held = [(r, v) for r in i.reads if isinstance(v := frame.registers[r], Pending)]
-        vm.await_reads(i, frame)
+        held = vm.await_reads(i, frame)
         if isinstance(i, CallHostRoutine):
             vm.wake()
         run(vm, i, frame)
