@@ -124,6 +124,7 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "rows in CSR": (
         make.csr_rows, ({"n": 37, "m": 50, "k": 9, "w": 6}, {"n": 1, "m": 1, "k": 1, "w": 1}, {"n": 3, "m": 4, "k": 2, "w": 0})
     ),
+    "moments of cells": (make.moments_of_cells, ({"n": 3, "m": 21}, {"n": 1, "m": 1}, {"n": 2, "m": 32}, {"n": 0, "m": 3})),
     "row sum of six": (make.row_sum_of_six, ({"n": 5}, {"n": 1}, {"n": 0})),
     "sum of all": (make.sum_of_all, ({"n": 9001}, {"n": 1}, {"n": 0})),
     "column extremes": (make.column_extremes, ({"n": 150, "m": 37}, {"n": 1, "m": 1}, {"n": 70, "m": 5})),

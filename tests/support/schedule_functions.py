@@ -97,6 +97,27 @@ def csr_rows(most: bool = False) -> PrimFunc:
     return b.finish()
 
 
+def moments_of_cells() -> PrimFunc:
+    """Density and flow of cells (n, m) from five directions, by which each relaxes, as in lattice Boltzmann (D2Q5)."""
+    n, m = Var("n"), Var("m")
+    b = TensorBuilder("cells")
+    f, speed, z = b.input("f", (5, n + 2, m + 2)), b.input("speed", (5,)), b.output("out", (5, n, m))
+    density, flow = b.alloc("density", (n, m)), b.alloc("flow", (n, m))
+
+    def source(q: Expr, i: Expr, j: Expr) -> Expr:
+        row = select(lt(q, 1), const(0), select(lt(q, 4), const(1), const(2)))
+        return f[q, i + row, j + select(lt(q, 1), const(1), select(lt(q, 4), q - 1, const(1)))]
+
+    b.reduce(density, (const(5),), const(0.0), lambda acc, i, j, q: acc + source(q, i, j), name="density")
+    b.reduce(flow, (const(5),), const(0.0), lambda acc, i, j, q: acc + source(q, i, j) * speed[q], name="flow")
+    b.compute(
+        z,
+        lambda q, i, j: source(q, i, j) * 0.5 + speed[q] * flow[i, j] * density[i, j],
+        name="relax",
+    )
+    return b.finish()
+
+
 def prefix_sums(axis: int = 1, exclusive: bool = False, from_end: bool = False, stored: DType = f32) -> PrimFunc:
     """C = 2 * B with B the sums of A * A along an axis of (n, m), up to each element."""
     n, m = Var("n"), Var("m")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from relax_tune.database.records import VARIANT_KINDS, Measurement
 from relax_tune.ir.core.expr import Var
 from relax_tune.tuner.plan.plans import TaskPlan, between, elsewhere, plan_task, pooled, shape_of
-from relax_tune.tuner.plan.select import Times
+from relax_tune.tuner.plan.select import GuardTest, Times
 from relax_tune.tuner.settings import Effort
 from relax_tune.tuner.task.check import check_work
 from relax_tune.tuner.task.domain import Point, distance
@@ -44,13 +44,19 @@ def validation_shapes(task: Task, plan: TaskPlan, count: int) -> tuple[Point, ..
 
 
 def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
-    """Yield the last shape of each threshold and the first beyond it, for symbols that vary independently."""
+    """Yield the last shape of each threshold and the first beyond it, for symbols that vary independently.
+
+    At a threshold of a product of symbols it is a shape on the line between the points around it.
+    """
     points = task.domain.points
     symbols = len(task.func.symbols)
     free = symbols == 1 or any(len({v for v in site if isinstance(v, Var)}) == symbols for site in task.sites)
     for entry in plan.plan.entries:
         for test, _ in entry.tests:
-            if test.modulus or len(test.axes) > 1 or not free:
+            if test.modulus or not free:
+                continue
+            if len(test.axes) > 1:
+                yield from _on_product(points, test)
                 continue
             (axis,) = test.axes
             values = [p[axis] for p in points]
@@ -58,6 +64,17 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
                 if min(values) <= value <= max(values):
                     moved = [(*p[:axis], value, *p[axis + 1 :]) for p in points]
                     yield min(zip(moved, points), key=lambda m: (distance(*m), m))[0]
+
+
+def _on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Point]:
+    """Yield the shape next to the threshold of a product of all symbols, between the point below it and the one above."""
+    below = [p for p in points if test.holds(p) and min(p) >= 1]
+    above = [p for p in points if not test.holds(p)]
+    if not below or not above:
+        return
+    low, high = max(below, key=math.prod), min(above, key=math.prod)
+    share = math.log(max(test.threshold, 1) / math.prod(low)) / math.log(math.prod(high) / math.prod(low))
+    yield tuple(round(a ** (1 - share) * b**share) for a, b in zip(low, high, strict=True))
 
 
 def unvalidated(choices: Choices, records: Sequence[Measurement], effort: Effort) -> dict[str, tuple[Point, ...]]:

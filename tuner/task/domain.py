@@ -177,9 +177,19 @@ def _representative(points: Sequence[Point], mass: Mapping[Point, float], count:
 def _between(
     sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range], chosen: Sequence[Point]
 ) -> tuple[Point, ...]:
-    """List points next to the ends of each symbol, at primes, and at ends with other symbols in the middle."""
+    """List a point where all symbols are large, and points next to the ends of each symbol, at primes, and at its ends.
+
+    There the other symbols are in the middle.
+    """
     middle = {s: round(math.sqrt(max(r.lower, 1) * max(r.upper, 1))) for s, r in ranges.items()}
     found: dict[Point, None] = {}
+    if len(ranges) > 1:  # the anchors leave the room between the middle and the largest shape empty
+        large = {
+            s: _prime(round(low * (max(r.upper, 1) / low) ** 0.75), low)
+            for s, r in ranges.items()
+            if (low := max(r.lower, 1))
+        }
+        found |= {tuple(_value(e, large) for e in site): None for site in sites}
     for step in range(7):
         for symbol, r in ranges.items():
             low, high = max(r.lower, 1), max(r.upper, 1)

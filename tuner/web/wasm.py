@@ -86,7 +86,9 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
         programs = json.dumps([_described(p) for p in artifact.programs], separators=(",", ":"))
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
-        module = f"{hashed((clang.version, *_COMPILE, *_LINK, *THREADS_LINK, threads_source(), programs, *texts))}.module"
+        module = (
+            f"{hashed((clang.version, *_COMPILE, *_LINK, *THREADS_LINK, threads_source(), programs, *texts))}.module"
+        )
         identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
             write_whole(folder / identity, memoryview(weights))

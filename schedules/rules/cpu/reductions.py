@@ -2,33 +2,44 @@
 
 Neighbouring results are neighbours in memory, so vectors lie along the results. A few vectors accumulate in registers
 over the reduction, and the epilogue is computed while they are there.
+
+Where reductions take a few steps over elements around a result, such as the moments of a lattice Boltzmann cell, all stages
+of a strip are unrolled, so that each index is a number of elements from the strip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import as_int, free_vars
+from relax_tune.ir.core.expr import Expr, Var, as_int, free_vars
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.schedules.analysis import final_block, inlinable, reductions
-from relax_tune.schedules.loop_tree import find_block
+from relax_tune.schedules.loop_tree import block_loads, find_block
 from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.reductions import stages_across
 from relax_tune.schedules.rules.shared.searches import searches
 from relax_tune.schedules.rules.shared.vectorize import decompose, hoist_reciprocal, in_vectors, strip_widths
 from relax_tune.schedules.schedule import Schedule
+from relax_tune.schedules.symbols import are_variables
 from relax_tune.schedules.target import HardwareInfo
+
+STEPS = 32
+"""Steps of a stage that are unrolled at most."""
 
 
 def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
     """Yield strips of columns spread over threads, and the same on one thread; none unless a reduction is across columns."""
     if not reductions(func) or searches(func):
         return
+    made = {"columns": build, "unrolled": build_unrolled}
     yield from try_forms(
-        (f"reductions.columns.{order}", partial(build, func, machine, order == "parallel")) for order in machine.orders
+        (f"reductions.{name}.{order}", partial(form, func, machine, order == "parallel"))
+        for name, form in made.items()
+        for order in machine.orders
     )
 
 
@@ -72,8 +83,62 @@ def build(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
     return s
 
 
-def _strip(s: Schedule, block: str, strip: str) -> None:
-    """Put the reduction outside the columns of a strip, whose sums stay in registers."""
+def build_unrolled(func: PrimFunc, machine: HardwareInfo, parallel: bool) -> Schedule:
+    """Compute all stages of a strip of results, their few steps unrolled. Raises ScheduleError for other functions."""
+    s = Schedule(func)
+    for block in blocks(func.body):
+        if inlinable(s.func, find_block(s.func, block.name)):
+            s.compute_inline(block.name)
+    last = final_block(s.func)
+    stages = [b for b in blocks(s.func.body) if b.name != last.name]
+    places = _shared_indices(s.func, last, stages)
+    nest = dict(zip((i.var for i in last.iters), s.loops_of(last.name), strict=True))
+    *outer, column = [nest[v] for v in places]
+    apart = [nest[i.var] for i in last.iters if i.var not in places]
+    width = s.tunable("W", [machine.lanes * v for v in (1, 2)])
+    strip, lanes = s.split(column, [None, width])
+    s.set_tail(strip, "narrow")
+    s.reorder([*outer, strip, *apart, lanes])
+    for block in reversed(stages):
+        s.compute_at(block.name, strip)
+    for block in stages:
+        s.apply("set_scope", buffer=find_block(s.func, block.name).body.buffer.name, scope="local")
+        for loop in _strip(s, block.name, strip):
+            s.set_kind(loop, "unrolled")
+    for loop in apart:
+        s.set_kind(loop, "unrolled")
+    s.set_kind(lanes, "vectorized")
+    if parallel:
+        around = s.fuse(outer) if outer else strip
+        s.set_kind(around, "group" if machine.has_grid else "parallel")
+    return s
+
+
+def _shared_indices(func: PrimFunc, last: Block, stages: Sequence[Block]) -> tuple[Var, ...]:
+    """Return the iterators of the last block at which it reads every stage.
+
+    Raises ScheduleError unless there are several stages, of few steps each: other rules fit a single one.
+    """
+    if len(stages) < 2:
+        raise ScheduleError(f"{func.name}: wanted several reductions before the last stage, found {len(stages)}")
+    found: set[tuple[Expr, ...]] = set()
+    for block in stages:
+        steps = [as_int(i.extent) for i in block.iters if i.kind == "reduce"]
+        if not steps or prod(e or STEPS + 1 for e in steps) > STEPS or not are_variables(block.body.indices):
+            raise ScheduleError(f"{func.name}: block {block.name!r} has no few steps")
+        found |= {x.indices for x in block_loads(last) if x.buffer is block.body.buffer}
+    own = {i.var: as_int(i.extent) for i in last.iters if i.kind == "spatial"}
+    (places,) = found if len(found) == 1 else ((),)
+    rest = [e or STEPS + 1 for v, e in own.items() if v not in places]
+    if not places or last.is_reduction or any(v not in own for v in places) or prod(rest) > STEPS:
+        raise ScheduleError(f"{func.name}: the last stage does not read the others at one place")
+    if last.body.indices[-1] is not places[-1] or len({len(b.body.indices) for b in stages}) > 1:
+        raise ScheduleError(f"{func.name}: results of a strip are no neighbours in memory")
+    return tuple(v for v in places if isinstance(v, Var))
+
+
+def _strip(s: Schedule, block: str, strip: str) -> list[str]:
+    """Put the reduction outside the columns of a strip, whose sums stay in registers. Returns the loops over its steps."""
     node = find_block(s.func, block)
     inner = s.inner_loops(block, strip)
     steps = {v.name for i, b in zip(node.iters, node.bindings) if i.kind == "reduce" for v in free_vars(b)}
@@ -85,3 +150,4 @@ def _strip(s: Schedule, block: str, strip: str) -> None:
     for made in decompose(s, block, reduce):
         s.set_kind(s.loops_of(made)[-1], "vectorized")
     s.set_kind(columns[0], "vectorized")
+    return reduce
