@@ -131,7 +131,8 @@ def by_hand_in_opencl(work: Path) -> None:
 
     with_driver = open_device("opencl")  # the same driver as ours
     context, queue = with_driver._context, with_driver._queue  # type: ignore[attr-defined]
-    rows = 8 if context.devices[0].native_vector_width_float >= 16 else 3  # of a tile whose sums fit the vector registers
+    # of a tile whose sums fit the vector registers
+    rows = 8 if context.devices[0].native_vector_width_float >= 16 else 3
     built = cl.Program(context, (HERE / "hpvm_peer.cl").read_text()).build(["-cl-fast-relaxed-math", f"-DROWS={rows}"])
     flags = cl.mem_flags
     real, whole = np.float32, np.int64

@@ -1,8 +1,8 @@
 """Shrink local and shared buffers to the region that one thread (or work-group) touches, and declare them there.
 
-The declaration surrounds the innermost statement that holds all accesses. It stands outside of every loop whose variable does not move the
-stores, since such a loop may carry values between iterations, and outside of vectorised loops. A nest over the parts of a fused index is one
-loop in this. A shared buffer is declared outside of loops over work-items.
+The declaration surrounds the innermost statement that holds all accesses. It stands outside of every loop whose variable does not move
+the stores, since such a loop may carry values between iterations, and outside of vectorised loops. A nest over the parts of a fused index
+is one loop in this. A shared buffer is declared outside of loops over work-items.
 Loop variables outside the declaration are fixed; inner ones are relaxed over their ranges. For a local buffer the variables of
 item loops stay fixed: each item has its own.
 """
@@ -87,7 +87,7 @@ def _home(buffer: Buffer, use: _BufferAccesses, algebra: Algebra, threads: froze
 
 
 def _moved_with(variables: frozenset[Var], path: Sequence[Stmt], algebra: Algebra) -> set[Var]:
-    """Return the variables and those that statements of the path bind to values that depend on them."""
+    """Return the variables, and others that statements of the path bind to values depending on them."""
     found = set(variables)
     for m in path:
         if isinstance(m, Let) and not found.isdisjoint(algebra.free(m.value)):

@@ -3,8 +3,8 @@
 Neighbouring results are neighbours in memory, so vectors lie along the results. A few vectors accumulate in registers
 over the reduction, and the epilogue is computed while they are there.
 
-Where reductions take a few steps over elements around a result, such as the moments of a lattice Boltzmann cell, all stages
-of a strip are unrolled, so that each index is a number of elements from the strip.
+Some reductions take a few steps over elements around a result, such as the moments of a lattice Boltzmann cell. There all stages
+of a strip are unrolled: each index is then a number of elements from the strip.
 """
 
 from __future__ import annotations
