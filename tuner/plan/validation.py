@@ -67,7 +67,7 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
 
 
 def _on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Point]:
-    """Yield the shape next to the threshold of a product of all symbols, on the line between the points around it."""
+    """Yield a shape at the threshold of a product of all symbols, on the line between the points around it."""
     below = [p for p in points if test.holds(p) and min(p) >= 1]
     above = [p for p in points if not test.holds(p)]
     if not below or not above:

@@ -177,9 +177,9 @@ def _representative(points: Sequence[Point], mass: Mapping[Point, float], count:
 def _between(
     sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range], chosen: Sequence[Point]
 ) -> tuple[Point, ...]:
-    """List a point where all symbols are large, then for each symbol points next to its ends, at primes, and at its ends.
+    """List a point where all symbols are large, then points for each symbol, with the others in the middle.
 
-    At those the other symbols are in the middle.
+    These are next to the symbol's ends, at primes, and at its ends.
     """
     middle = {s: round(math.sqrt(max(r.lower, 1) * max(r.upper, 1))) for s, r in ranges.items()}
     found: dict[Point, None] = {}
