@@ -44,7 +44,7 @@ def cases(only: Sequence[str]) -> list[str]:
 
 
 def tune(work: Path, targets: Sequence[str], only: Sequence[str], trials: int, minutes: float) -> None:
-    """Measure and build. Shapes of the tasks are those that are timed, and the ends of the ranges."""
+    """Measure over the whole ranges of the symbols, and build."""
     for name, make in hpvm.PROGRAMS.items():
         if only and name not in only:
             continue
