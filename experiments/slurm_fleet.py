@@ -69,11 +69,17 @@ class Transcript:
         print(text, flush=True)
         self.lines.append(text)
 
+    def plain(self, text: str) -> str:
+        """Return a text without this machine's folders."""
+        text = text.replace(str(self.folder), "$WORK").replace(str(ROOT), "$RELAX_TUNE")
+        text = re.sub(r"(PATH=\$RELAX_TUNE[^:\s]*):\S+", r"\1:$PATH", text)
+        return text.replace(f"{Path.home()}/", "~/")
+
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command in the folder; return its output."""
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=600)
-        shown = " ".join(command).replace(str(self.folder), "$WORK").replace(str(ROOT), "$RELAX_TUNE")
-        out = (done.stdout + done.stderr).replace(str(self.folder), "$WORK").replace(str(ROOT), "$RELAX_TUNE").rstrip()
+        shown = self.plain(" ".join(command))
+        out = self.plain(done.stdout + done.stderr).rstrip()
         self.say(f"```console\n$ {shown}\n{out}\n```" if out else f"```console\n$ {shown}\n```")
         if check and done.returncode:
             raise SystemExit(f"{shown}: exit code {done.returncode}")
@@ -223,9 +229,7 @@ def through_jobqueue(say: Transcript, prologue: str) -> None:
     try:
         address = "tls://127.0.0.1:18786"
         until(lambda: "SBATCH" in (say.folder / "fleet.log").read_text() or fleet.poll() is not None, "the fleet", 60)
-        script = (
-            (say.folder / "fleet.log").read_text().replace(str(say.folder), "$WORK").replace(str(ROOT), "$RELAX_TUNE")
-        )
+        script = say.plain((say.folder / "fleet.log").read_text())
         say.say(
             "```console\n$ python deploy/slurm/fleet.py --device c --jobs 1 --sbatch=--requeue ...\n"
             + script.strip()
