@@ -143,12 +143,17 @@ def _symbols(value: Any) -> dict[str, int]:
     return dict(value)
 
 
+def _is_dtype(value: Any) -> bool:
+    """Return True for one name, such as `float32` or `<f4`: NumPy evaluates texts that say more."""
+    return isinstance(value, str) and re.fullmatch(r"[<>|=]?\w{1,32}", value, re.ASCII) is not None
+
+
 def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
     if not _is_object(entry):
         raise _refuse("array", "an object", entry)
     shape = _field(entry, "shape", lambda v: _is_list(v) and all(map(_is_count, v)), "a list of sizes")
     try:
-        dtype = np.dtype(_field(entry, "dtype", _is_text, "a dtype name"))
+        dtype = np.dtype(_field(entry, "dtype", _is_dtype, "a dtype name"))
         if folder is not None and "file" in entry:
             name = _field(entry, "file", _is_digest, "the digest of an array")
             data = (folder / name).read_bytes()

@@ -149,8 +149,11 @@ def expression(given: str) -> str:
     where = "symbolic dim"
     if tree is None:
         raise refuse(where, f"an expression of dims of at most {MAX_EXPRESSION} characters", given)
-    _scalar(tree, where, powers=True)
-    return ast.unparse(tree)
+    try:
+        _scalar(tree, where, powers=True)
+        return ast.unparse(tree)
+    except RecursionError:
+        raise refuse(where, "an expression of few brackets and signs inside one another", given) from None
 
 
 def _scalar(e: ast.expr, where: str, powers: bool) -> None:
