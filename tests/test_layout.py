@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -76,3 +77,12 @@ def test_crowded_folders_and_long_files_are_found(tmp_path: Path) -> None:
     (tmp_path / "part" / "more.py").write_text("1\n" * (MOST_LINES + 1))
     assert crowded_folders(tmp_path) == [f"{tmp_path / 'part'}: {MOST_MODULES + 1} modules"]
     assert long_files(tmp_path) == [f"{tmp_path / 'part' / 'more.py'}: {MOST_LINES + 1} lines"]
+
+
+def test_every_test_left_to_heavy_exists() -> None:
+    lines = (ROOT / "tests" / "support" / "heavy.txt").read_text().splitlines()
+    texts = {file.relative_to(ROOT).as_posix(): file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+    defined = {name for text in texts.values() for name in re.findall(r"def (test_\w+)\(", text)}  # some are imported
+    for name in {line.split("[")[0] for line in lines if not line.startswith("#")}:
+        path, *_, function = name.split("::")
+        assert path in texts and function in defined, f"tests/support/heavy.txt: {name} is no test"
