@@ -307,12 +307,14 @@ def test_checked_value_keeps_the_device(devices: Mapping[str, Device]) -> None:
     """A check between two devices waits for the value, and does not forget where it is."""
     machine = PlacedMachine.__new__(PlacedMachine)
     machine.observe, machine.copied = None, Counter()
+    check = SimpleNamespace(reads=(0,))
+    machine._reads = {id(check): check.reads}
     future: Future[Any] = Future()
     future.set_result(np.ones(3, np.float32))
     held = Pending(future, "opencl")
     frame = SimpleNamespace(registers=[held])
     seen: list[Any] = []
-    _waiting(lambda vm, i, frame: seen.append(frame.registers[0]))(machine, SimpleNamespace(reads=(0,)), frame)  # type: ignore[arg-type]
+    _waiting(lambda vm, i, frame: seen.append(frame.registers[0]))(machine, check, frame)  # type: ignore[arg-type]
     assert isinstance(seen[0], np.ndarray) and frame.registers[0] is held
 
 
