@@ -145,7 +145,7 @@ def _symbols(value: Any) -> dict[str, int]:
 
 def _is_dtype(value: Any) -> bool:
     """Return True for one name, such as `float32` or `<f4`: NumPy evaluates texts that say more."""
-    return isinstance(value, str) and re.fullmatch(r"[<>|=]?\w{1,32}", value, re.ASCII) is not None
+    return isinstance(value, str) and re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,31}", value, re.ASCII) is not None
 
 
 def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
@@ -159,7 +159,7 @@ def _decode_array(entry: Any, folder: Path | None) -> NDArray[Any]:
             data = (folder / name).read_bytes()
         else:
             data = base64.b64decode(_field(entry, "data", _is_text, "base64 text"), validate=True)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise _refuse("array", "a numeric dtype and base64 data", error) from error
     if dtype.hasobject or dtype.subdtype or not dtype.itemsize or len(data) != math.prod(shape) * dtype.itemsize:
         raise _refuse("array", f"{math.prod(shape) * dtype.itemsize} bytes of {dtype}", f"{len(data)} bytes")
