@@ -243,7 +243,7 @@ def decode_batch(text: str, folder: Path | None = None) -> list[MeasureRequest]:
         return tuple(arrays[index] for index in indices)
 
     requests = []
-    for entry in _field(record, "requests", _is_list, "a list"):
+    for entry in _field(record, "requests", _are_objects, "a list of objects"):
         checks = tuple(
             CheckCase(
                 symbols=_symbols(case.get("symbols")),
