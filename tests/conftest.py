@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,8 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What collection makes stays to the end: the collector need not walk it while it grows, nor during every test.
-    gc.disable()
     # Locks of units lie in the temporary folder: with one each, workers need not wait for each other.
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="relax-tune-tests-")
@@ -61,13 +59,22 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["RELAX_TUNE_TEST_EFFORT"] = effort
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Keep what collection makes out of garbage collection: it grows large, and stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out heavy tests, and in the fast lane what needs a device, a compiler, a process or time."""
     refused = NOT_FAST if config.getoption("--fast") else frozenset()
     if not config.getoption("--heavy"):
         refused |= {"heavy"}
-    gc.freeze()
-    gc.enable()
     for item in items:
         if HEAVY & {item.nodeid, item.nodeid.split("[")[0]}:
             item.add_marker(pytest.mark.heavy)

@@ -38,11 +38,12 @@ _LINK = (
     "--target=wasm32-wasi", "-mexec-model=reactor", "-lm", "-Wl,--gc-sections", "-Wl,--strip-all",
     f"-Wl,-z,stack-size={_STACK_BYTES}", "-Wl,--stack-first", *(f"-Wl,--export={name}" for name in _EXPORTS),
 )  # fmt: skip
+_OF_THREADS = ("threads_serve", "threads_team", "threads_fail")
 _MEMORY_BYTES = 16 << 20
 """Memory that threads share at first: `MEMORY` of the browser's wasm.ts."""
 THREADS_LINK = (
     "-Wl,--import-memory", "-Wl,--shared-memory", "-Wl,--no-check-features", f"-Wl,--initial-memory={_MEMORY_BYTES}",
-    f"-Wl,--max-memory={1 << 32}", *(f"-Wl,--export={name}" for name in ("__stack_pointer", "threads_serve", "threads_team")),
+    f"-Wl,--max-memory={1 << 32}", *(f"-Wl,--export={name}" for name in ("__stack_pointer", *_OF_THREADS)),
 )  # fmt: skip
 """Linking of the form for several threads. `--no-check-features`: wasi-libc is compiled for one; only the first thread allocates."""
 
@@ -86,9 +87,8 @@ def wasm_files(artifact: Artifact) -> WasmFiles:
         programs = json.dumps([_described(p) for p in artifact.programs], separators=(",", ":"))
         texts = [(work / file).read_text() for file in exported.files if file.endswith((".c", ".h"))]
         weights = (work / f"{_NAME}.weights").read_bytes()
-        module = (
-            f"{hashed((clang.version, *_COMPILE, *_LINK, *THREADS_LINK, threads_source(), programs, *texts))}.module"
-        )
+        told = (*_COMPILE, *_LINK, *THREADS_FLAGS, *THREADS_LINK, threads_source())
+        module = f"{hashed((clang.version, *told, programs, *texts))}.module"
         identity = f"{weights[16:48].hex()}.weights"
         if not is_own_file(folder / identity):
             write_whole(folder / identity, memoryview(weights))

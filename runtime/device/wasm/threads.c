@@ -13,8 +13,9 @@ typedef void *A;
 static struct {
   int team;              /* threads, the host among them */
   int alone;             /* the host runs a region by itself */
-  int round;             /* number of the region; -1 ends the threads */
+  int round;             /* number of the region */
   int left;              /* threads that still run it */
+  int failed;            /* one was stopped in it */
   int count;             /* of its arguments */
   A body, arguments[MOST_ARGUMENTS];
   int64_t next;          /* index of the next iterations that a dynamic loop hands out */
@@ -43,19 +44,23 @@ static void run(int number) {
   }
 }
 
-/* What thread `number` does until the end. */
+static void done(void) {
+  if (__atomic_sub_fetch(&pool.left, 1, __ATOMIC_ACQ_REL) == 0) __builtin_wasm_memory_atomic_notify(&pool.left, 1);
+}
+
+/* What thread `number` does until its worker ends. */
 void threads_serve(int number) {
   for (int seen = 0;;) {
     seen = changed(&pool.round, seen);
-    if (seen < 0) return;
     run(number);
-    if (__atomic_sub_fetch(&pool.left, 1, __ATOMIC_ACQ_REL) == 0) __builtin_wasm_memory_atomic_notify(&pool.left, 1);
+    done();
   }
 }
 
-void threads_end(void) {
-  __atomic_store_n(&pool.round, -1, __ATOMIC_RELEASE);
-  __builtin_wasm_memory_atomic_notify(&pool.round, (unsigned)-1);
+/* Say that this thread's code was stopped: the host, which waits for it, is stopped, too. */
+void threads_fail(void) {
+  __atomic_store_n(&pool.failed, 1, __ATOMIC_RELAXED);
+  done();
 }
 
 void __kmpc_fork_call(void *where, int count, A body, ...) {
@@ -77,6 +82,7 @@ void __kmpc_fork_call(void *where, int count, A body, ...) {
   run(0);
   for (int left; (left = __atomic_load_n(&pool.left, __ATOMIC_ACQUIRE)); changed(&pool.left, left)) {
   }
+  if (__atomic_load_n(&pool.failed, __ATOMIC_RELAXED)) __builtin_trap();
 }
 
 int __kmpc_global_thread_num(void *where) { return 0; }

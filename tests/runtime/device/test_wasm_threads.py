@@ -33,6 +33,10 @@ void in_turn8(int *y, const int *x, long long n) {
 #pragma omp parallel for schedule(dynamic)
   for (long long i = 0; i < n; i++) y[i] += x[n - 1 - i];
 }
+void stopped8(int *y, const int *x, long long n) {
+#pragma omp parallel for schedule(static)
+  for (long long i = 0; i < n; i++) { if (i + 1 == n) __builtin_trap(); y[i] = x[i]; }
+}
 """
 NAMES = ("fixed4", "fixed8", "handed4", "handed8", "if4", "if8", "nested8", "in_turn8")
 RUN = """
@@ -72,6 +76,11 @@ async function main() {
       }
     }
   }
+  try {
+    host.stopped8(y, x, 100n);
+  } catch (error) {
+    found.stopped = error.name;
+  }
   console.log(JSON.stringify(found));
   process.exit(0);
 }
@@ -81,7 +90,11 @@ else {
   const thread = started(module, memory);
   thread.__stack_pointer.value = stack;
   parentPort.postMessage("ready");
-  thread.threads_serve(number);
+  try {
+    thread.threads_serve(number);
+  } catch {
+    thread.threads_fail();
+  }
 }
 """
 
@@ -105,7 +118,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "threads.c").write_text(threads_source())
     for name in ("loops", "threads"):
         clang.run([*COMPILE_FLAGS, *THREADS_FLAGS, "-c", f"{name}.c", "-o", f"{name}.o"], folder)
-    exports = [f"-Wl,--export={name}" for name in ("aligned_alloc", *NAMES)]
+    exports = [f"-Wl,--export={name}" for name in ("aligned_alloc", "stopped8", *NAMES)]
     clang.run(
         [
             "--target=wasm32-wasi",
@@ -127,6 +140,8 @@ def test_parallel_loops_give_results_of_serial_ones(module: Path, threads: int) 
     command = ["node", "--no-warnings", str(module.parent / "run.cjs"), str(module), str(threads), ",".join(NAMES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    for name, by_size in json.loads(done.stdout).items():
+    found = json.loads(done.stdout)
+    assert found.pop("stopped") == "RuntimeError"  # in whichever thread its last iteration ran
+    for name, by_size in found.items():
         for n, text in by_size.items():
             assert [int(v) for v in text.split(",")] == expected(name, int(n)), (name, n)

@@ -111,6 +111,25 @@ def test_page_not_isolated_has_one_thread(browser: Any, layers: ServedModel) -> 
         page.context.close()
 
 
+@pytest.mark.parametrize("missing", ["WebAssembly.Memory", "Worker"])
+def test_browser_without_memory_or_workers_for_threads_has_one(browser: Any, layers: ServedModel, missing: str) -> None:
+    refusal = f"globalThis.{missing} = class {{ constructor() {{ throw new RangeError('none'); }} }};"
+
+    def altered(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=refusal + answer.text())
+
+    with served(replace(layers, gpu=False)) as address, opened_here(layers.path) as model:
+        page = browser.new_context().new_page()
+        page.route("**/wasm_worker.js", altered)
+        page.goto(address)
+        page.wait_for_selector("body[data-ready=true]", timeout=300_000)
+        assert page.locator("#status").inner_text() == "Ready, on WebAssembly"
+        x = np.ones((3, 24), np.float32)
+        np.testing.assert_allclose(call(page, "main", {"x": x})[0], model.run([x])[0], atol=1e-4, rtol=0)
+        page.context.close()
+
+
 def test_second_load_comes_from_the_cache(browser: Any, layers: ServedModel) -> None:
     asked: list[str] = []
     with served(replace(layers, gpu=False)) as address:

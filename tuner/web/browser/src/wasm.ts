@@ -40,7 +40,7 @@ export interface ThreadStart {
 /** Start a thread; it is ready when the promise is. */
 export type StartThread = (start: ThreadStart) => Promise<void>;
 
-/** What the module exports; addresses and sizes are whole numbers of 32 bits. Only the form for threads has the last three. */
+/** What the module exports; addresses and sizes are whole numbers of 32 bits. Only the form for threads has the last four. */
 interface Exports {
   memory?: WebAssembly.Memory;
   _initialize(): void;
@@ -53,6 +53,7 @@ interface Exports {
   __stack_pointer?: WebAssembly.Global;
   threads_team?(threads: number): void;
   threads_serve?(number: number): void;
+  threads_fail?(): void;
 }
 
 /** Memory in the module. */
@@ -77,6 +78,7 @@ export class Wasm {
   private constructor(
     readonly text: string,
     readonly programs: Program[],
+    private readonly module: WebAssembly.Module,
     private readonly exports: Exports,
     private readonly memory: WebAssembly.Memory,
   ) {}
@@ -86,15 +88,17 @@ export class Wasm {
     checkSupport();
     const total = module.bytes + weights.bytes;
     const most = globalThis.crossOriginIsolated ? Math.min(threads ?? MOST_THREADS, navigator.hardwareConcurrency) : 1;
-    const [text, code, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
+    const [text, alone, shared, hashes] = await download(module, (done, _, from) => progress(done, total, from), async (stream) => {
       const hashes = await readHashes(stream, weights.bytes);
       const text = decode(await stream.take((await member(stream, "programs.json")).bytes));
       const alone = await stream.take((await member(stream, "model.wasm")).bytes);
       const shared = await stream.take((await member(stream, "threads.wasm")).bytes);
       await stream.finish(module.digest);
-      return [text, most > 1 ? shared : alone, hashes] as const;
+      return [text, alone, shared, hashes] as const;
     });
-    const wasm = await Wasm.compiled(text, code, most, start);
+    const memory = most > 1 ? sharedMemory() : null;
+    const wasm = await Wasm.compiled(text, memory ? shared : alone, memory);
+    if (memory) await wasm.startThreads(most, memory, start);
     const held = wasm.alloc(weights.bytes, "the weights");
     await downloadAs(ByteStream, weights, (done, _, from) => progress(module.bytes + done, total, from), async (stream) => {
       const right: Promise<boolean>[] = [];
@@ -109,24 +113,29 @@ export class Wasm {
     return wasm;
   }
 
-  /** Compile and start a verified module, and its threads if it may have several. */
-  private static async compiled(text: string, code: Uint8Array<ArrayBuffer>, threads: number, start: StartThread): Promise<Wasm> {
+  /** Compile and start a verified module. shared: the memory of the form for threads */
+  private static async compiled(text: string, code: Uint8Array<ArrayBuffer>, shared: WebAssembly.Memory | null): Promise<Wasm> {
     try {
       const module = await WebAssembly.compile(code);
-      const shared = threads > 1 ? new WebAssembly.Memory(MEMORY) : undefined;
       const exports = await instantiate(module, shared);
       exports._initialize();
-      const memory = (shared ?? exports.memory) as WebAssembly.Memory;
-      const wasm = new Wasm(text, readPrograms(text), exports, memory);
-      for (let number = 1; number < threads; number++) {
-        const stack = wasm.alloc(STACK, "the stack of a thread").address + STACK;
-        await start({ module, memory, stack, number });
-        exports.threads_team?.(++wasm.threads);
-      }
-      return wasm;
+      return new Wasm(text, readPrograms(text), module, exports, shared ?? (exports.memory as WebAssembly.Memory));
     } catch (error) {
       if (error instanceof ModelError) throw error;
       throw new ModelError(`This browser refuses the model's WebAssembly: ${(error as Error).message.slice(0, 600)}`);
+    }
+  }
+
+  /** Start threads beside this one, as many as do start. */
+  private async startThreads(most: number, memory: WebAssembly.Memory, start: StartThread): Promise<void> {
+    try {
+      for (let number = 1; number < most; number++) {
+        const stack = this.alloc(STACK, "the stack of a thread").address + STACK;
+        await start({ module: this.module, memory, stack, number });
+        this.exports.threads_team?.(++this.threads);
+      }
+    } catch {
+      return; // fewer threads compute the same
     }
   }
 
@@ -224,8 +233,17 @@ async function fits(bytes: Uint8Array<ArrayBuffer>, sha256: string): Promise<boo
   return hexadecimal(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))) === sha256;
 }
 
+/** Return memory that threads share; null where the browser grants none so large. */
+function sharedMemory(): WebAssembly.Memory | null {
+  try {
+    return new WebAssembly.Memory(MEMORY);
+  } catch {
+    return null;
+  }
+}
+
 /** Make a module ready. It may call nothing of the system: files and clocks answer that there are none. */
-async function instantiate(module: WebAssembly.Module, memory?: WebAssembly.Memory): Promise<Exports> {
+async function instantiate(module: WebAssembly.Module, memory: WebAssembly.Memory | null): Promise<Exports> {
   const imports: WebAssembly.Imports = {};
   for (const { module: from, name, kind } of WebAssembly.Module.imports(module)) {
     imports[from] = { ...imports[from], [name]: kind === "memory" && memory ? memory : () => NO_FILE };
@@ -235,8 +253,12 @@ async function instantiate(module: WebAssembly.Module, memory?: WebAssembly.Memo
 
 /** Be a thread of a module until the worker ends. ready: called before the first wait */
 export async function serveThread({ module, memory, stack, number }: ThreadStart, ready: () => void): Promise<void> {
-  const { __stack_pointer, threads_serve } = await instantiate(module, memory);
-  (__stack_pointer as WebAssembly.Global).value = stack;
+  const exports = await instantiate(module, memory);
+  (exports.__stack_pointer as WebAssembly.Global).value = stack;
   ready();
-  threads_serve?.(number);
+  try {
+    exports.threads_serve?.(number);
+  } catch {
+    exports.threads_fail?.(); // the first thread waits for this one, and is told so in words
+  }
 }

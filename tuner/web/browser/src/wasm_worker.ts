@@ -1,6 +1,6 @@
 /** The worker in which a model runs on WebAssembly, and the workers that are its threads: `wasm_engine.ts` says what it is asked. */
 
-import { ModelError, inWords } from "./errors.js";
+import { inWords } from "./errors.js";
 import type { Argument, ProgramExecutor } from "./program_executor.js";
 import { DeviceTensor, type Memory } from "./tensor.js";
 import { type ThreadStart, Wasm, serveThread } from "./wasm.js";
@@ -21,7 +21,7 @@ function start(thread: ThreadStart): Promise<void> {
   return new Promise((done, fail) => {
     const worker = new Worker(new URL("./wasm_worker.js", import.meta.url), { type: "module" });
     worker.onmessage = () => done();
-    worker.onerror = (event) => fail(new ModelError(`A thread of the model did not start: ${event.message}`));
+    worker.onerror = (event) => fail(event);
     worker.postMessage({ thread });
   });
 }
