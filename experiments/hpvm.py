@@ -204,9 +204,10 @@ def by_hand_in_opencl(work: Path) -> None:
 NOTES = """
 Times of ours are of calls from Python, with checked arguments and fresh results; those by hand are of the bare function on its own buffers.
 A call of a smaller model costs some 60 us here, half of what sgemm of 250 and the stencil of 60 lack on c; the rest, spmv and edges were
-not profiled. hpvm_peer.c smooths rows and columns one after the other, with ten products in place of twenty-five. Remedies tried: stages of a strip unrolled (lbm on c: .10 and
-.14 before), plans validated where all sizes are large (stencil of 150 on c: .50 before; of 60 it was on one thread). Not there: a rule that
-keeps the rows of a stencil in registers, and stages of an image in bands that fit the second cache.
+not profiled. hpvm_peer.c smooths rows and columns one after the other, with ten products in place of twenty-five. Remedies tried: stages
+of a strip unrolled (lbm on c: .10 and .14 before), plans validated where all sizes are large (stencil of 150 on c: .50 before; of 60 it
+was on one thread). Not there: a rule that keeps the rows of a stencil in registers, and stages of an image in bands that fit the
+second cache.
 """
 PEERS = {"c": "OpenMP C", "opencl": "OpenCL"}
 

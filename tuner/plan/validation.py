@@ -56,7 +56,7 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
             if test.modulus or not free:
                 continue
             if len(test.axes) > 1:
-                yield from _on_product(points, test)
+                yield from shapes_on_product(points, test)
                 continue
             (axis,) = test.axes
             values = [p[axis] for p in points]
@@ -66,7 +66,7 @@ def _borders(task: Task, plan: TaskPlan) -> Iterator[Point]:
                     yield min(zip(moved, points), key=lambda m: (distance(*m), m))[0]
 
 
-def _on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Point]:
+def shapes_on_product(points: Sequence[Point], test: GuardTest) -> Iterator[Point]:
     """Yield a shape at the threshold of a product of all symbols, on the line between the points around it."""
     below = [p for p in points if test.holds(p) and min(p) >= 1]
     above = [p for p in points if not test.holds(p)]

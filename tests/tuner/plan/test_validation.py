@@ -15,7 +15,7 @@ from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.messages import MeasureRequest, MeasureResult, failed
 from relax_tune.tuner.plan.select import DispatchPlan, GuardTest, PlanEntry
 from relax_tune.tuner.plan.task_rows import task_rows
-from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS, validation_of, validation_shapes
+from relax_tune.tuner.plan.validation import SHAPES, VALIDATIONS, shapes_on_product, validation_of, validation_shapes
 from relax_tune.tuner.search.base import SearchProblem
 from relax_tune.tuner.task.domain import Point
 
@@ -121,6 +121,12 @@ def test_shapes_are_new_within_bounds_and_on_both_sides_of_thresholds() -> None:
         assert (
             (37,) in shapes and (count == 3 or {(37,), (38,)} <= set(shapes)) and high[0] - 1 in {p[0] for p in shapes}
         )
+
+
+def test_threshold_of_a_product_is_validated_between_neighbours() -> None:
+    points = ((1, 1), (9, 9), (160, 160))
+    assert list(shapes_on_product(points, GuardTest((0, 1), 1444))) == [(38, 38)]
+    assert list(shapes_on_product(points, GuardTest((0, 1), 10**6))) == []
 
 
 def test_search_baseline_is_the_best_measured_form() -> None:

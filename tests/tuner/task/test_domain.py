@@ -55,6 +55,12 @@ def test_two_symbols_have_both_corners(b: Range, n: Range, count: int) -> None:
     assert len(domain.points) <= max(count, 2)
 
 
+def test_two_symbols_are_validated_first_where_both_are_large() -> None:
+    b, n = Var("b"), Var("n")
+    domain = anchors([(b, n)], {b: Range(1, 8), n: Range(1, 512)}, 6)
+    assert domain.others[0] == (5, 107)
+
+
 @settings(max_examples=examples(25), deadline=None)
 @given(bounds, bounds)
 def test_a_product_is_one_dimension_with_both_ends(b: Range, n: Range) -> None:
