@@ -4,7 +4,7 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -28,15 +28,23 @@ def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any])
     return arrays
 
 
-def check_values(program: Program, arrays: Sequence[NDArray[Any] | DeviceArray], values: Sequence[int]) -> None:
+def check_values(
+    program: Program,
+    arrays: Sequence[NDArray[Any] | DeviceArray],
+    values: Sequence[int],
+    passed: Container[int] = (),
+) -> None:
     """Check that values used as indices lie inside the indexed arrays. Raises UserError naming parameter, value and place.
 
-    values: value of each scalar slot"""
+    values: value of each scalar slot; passed: inputs that need no check
+    """
     for index, array in zip(program.inputs, arrays, strict=True):
         fill = program.buffers[index].fill
-        if fill.kind == "integers" and array.dtype.kind in "iu":
+        if fill.kind == "integers" and array.dtype.kind in "iu" and index not in passed:
             _check_range(program, index, on_host(array), int(fill.low), int(fill.high))
     for found in program.ranges:
+        if found.buffer in passed:
+            continue
         array = on_host(arrays[program.inputs.index(found.buffer)])
         low, high = values[found.low], values[found.high]
         _check_range(program, found.buffer, array, low, high, found.every, found.column)

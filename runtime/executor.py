@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,12 @@ class Executor:
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
-        self._closed = self._running = False
+        self.closed = self._running = False
         self.record: Recorder | None = None
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
             raise UserError(f"{program.name}: shared buffers: wanted inputs, constants or outputs only")
-        self._placeable = unshared(program) - self._shared.keys()
+        self.placeable = unshared(program) - self._shared.keys()
         self._viewed = {i: view for i, view in viewed_inputs(program).items() if i not in self._shared}
         self._views: dict[int, list[int]] = {}
         for number, spec in enumerate(program.buffers):
@@ -113,7 +114,7 @@ class Executor:
             raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
         key = tuple(int(symbols[name]) for name in names)
         with self.device.turn:
-            return self._bind(key, self._values(key, {}))
+            return self.open_binding(key, self._values(key, {}))
 
     def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
         """Return the value of every slot for these symbol values. Declared bounds are checked on first use."""
@@ -138,8 +139,9 @@ class Executor:
         except UserError as error:
             raise UserError(f"{program.name}: {dict(zip((s.name for s in program.symbols), key))}: {error}") from None
 
-    def _bind(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
-        if self._closed:
+    def open_binding(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
+        """Return the binding of checked symbol values, with their slots, in the device's turn. Raises as `bind`."""
+        if self.closed:
             raise ModelStateError(
                 f"{self.program.name}: wanted an open model, found one that was closed; open it again"
             )
@@ -163,7 +165,7 @@ class Executor:
 
     def _checked(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
         """Return a new binding whose run-time checks hold."""
-        if self._closed:
+        if self.closed:
             raise ModelStateError(
                 f"{self.program.name}: wanted an open model, found one that was closed; open it again"
             )
@@ -180,7 +182,7 @@ class Executor:
         """
         for index, spec in enumerate(self.program.buffers):
             if spec.name == name:
-                found = self._device_buffer(index)
+                found = self.device_buffer(index)
                 if found is None:
                     raise UserError(f"{self.program.name}: buffer {name} has no memory before the first bind")
                 return found
@@ -202,17 +204,37 @@ class Executor:
 
         Raises: UserError naming the function, the parameter, what was wanted and what was found; ModelStateError after `close`.
         """
-        arrays = check_arguments(self.program, inputs)
-        key, values = match_symbols(self.program, self._binders, arrays, symbols, self._values)
+        arrays, key, values = self.matched(inputs, symbols)
         check_values(self.program, arrays, values)
+        with self.call():
+            return self._run(key, values, arrays, in_place, pool)
+
+    def matched(
+        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None
+    ) -> tuple[list[NDArray[Any] | DeviceArray], tuple[int, ...], list[int]]:
+        """Check arguments but their elements; return them in order, the values of the symbols and of all slots. Raises as `run`."""
+        arrays = check_arguments(self.program, inputs)
+        return arrays, *match_symbols(self.program, self._binders, arrays, symbols, self._values)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Hold the device's turn for a call. Raises ModelStateError inside another call, which only this thread can reach."""
         with self.device.turn:
-            if self._running:
-                self.refuse_within()
+            self.refuse_within()
             self._running = True
             try:
-                return self._run(key, values, arrays, in_place, pool)
+                yield
             finally:
                 self._running = False
+
+    def launches_over(self, bound: BoundProgram, buffers: Mapping[int, DeviceBuffer]) -> list[Launch]:
+        """Return launches of a binding that use these buffers for inputs and outputs; valid as long as `generation` is the same."""
+        self._replaced.update(buffers)
+        try:
+            self._grow(bound)
+            return [self._launch_of(step, bound.values) for step in bound.steps]
+        finally:
+            self._replaced.clear()
 
     def run_kept(self, inputs: Mapping[str, Any], kept: Mapping[str, int], pool: BufferPool) -> list[Any]:
         """Call the program. The results of `kept` take the memory of arguments, or change places with them.
@@ -222,13 +244,11 @@ class Executor:
 
         Raises: as `run`; the arguments are then as before.
         """
-        program, arrays = self.program, check_arguments(self.program, inputs)
-        key, values = match_symbols(program, self._binders, arrays, None, self._values)
+        program = self.program
+        arrays, key, values = self.matched(inputs)
         check_values(program, arrays, values)
         named = {program.buffers[index].name: (index, array) for index, array in zip(program.inputs, arrays)}
-        with self.device.turn:
-            self.refuse_within()
-            self._running = True
+        with self.call():
             placed: dict[int, NDArray[Any]] = {}
             try:
                 bound = self._checked(key, values)
@@ -253,7 +273,7 @@ class Executor:
                 if self.record is not None:
                     self.record(key)
                 self.device.synchronize()  # arrays of the pool may be freed as soon as this returns
-                self._check_computed(bound)
+                self.check_computed(bound)
                 return [
                     found[n] if n in found else self._result(bound, index, placed, None)
                     for n, index in enumerate(program.outputs)
@@ -261,7 +281,6 @@ class Executor:
             finally:
                 self._unplace(placed)
                 self._replaced.clear()
-                self._running = False
 
     def _replace(
         self, bound: BoundProgram, index: int, result: int, array: DeviceArray, pool: BufferPool
@@ -298,7 +317,7 @@ class Executor:
         pool: BufferPool | None,
     ) -> list[Any]:
         """See `run`, of checked arrays: in the turn of the device."""
-        bound = self._bind(key, values)
+        bound = self.open_binding(key, values)
         if self.record is not None:
             self.record(key)
         if bound.generation != self.generation:
@@ -316,7 +335,7 @@ class Executor:
             bound.launch()
         finally:
             self._unplace(placed)
-        self._check_computed(bound)
+        self.check_computed(bound)
         return [self._result(bound, index, placed, pool) for index in program.outputs]
 
     def _give(
@@ -329,7 +348,7 @@ class Executor:
     ) -> None:
         """Copy an argument to the device, or let launches read it where it is."""
         if isinstance(given, DeviceArray):
-            self.device.copy(self._device_buffer(index), given.buffer, given.nbytes)
+            self.device.copy(self.device_buffer(index), given.buffer, given.nbytes)
             return
         spec = self.program.buffers[index]
         stored = np.moveaxis(given, spec.outer, 0) if spec.outer else given
@@ -343,18 +362,19 @@ class Executor:
                 return
         contiguous = np.ascontiguousarray(stored)
         if not (in_place and self._place(index, contiguous, placed)):
-            self.device.upload(self._device_buffer(index), contiguous)
+            self.device.upload(self.device_buffer(index), contiguous)
 
     def _unplace(self, placed: Mapping[int, NDArray[Any]]) -> None:
         for index in placed:
             if index in self._own:
                 self.device.place(self._own[index], None)
 
-    def _check_computed(self, bound: BoundProgram) -> None:
+    def check_computed(self, bound: BoundProgram) -> None:
+        """Check the indices that a call made itself. Raises UserError naming the operator and the value."""
         for found in self.program.checked:
             spec = self.program.buffers[found.buffer]
             shape = bound.shapes[spec.name]
-            array = self.device.download(self._device_buffer(found.buffer), np.dtype(spec.dtype), shape)
+            array = self.device.download(self.device_buffer(found.buffer), np.dtype(spec.dtype), shape)
             check_computed(self.program, found, array, bound.values[found.size])
 
     def _result(
@@ -365,18 +385,18 @@ class Executor:
         dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
         if pool is not None and index not in placed:
             made = pool.empty(dtype, shape)
-            self.device.copy(made.buffer, self._device_buffer(index), made.nbytes)
+            self.device.copy(made.buffer, self.device_buffer(index), made.nbytes)
             return made
         stored = placed.get(index)
         if stored is None:
-            stored = self.device.download(self._device_buffer(index), dtype, stored_dims(spec, shape))
+            stored = self.device.download(self.device_buffer(index), dtype, stored_dims(spec, shape))
         return np.moveaxis(stored, 0, spec.outer) if spec.outer else stored
 
     def _place(self, index: int, array: NDArray[Any], placed: dict[int, NDArray[Any]]) -> bool:
         """Let launches use the array as an input or output whose memory nothing shares. Returns whether the device
         does.
         """
-        alone = index in self._placeable and array.nbytes > 0 and array.flags.aligned
+        alone = index in self.placeable and array.nbytes > 0 and array.flags.aligned
         if not alone or not self.device.place(self._own[index], array):
             return False
         placed[index] = array
@@ -385,10 +405,10 @@ class Executor:
     def close(self) -> None:
         """Free all memory of this executor, after the running call. It cannot run afterwards. May be called twice."""
         with self.device.turn:
-            if self._closed:
+            if self.closed:
                 return
             self.refuse_within()
-            self._closed = True
+            self.closed = True
             self.device.synchronize()
             for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
                 self.device.free(buffer)
@@ -401,7 +421,8 @@ class Executor:
             self._bindings.clear()
             self.generation += 1
 
-    def _device_buffer(self, index: int) -> DeviceBuffer | None:
+    def device_buffer(self, index: int) -> DeviceBuffer | None:
+        """Return the present device buffer of a program's buffer; None before it has memory."""
         if index in self._replaced:
             return self._replaced[index]
         if index in self._shared:
@@ -410,7 +431,7 @@ class Executor:
             return self._fixed[index]
         spec = self.program.buffers[index]
         if spec.base is not None:
-            return self._device_buffer(spec.base)
+            return self.device_buffer(spec.base)
         storage = spec.storage
         return self._own.get(index) if storage is None else self._storages[storage]
 
@@ -465,7 +486,7 @@ class Executor:
         return larger
 
     def _launch_of(self, step: LaunchStep, values: Sequence[int]) -> Launch:
-        buffers = [self._device_buffer(index) for index in step.buffers]
+        buffers = [self.device_buffer(index) for index in step.buffers]
         numbers = [values[slot] for slot in step.scalars]
         if step.kind == "library":
             return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
+from relax_tune.runtime.bound_call import BoundCall, BoundSteps
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import Executor
@@ -285,9 +286,7 @@ class Model:
         Raises: UserError naming the parameter, what was wanted of it (rank, dtype, dims, declared bounds) and what was found;
         ModelStateError after `close`.
         """
-        if self._refusal:
-            raise self._refused()
-        name = choose_function(self._names, function, self.artifact.path)
+        name = self._function(function)
         if name in self._host_programs:
             return self._virtual_machine.run(name, inputs, {**self._host, **(host or {})})
         return self.executors[name].run(inputs, in_place=True)
@@ -325,14 +324,12 @@ class Model:
 
         Raises: UserError for names, numbers and arrays that do not fit; ModelStateError after `close`.
         """
-        if self._refusal:
-            raise self._refused()
-        name = choose_function(self._names, function, self.artifact.path)
+        name = self._function(function)
         if name in self._host_programs:
             raise UserError(
                 f"{name}: wanted a function without branches for a session, found one that a host program runs"
             )
-        program = self.executors[name].program
+        executor, program = self.executors[name], self.executors[name].program
         if not isinstance(start, Mapping):
             names = [program.buffers[i].name for i in program.inputs[len(program.inputs) - len(start) :]]
             first = len(program.outputs) - len(start)
@@ -342,7 +339,36 @@ class Model:
                     f"{len(program.inputs)} parameters and {len(program.outputs)} results; give them by name, with `kept`"
                 )
             start, kept = dict(zip(names, start)), {n: first + at for at, n in enumerate(names)}
-        return Session(self.executors[name], start, kept or {})
+        return Session(executor, start, kept or {})
+
+    def bind(
+        self,
+        inputs: Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]],
+        results: Sequence[NDArray[Any]] | None = None,
+        function: str | None = None,
+        fixed: Collection[str] = (),
+    ) -> BoundCall | BoundSteps:
+        """Bind a function to arrays that stay the same: each `run` of what is returned reads and writes them in place.
+
+        For small models called often: shapes are checked once, and nothing is allocated in a call. results: arrays to write, in
+        order; by default fresh ones. function: as of `run`; its steps follow from shapes alone. fixed: parameters whose elements
+        never change, so that those used as indices are checked once.
+
+        Raises: UserError for arrays that do not fit; ModelStateError after `close`.
+        """
+        name = self._function(function)
+        if name not in self._host_programs:
+            return BoundCall(self.executors[name], inputs, results, fixed)
+        if isinstance(self._virtual_machine, PlacedMachine):
+            raise UserError(f"{name}: wanted a model for one device to bind arrays to, found one for several; use run")
+        program = next(d for d in self.artifact.host_programs if d.name == name)
+        return BoundSteps(self._virtual_machine, program, inputs, results, fixed)
+
+    def _function(self, function: str | None) -> str:
+        """Return the name of a function. Raises UserError for none, ModelStateError after `close`."""
+        if self._refusal:
+            raise self._refused()
+        return choose_function(self._names, function, self.artifact.path)
 
     async def run_async(
         self,

@@ -123,16 +123,23 @@ class VirtualMachine:
 
         Raises: UserError naming the function, the value, what was wanted of it and what was found.
         """
+        seen = set[int]()
+        return [_fresh(value, seen) for value in self.results_of(name, inputs, hosts)]
+
+    def results_of(
+        self, name: str, inputs: Mapping[str, Any] | Sequence[Any], hosts: Mapping[str, Host] | None = None
+    ) -> list[Any]:
+        """Call a host program as `run`; its results may be borrowed from arguments and weights."""
         host_program = self._codes[self.resolved(name, inputs)].program
         given = in_order(name, [p.name for p in host_program.params], inputs)
         args = [_argument(a, p.want) for a, p in zip(given, host_program.params, strict=True)]
         found = self.complete(self._call(host_program.name, args, hosts or {}))
-        results, seen = [], set[int]()
+        results = []
         for result in host_program.results:
             value = found
             for index in result.path:
                 value = _item(value, index, name)
-            results.append(_fresh(value, seen))
+            results.append(value)
         return results
 
     def resolved(self, name: str, inputs: Mapping[str, Any] | Sequence[Any]) -> str:

@@ -32,6 +32,7 @@ from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.option import Command
 from relax_tune.tuner.placement.placed_job import devices_named, names_several, placed_job
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
+from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import built_choice, read_goal, tuned_choice
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.service.submission import Wishes, submit_model
@@ -179,7 +180,7 @@ def build(
         if goal is not None:
             job, built = built_choice(job, goal, notes)
             return job.artifact(built, pack)
-        return job.artifact(build_here(job, check_policy(policy), notes), pack)
+        return job.artifact(with_activation_loss(job, build_here(job, check_policy(policy), notes)), pack)
 
 
 @_shows_settings("submit")

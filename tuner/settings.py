@@ -28,6 +28,7 @@ Policy = Literal["measured", "stored", "predicted", "library", "generic"]
 Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
+Activations = Literal["f32", "int8"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Logs = Literal["text", "json"]
@@ -184,6 +185,13 @@ class Settings:
         commands=PROGRAM,
         choices=get_args(Precision),
     )
+    activations: Activations = option(
+        "f32",
+        "What products of weights multiply: f32 as it is, or int8. Then weights are stored as int8 with one scale a column, their "
+        "arguments get one scale a row in the call, and sums are exact. The loss against f32 is measured and printed.",
+        commands=PROGRAM,
+        choices=get_args(Activations),
+    )
     quality: str | None = option(
         None,
         "A bound on how near results stay to those of the model as it is, such as cosine>=0.999 (or rmse, max_abs, top1; several "
@@ -194,9 +202,10 @@ class Settings:
     )
     samples: str | None = option(
         None,
-        "Inputs that measure --quality: an .npz file whose arrays have a leading dim of samples, or a folder of .npz files.",
+        "Inputs that measure --quality or the loss of --activations: an .npz file whose arrays have a leading dim of samples, or a "
+        "folder of .npz files.",
         commands=("tune", "build"),
-        default="none, without --quality",
+        default="none, without --quality; drawn inputs for --activations",
         metavar="FILE.npz",
         reaches_out=True,
     )

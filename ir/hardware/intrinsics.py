@@ -250,6 +250,69 @@ def dot4_u8i8_x16(A: Buffer((4,), u8), B: Buffer((16, 4), i8), C: Buffer((16,), 
                 C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
 """
 
+
+def _dot2(lanes: int) -> Intrinsic:
+    """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
+    name = f"dot2_i16i8_x{lanes}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes},), i32)):
+    for i in serial({lanes}):
+        for k in serial(2):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce(2, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
+"""
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++) {{\n"
+        "    unsigned sum = c[i];\n"  # which wraps
+        "    for (int k = 0; k < 2; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = (int)sum;\n"
+        "  }"
+    )
+    vectors = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef char bytes __attribute__((vector_size({2 * lanes})));\n"
+        f"  typedef char ubytes __attribute__((vector_size({2 * lanes}), aligned(1), may_alias));\n"
+        "  int two;\n"
+        "  bytes columns;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  if (b_i == 2) columns = *(const ubytes *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 2 * i, b + i * b_i, 2);\n"
+        "  const shorts left = (shorts)((row){0} + two);\n"
+    )
+    bits = 32 * lanes
+    # gcc 12 converts a vector of bytes in four instructions, where the machine has one; its names for 512 bits have a mask
+    gcc = {
+        8: ("pmovsxbw256(columns)", "pmaddwd256(left, right)"),
+        16: ("pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
+    }
+    (widen, multiply), condition = gcc.get(lanes, ("", "")), {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
+    body = vectors + (
+        "#if defined(__clang__)\n"
+        f"  typedef signed char numbers __attribute__((vector_size({2 * lanes})));\n"
+        "  const shorts right = __builtin_convertvector((numbers)columns, shorts);\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{bits}(left, right);\n"
+        "#else\n"
+        f"  const shorts right = (shorts)__builtin_ia32_{widen};\n"
+        f"  *(urow *)c += (row)__builtin_ia32_{multiply};\n"
+        "#endif"
+    )
+    opencl = (
+        "  if (b_i == 2) {\n"
+        "    const short16 right = convert_short16(vload16(0, b)), left = as_short16((int8)as_int(vload2(0, a)));\n"
+        "    const int8 low = convert_int8(left.even) * convert_int8(right.even);\n"
+        "    vstore8(vload8(0, c) + low + convert_int8(left.odd) * convert_int8(right.odd), 0, c);\n"
+        "  } else\n"
+    )
+    fast = {"c": (condition[lanes], body)} if lanes in condition else {}
+    if lanes == 8:
+        fast["opencl"] = ("1", opencl + plain)
+    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType(fast))
+
+
 _OUTER = """
 @prim_func(outputs=1)
 def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16), f32)):
@@ -373,6 +436,8 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
             ),
         }),
     ),
+    # sums of two products of 16 bits for a vector of columns (AVX2: one instruction and an addition)
+    **{f"dot2_i16i8_x{lanes}": _dot2(lanes) for lanes in (4, 8, 16)},
     # a tile transposed
     "transpose_f32_8x8": _transpose(8),
     "transpose_f32_16x16": _transpose(16),

@@ -32,6 +32,8 @@ from relax_tune.ir.passes.graph.decompose import Decompose
 from relax_tune.ir.passes.graph.legalize import Legalize
 from relax_tune.ir.passes.graph.mixed_precision import ComputeWide, MixedPrecision
 from relax_tune.ir.passes.graph.push_permutes import PushPermutes
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
+from relax_tune.ir.passes.graph.quantize_activations import QuantizeActivations
 from relax_tune.ir.passes.graph.round_weights import RoundWeights
 from relax_tune.ir.passes.graph.split_outputs import SeparateOutputs
 from relax_tune.ir.passes.memory.append import Appended, store_outermost
@@ -59,6 +61,7 @@ def passes_for(
     precision: DType = f32,
     attention: Literal["fused", "unfused"] = "fused",
     rounded: Mapping[str, DType] = MappingProxyType({}),
+    activations: Literal["f32", "int8"] = "f32",
 ) -> tuple[Pass, ...]:
     """Return the standard passes.
 
@@ -66,7 +69,9 @@ def passes_for(
         that is faster.
     precision: type in which float32 models store weights and the arguments of matmuls.
     attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself.
-    rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`)."""
+    rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`).
+    activations: what products of float32 weights multiply. `int8` stores the weights in 8 bits (`QuantizeWeights`) and quantises
+        what they are multiplied with in the call (`QuantizeActivations`)."""
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
     lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
@@ -80,6 +85,7 @@ def passes_for(
         RewriteToFixpoint((PAD_OF_CONCAT,)),
         DeadCode(),
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
+        *((QuantizeWeights(), QuantizeActivations()) if activations == "int8" else ()),
         MixedPrecision(precision),
         *((RoundWeights(rounded),) if rounded else ()),
         Legalize(strict=True),

@@ -118,6 +118,13 @@ class Device(Protocol):
         """
         ...
 
+    def wrap(self, array: NDArray[Any]) -> OwnBuffer | None:
+        """Return a buffer over the memory of a host array, for launches to read and write; None if the device cannot do this.
+
+        array: C-contiguous and aligned for its type; it lives as long as the buffer. `free` leaves its memory alone.
+        """
+        ...
+
     def native(self, buffers: Sequence[OwnBuffer]) -> tuple[int, tuple[int, ...]] | None:
         """Return the driver's handles of the queue and of the buffers' memory, or None without a queue.
 

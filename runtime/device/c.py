@@ -307,6 +307,9 @@ class CDevice:
         buffer.pointer.value = buffer.address if array is None else int(array.__array_interface__["data"][0])
         return True
 
+    def wrap(self, array: NDArray[Any]) -> CBuffer:
+        return CBuffer(array.nbytes, array.reshape(-1).view(np.uint8))
+
     def native(self, buffers: Sequence[CBuffer]) -> None:
         """Return None: there is no queue."""
 

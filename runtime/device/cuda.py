@@ -346,6 +346,9 @@ class CUDADevice:
         """Return False: kernels reach only the device's own memory."""
         return False
 
+    def wrap(self, array: NDArray[Any]) -> None:
+        """Return None: kernels reach only the device's own memory."""
+
     def native(self, buffers: Sequence[CUDABuffer]) -> tuple[int, tuple[int, ...]]:
         """Return the stream's handle and addresses in device memory. They belong to the primary context."""
         return int(self._stream.handle), tuple(buffer.live() for buffer in buffers)

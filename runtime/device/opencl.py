@@ -378,6 +378,15 @@ class OpenCLDevice:
         """Return False: kernels reach only the driver's memory objects."""
         return False
 
+    def wrap(self, array: NDArray[Any]) -> OpenCLBuffer | None:
+        if not self._in_place or not array.nbytes:
+            return None
+        flags = self._cl.mem_flags
+        view = array.reshape(-1).view(np.uint8)
+        access = flags.READ_WRITE if view.flags.writeable else flags.READ_ONLY
+        memory = self._cl.Buffer(self._context, access | flags.USE_HOST_PTR, hostbuf=view)
+        return OpenCLBuffer(memory, view, array.nbytes)
+
     def native(self, buffers: Sequence[OpenCLBuffer]) -> tuple[int, tuple[int, ...]]:
         self._busy = self._foreign = self._foreign or bool(buffers)  # work enqueued there is not seen here
         return int(self._queue.int_ptr), tuple(int(buffer.live().int_ptr) for buffer in buffers)

@@ -149,18 +149,18 @@ def test_signal_handler_calls_inside_a_call_are_refused(model: Model) -> None:
             except ModelStateError as error:
                 found.append(str(error))
 
-    before, bind = signal.signal(signal.SIGUSR1, handler), executor._bind
+    before, bind = signal.signal(signal.SIGUSR1, handler), executor.open_binding
 
     def interrupted(*given: Any) -> Any:
         signal.raise_signal(signal.SIGUSR1)
         return bind(*given)
 
-    executor._bind = interrupted  # type: ignore[method-assign]
+    executor.open_binding = interrupted  # type: ignore[method-assign]
     try:
         model.run([rows(3, 0)])
     finally:
         signal.signal(signal.SIGUSR1, before)
-        del executor._bind
+        del executor.open_binding
     assert len(found) == 2 and all("inside its own call" in text for text in found)
     model.run([rows(3, 0)])
 
@@ -178,8 +178,8 @@ def test_close_inside_a_call_of_one_function_closes_none(
             found.append(1)
             return bind(*given)
 
-        bind = second._bind
-        monkeypatch.setattr(second, "_bind", closing)
+        bind = second.open_binding
+        monkeypatch.setattr(second, "open_binding", closing)
         for name in ("second", "first"):
             x = rows(20, 0)
             np.testing.assert_allclose(model.run([x], name)[0], small.reference(x), rtol=1e-5, atol=1e-5)

@@ -85,6 +85,10 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "a matrix and a vector": (make.rows_by_vector, ({"m": 11, "k": 37}, {"m": 1, "k": 1})),
     "int8": (lambda: make.quantised(33, 21, 8), ({"m": 1}, {"m": 7}, {"m": 9})),
     "int8, KN": (lambda: make.quantised(32, 20, 8, transposed=False), ({"m": 2}, {"m": 8})),
+    "bytes by bytes": (lambda: make.quantised(37, 22, 8, activations="int8"), ({"m": 1}, {"m": 7}, {"m": 19}, {"m": 0})),
+    "bytes by bytes, KN": (
+        lambda: make.quantised(40, 64, 8, transposed=False, activations="int8"), ({"m": 5}, {"m": 33})
+    ),
     "int4": (lambda: make.quantised(40, 64, 4), ({"m": 1}, {"m": 7}, {"m": 9})),
     "int4, KN, odd": (lambda: make.quantised(21, 33, 4, 8, transposed=False), ({"m": 1}, {"m": 8})),
     "int4, many columns": (lambda: make.quantised(128, 64, 4, 32), ({"m": 3},)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import LayerNorm
 from relax_tune.ir.op.reduction.scan import TopK
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-from relax_tune.ir.passes.pipeline import lower
+from relax_tune.ir.passes.pipeline import lower, passes_for
 
 
 def chain() -> PrimFunc:
@@ -268,15 +269,22 @@ def dense(n: int, k: int, rows: int | None = None, stored: DType = f32) -> PrimF
 
 
 def quantised(
-    n: int, k: int, bits: int, group: int | None = None, transposed: bool = True, rows: int | None = None
+    n: int,
+    k: int,
+    bits: int,
+    group: int | None = None,
+    transposed: bool = True,
+    rows: int | None = None,
+    activations: Literal["f32", "int8"] = "f32",
 ) -> PrimFunc:
     """max(x @ w + bias, 0) of an (m, k) and a weight stored in `bits` bits, as `QuantizeWeights` and lowering make it."""
     g = GraphBuilder()
     x = g.input("x", (g.symbol("m") if rows is None else rows, k))
     w = g.constant("w", np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32))
     y = g.call(Add(), g.call(Matmul(transposed), x, w), g.constant("bias", np.ones(n, np.float32)))
-    lowered = lower(QuantizeWeights(bits, group)(g.finish(g.call(Relu(), y))))
-    (func,) = lowered.prims.values()
+    module = QuantizeWeights(bits, group)(g.finish(g.call(Relu(), y)))
+    lowered = lower(module, passes_for(activations=activations))
+    (func,) = [f for name, f in lowered.prims.items() if "matmul" in name]
     return func
 
 

@@ -90,7 +90,7 @@ def lowered_module(
         only = frozenset(name for name, chosen in stored.items() if chosen == kind)
         module = QuantizeWeights(bits, only=only)(module) if only else module
     rounded = {name: dtype(chosen) for name, chosen in stored.items() if chosen not in WEIGHT_BITS}
-    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, rounded)
+    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, rounded, settings.activations)
     append = settings.attention == "fused" and not several
     return lower(module, passes, rules, PassManager(verify), settings.checks, append, several)
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +204,9 @@ class Prior:
 
 @cache
 def packaged_prior(family: str) -> Prior | None:
-    """Return the prior for a family of machines that comes with the package; None if there is none."""
+    """Return the prior for a family of machines that comes with the package; None if there is none, or no xgboost to read it."""
     path = PACKAGED / f"{family}.prior"
-    return Prior.read(path) if path.is_file() else None
+    return Prior.read(path) if path.is_file() and find_spec("xgboost") is not None else None
 
 
 @dataclass(frozen=True, slots=True)

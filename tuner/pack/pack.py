@@ -38,7 +38,7 @@ from relax_tune.tuner.task.extract import extract_tasks
 SUFFIX = ".rtp"
 _PROGRAM, _WEIGHTS, _RECORDS = "program.relax", "weights.safetensors", "records.jsonl"
 PACK = FileFormat("relax-tune pack", "pack", SUFFIX, 1, ((_PROGRAM, _WEIGHTS, _RECORDS),), "pack", "packed")
-SHAPING = ("effort", "qkv", "attention", "precision", "caches", "checks")
+SHAPING = ("effort", "qkv", "attention", "precision", "activations", "caches", "checks")
 """Settings that decide which tasks a model has, and at which shapes they are timed. A pack holds their values."""
 
 
@@ -146,7 +146,7 @@ def _module(where: str, content: Content) -> IRModule:
 
 def _settings(content: Content) -> Settings:
     found: Any = content.manifest["extra"].get("settings")
-    if not isinstance(found, Mapping) or set(found) != set(SHAPING):
+    if not isinstance(found, Mapping) or not set(found) <= set(SHAPING):
         raise UserError(f"wanted the settings {', '.join(SHAPING)}, found others")
     return Settings(**found)
 

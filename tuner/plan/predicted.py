@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -89,24 +90,30 @@ def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collectio
     scale = log_roofline(features, hardware).reshape(len(codes), len(points)).min(axis=0)
     log_time = prior.log_time(with_machine(features, hardware)).reshape(len(codes), len(points)) + scale
     order = np.argsort(log_time, axis=0, kind="stable")
-    times: dict[str, list[float | None]] = {}
+    tuned = cache(lambda row: choices.tuned(space.candidates(codes[row : row + 1])[0]))
+    library: dict[str, list[float | None]] = {}
     variants: dict[str, VariantRecord] = {}
-    for a in range(len(points)):
-        usable = ((row, choices.tuned(space.candidates(codes[row : row + 1])[0])) for row in order[:, a])
-        fitting = (u for u in usable if u[1].key not in without and _has_program(choices, u[1]))
-        for row, variant in itertools.islice(fitting, KEPT):
-            variants[variant.key] = variant
-            times[variant.key] = [float(t) for t in np.exp(log_time[row])]
     routine = next((v for v in choices.library_variants() if v.key not in without), None)
     if routine is not None:
         rows = np.stack([library_row(row) for row in features[: len(points)]])
         variants[routine.key] = routine
-        times[routine.key] = [float(t) for t in np.exp(prior.log_time(with_machine(rows, hardware)) + scale)]
-    if not times:
-        return None
-    libraries = () if routine is None else (routine.key,)
-    plan = select(times, choices.task.domain, libraries=libraries, leaf_cost=LEAF_COST)
-    return plan, {k: variants[k] for k in plan.variants}
+        library[routine.key] = [float(t) for t in np.exp(prior.log_time(with_machine(rows, hardware)) + scale)]
+    refused = set(without)
+    while True:
+        times = dict(library)
+        for a in range(len(points)):
+            usable = (row for row in map(int, order[:, a]) if tuned(row).key not in refused)
+            for row in itertools.islice(usable, KEPT):
+                variants[tuned(row).key] = tuned(row)
+                times[tuned(row).key] = [float(t) for t in np.exp(log_time[row])]
+        if not times:
+            return None
+        plan = select(times, choices.task.domain, libraries=tuple(library), leaf_cost=LEAF_COST)
+        # code is generated for the few that are chosen: that takes longer than to rank thousands
+        wrong = {k for k in plan.variants if k not in library and not _has_program(choices, variants[k])}
+        if not wrong:
+            return plan, {k: variants[k] for k in plan.variants}
+        refused |= wrong
 
 
 def _has_program(choices: Choices, variant: VariantRecord) -> bool:

@@ -39,6 +39,10 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
     """
     if settings.quality is None and settings.samples is None:
         return None
+    if settings.quality is None and settings.activations != "f32":
+        if settings.samples is not None:  # refused now, not after hours of tuning
+            SplitSamples.read(Path(settings.samples), module, settings.seed)
+        return None
     if settings.quality is None:
         raise UserError(f"--samples wants --quality too, found {settings.samples!r:.80} alone; give both or neither")
     if settings.samples is None:
@@ -53,6 +57,10 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
     if settings.precision != "f32":
         raise UserError(
             f"--quality chooses a type for each weight, found --precision {settings.precision} for all; leave one of them out"
+        )
+    if settings.activations != "f32":
+        raise UserError(
+            f"--quality chooses a type for each weight, found --activations {settings.activations} for all; leave one of them out"
         )
     for where in ("scheduler", "browser"):
         if getattr(settings, where) is not None:

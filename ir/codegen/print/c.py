@@ -19,7 +19,7 @@ from relax_tune.ir.codegen.print.prelude import HALF, Prelude, stored
 from relax_tune.ir.codegen.work import FEW, at_least, steps
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, f32, i32, i64, u32, u64
-from relax_tune.ir.core.expr import postorder
+from relax_tune.ir.core.expr import Expr, Load, postorder
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import For, Stmt, accesses, walk
 
@@ -32,6 +32,14 @@ EXTREMES = {
 
 # AVX's forms where the processor has no masks, by lanes: suffix of the builtins, of stems that end in 128 otherwise.
 AVX = {8: "256", 4: ""}
+
+# What has vector registers of so many lanes of f32.
+KEPT = {4: "__SSE__", 8: "__AVX__", 16: "__AVX512F__"}
+KEEP = """#if defined({macro}) && defined(__GNUC__)
+#define RT_KEEP_{width}(v) __asm__("" : "+v"(v))
+#else
+#define RT_KEEP_{width}(v)
+#endif"""
 
 # The machine's min(l, x) of f32 vectors, which is x where x is NaN, by lanes: what declares it, the end of its name.
 LIMITS = {8: ("__AVX__", "256"), 4: ("__SSE__", "")}
@@ -124,6 +132,12 @@ class CPrelude(Prelude):
             return needs, integers.truncated_fast(f"STATIC {v} $N($V x)", v, width, text)
         if dtype is f32 and width in EXTREMES and name in ("max", "min"):
             return needs, self._extreme(name, width, text)
+        if dtype is f32 and width in AVX and name in ("above", "below", "unordered"):
+            call = f"{'max' if name == 'above' else 'min'}ps{AVX[width]}(a, b)"
+            fast = f"STATIC $V $N($V a, $V b) {{ return __builtin_ia32_{call}; }}"
+            if name == "unordered":
+                fast = f"STATIC $I $N($V a, $V b) {{ return ($I)__builtin_ia32_cmpps{AVX[width]}(a, b, 3); }}"
+            return needs, f"#ifdef __AVX__\n{fast}\n#else\n{text}\n#endif"
         if wide and name in ("least", "most", "sqrt", "floor", "rint"):
             return needs, self._avx512(name, text)
         if dtype is f32 and width in LIMITS and name in ("least", "most"):
@@ -330,11 +344,20 @@ class CPrinter(CFamilyPrinter):
     pairs = frozenset({4, 8, 16})
     # gcc treats a masked result over an undefined register as wholly undefined
     unset = " = {0}"
+    chained = frozenset(AVX)
     body: Stmt
     back: bool | None = None
 
     def space(self, buffer: Buffer) -> str:
         return ""
+
+    def kept(self, e: Expr, order: Sequence[Expr]) -> str:
+        """gcc makes memory operands of a vector that several minima and maxima read; an instruction that may change it does not."""
+        width, used = self.width, any(e in m.args for m in order if m.op in ("min", "max"))
+        if not used or not isinstance(e, Load) or e.dtype is not f32 or width not in KEPT:
+            return ""
+        self.prelude.add(f"kept_{width}", KEEP.format(width=width, macro=KEPT[width]))
+        return f"RT_KEEP_{width}"
 
     def is_short(self, f: For) -> bool:
         """Return whether the compiler, or we, may unroll the loop completely."""

@@ -282,6 +282,12 @@ class Prelude:
             sign = ">" if name == "max" else "<"
             nan = " | (a != a)" if dtype.is_float else ""
             return ("sel",), f"STATIC $V $N($V a, $V b) {{ return rt_sel_$S((a {sign} b){nan}, a, b); }}"
+        if name in ("above", "below"):
+            return (
+                "sel",
+            ), f"STATIC $V $N($V a, $V b) {{ return rt_sel_$S(a {'>' if name == 'above' else '<'} b, a, b); }}"
+        if name == "unordered":
+            return (), "STATIC $I $N($V a, $V b) { return (a != a) | (b != b); }"
         if name == "rsqrt":
             return ("sqrt",), "STATIC $V $N($V a) { return 1 / rt_sqrt_$S(a); }"
         if name in FUNCTIONS:

@@ -8,6 +8,7 @@ without a vector form are printed lane by lane.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.proof import Proof
@@ -31,7 +32,12 @@ Text = tuple[str | None, bool]
 
 
 class ValuePrinter(AddressPrinter):
-    """The expression half of the printer."""
+    """The expression half of the printer.
+
+    chained: widths of float32 vectors whose chains of min or max look for NaN once
+    """
+
+    chained: frozenset[int] = frozenset()
 
     def __init__(self, prelude: Prelude, algebra: Algebra, layouts: dict[Buffer, RegisterLayout]) -> None:
         super().__init__(prelude, algebra, layouts)
@@ -67,9 +73,17 @@ class ValuePrinter(AddressPrinter):
             if n in shared and found[0] is not None:
                 name = self.fresh("t")
                 width = self.lane.width if found[1] and self.lane is not None else 1
-                self.line(self.constant(self.held(n.dtype, width), name, found[0]))
+                kept = self.kept(n, order) if found[1] else ""
+                declared = self.variable if kept else self.constant
+                self.line(declared(self.held(n.dtype, width), name, found[0]))
                 self._memo[n] = name, found[1]
+                if kept:
+                    self.line(f"{kept}({name});")
         return self.text(e)
+
+    def kept(self, e: Expr, order: Sequence[Expr]) -> str:
+        """Return the macro that keeps the compiler from reading a vector again wherever it is used; empty where it needs none."""
+        return ""
 
     def held(self, dtype: DType, width: int) -> str:
         """Return the type of a temporary; truth values are masks."""
@@ -124,7 +138,7 @@ class ValuePrinter(AddressPrinter):
         taken = self._taken_branch(e)
         if taken is not None:
             return self.text(taken)
-        found = self._four_bits(e) or self._counted_lanes(e)
+        found = self._four_bits(e) or self._counted_lanes(e) or self._chain(e)
         if found is not None:
             return found, True
         args = [self.text(a) for a in e.args]
@@ -140,6 +154,34 @@ class ValuePrinter(AddressPrinter):
             return None
         known = self.algebra.decide(e.args[0])
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
+
+    def _chain(self, e: Expr) -> str | None:
+        """Return the least or largest of three or more vectors of float32, of which NaN is looked for once, pair by pair.
+
+        None for other expressions. A comparison and a choice for each of them would take as long again.
+        """
+        if e.op not in ("min", "max") or e.dtype is not f32 or self.width not in self.chained:
+            return None
+        operands: list[Expr] = []
+
+        def joined(x: Expr) -> str | None:
+            held = self._memo.get(x, (None, False))[0]
+            if x.op == e.op and (x is e or held is None or not held.isidentifier()):
+                parts = [joined(a) for a in x.args]
+                named = f"{self.prelude.helper('above' if e.op == 'max' else 'below', f32, self.width)}"
+                return None if None in parts else f"{named}({', '.join(map(str, parts))})"
+            operands.append(x)
+            text, moving = self.text(x)
+            return None if text is None else self.splat(text, moving, f32)
+
+        found = joined(e)
+        tested = [x for x in dict.fromkeys(operands) if x.value is None or math.isnan(float(x.value))]
+        if found is None or len(tested) < 3 or not any(self.text(x)[1] for x in tested):
+            return None
+        texts = [self.splat(text or "", moving, f32) for text, moving in map(self.text, tested)]
+        unordered, bits, unbits = (self.prelude.helper(h, f32, self.width) for h in ("unordered", "bits", "unbits"))
+        pairs = [f"{unordered}({a}, {b})" for a, b in zip(texts[::2], [*texts[1::2], texts[-1]])]
+        return f"{unbits}({bits}({found}) | {' | '.join(pairs)})"
 
     def _four_bits(self, e: Expr) -> str | None:
         """Return the lookup of a vector of floats by four bits of each int32; None for other expressions."""

@@ -205,6 +205,9 @@ class WasmDevice:
     def place(self, buffer: WasmBuffer, array: NDArray[Any] | None) -> bool:
         return False
 
+    def wrap(self, array: NDArray[Any]) -> None:
+        """Return None: kernels reach only the memory of their module."""
+
     def native(self, buffers: Sequence[WasmBuffer]) -> None:
         """Return None: there is no queue."""
 

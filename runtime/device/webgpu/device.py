@@ -356,6 +356,9 @@ class WebGPUDevice:
         """Return False: shaders reach only the device's own memory."""
         return False
 
+    def wrap(self, array: NDArray[Any]) -> None:
+        """Return None: kernels reach only the adapter's buffers."""
+
     def native(self, buffers: Sequence[WebGPUBuffer]) -> None:
         """Return None: no library has kernels for this queue."""
         for buffer in buffers:

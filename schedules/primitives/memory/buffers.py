@@ -10,7 +10,7 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith.injectivity import separates
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer, Scope
-from relax_tune.ir.core.dtype import bf16, f16, f32, i8, u8
+from relax_tune.ir.core.dtype import bf16, f16, f32, i8, i16, i32, u8
 from relax_tune.ir.core.expr import Expr, Load, Var, cast, free_vars, load, loads, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, IterVar, Stmt, blocks, map_blocks, replace_buffers, seq
@@ -144,26 +144,26 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
 
 
 def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
-    """Store an intermediate of 8-bit integers as 16-bit floats, which represent each of them exactly.
+    """Store an intermediate of 8-bit integers as numbers of 16 bits, which represent each of them exactly.
 
     Before: `B = alloc((I, J), i8)`, `B[i] = A[i]`, then `C[i] = f(cast(B[i], f32))`
     After, with dtype `f16`: `B = alloc((I, J), f16)`, `B[i] = cast(cast(A[i], f32), f16)`, then the same
-    Checks: it is an intermediate of 8 bits; the type is a 16-bit float. Every read is cast to f32 at once, and nothing
-    accumulates into it.
+    Checks: it is an intermediate of 8 bits; the type is a 16-bit float, or i16. Every read is cast at once, to f32 or, from i16, to
+    i32. Nothing accumulates into it.
     """
     old = find_alloc(func, buffer)
-    target = next((d for d in (f16, bf16) if d.short == dtype), None)
+    target = next((d for d in (f16, bf16, i16) if d.short == dtype), None)
     if old.dtype not in (i8, u8) or target is None:
         raise ScheduleError(
-            f"{func.name}: store_as wants numbers of 8 bits and a float of 16 bits, found {old.dtype} and {dtype!r}"
+            f"{func.name}: store_as wants numbers of 8 bits and f16, bf16 or i16, found {old.dtype} and {dtype!r}"
         )
-    new = replace(old, dtype=target)
+    new, wide = replace(old, dtype=target), f32 if target.is_float else i32
 
     def read(e: Expr) -> Expr | None:
-        if e.op == "cast" and e.dtype is f32:
+        if e.op == "cast" and e.dtype is wide:
             (x,) = e.args
             if isinstance(x, Load) and x.buffer is old:
-                return cast(load(new, x.indices), f32)
+                return cast(load(new, x.indices), wide)
         return None
 
     def visit(b: Block) -> Block:
@@ -172,13 +172,13 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
             return replace(b, body=BufferStore(b.body.buffer, where, value)) if value is not b.body.value else b
         if b.init is not None:
             raise ScheduleError(f"{func.name}: store_as wants {buffer!r} stored once, found sums by {b.name!r}")
-        return replace(b, body=BufferStore(new, where, cast(cast(value, f32), target)))
+        return replace(b, body=BufferStore(new, where, cast(cast(value, wide), target)))
 
     body = map_blocks(func.body, visit)
     left = [b.name for b in blocks(body) if any(x.buffer is old for s in (b.body, b.init) if s for x in _reads(s))]
     if left:
         raise ScheduleError(
-            f"{func.name}: store_as wants what is read of {buffer!r} to become f32 at once, unlike in block {left[0]!r}"
+            f"{func.name}: store_as wants what is read of {buffer!r} to become {wide} at once, unlike in block {left[0]!r}"
         )
     return replace(func, body=body, allocs=tuple(new if a is old else a for a in func.allocs))
 

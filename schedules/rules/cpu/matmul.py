@@ -14,7 +14,8 @@ from functools import partial
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.expr import Tunable, Var, as_int, ceildiv, free_vars, le
+from relax_tune.ir.core.dtype import i8, i32
+from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
@@ -45,14 +46,16 @@ class MatmulChoice:
 
     order: how tiles are spread over workers (see `Order`).
     packed: whether the operand with columns is packed.
+    dots: whether whole numbers are multiplied two steps at a time by an instruction.
     """
 
     order: Order
     packed: bool
+    dots: bool = False
 
     @property
     def name(self) -> str:
-        return f"matmul.{self.order}.{'packed' if self.packed else 'direct'}"
+        return f"matmul.{self.order}.{'dots' if self.dots else 'packed' if self.packed else 'direct'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Yield every sketch of a matmul; none for other functions."""
     if not is_product(func) or searches(func):
         return
-    choices = (MatmulChoice(order, packed) for order in ORDERS for packed in (True, False))
+    dots = [MatmulChoice(order, True, True) for order in ORDERS]
+    choices = (*dots, *(MatmulChoice(order, packed) for order in ORDERS for packed in (True, False)))
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
@@ -91,11 +95,13 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     main = reductions(func)[0].name
     inline_around(s, main)
     roles = find_contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
-    width = s.tunable("NR", _panel_widths(roles, machine, choice))
+    widths = _panel_widths(roles, machine, choice)
+    width: Expr = s.tunable("NR", widths) if not choice.dots else _vectors(s, widths, machine)
     copies = _pad_operands(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
+    widened = _widen_rows(s, roles) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
     if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
@@ -105,10 +111,17 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     epilogue = final_block(s.func)
 
     nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
-    divides = not choice.packed and _always_divides(roles, width)
-    j_0, j_1 = s.split(nest[roles.column], [None, width], divides=divides)
+    divides = not choice.packed and _always_divides(roles, widths)
+    if choice.dots:
+        j_0, *columns = s.split(nest[roles.column], [None, s.tunables["V"], machine.lanes])
+    else:
+        j_0, *columns = s.split(nest[roles.column], [None, width], divides=divides)
     batch = [nest[v] for v in roles.batch]
     reduce = [nest[v] for v in roles.reduce]
+    pair: list[str] = []
+    if choice.dots:
+        k_0, k_1 = s.split(reduce[0], [None, 2], divides=True)
+        reduce, pair = [k_0], [k_1]
     rows: list[str] = []
     group: list[str] = []
     if roles.row is not None:
@@ -121,25 +134,65 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         else:
             rows = s.split(nest[roles.row], [None, height])
         s.set_tail(rows[0], "pow2")
-        s.require(le(height * ceildiv(width, machine.lanes) + ceildiv(width, machine.lanes) + 1, machine.registers))
+        vectors = ceildiv(width, machine.lanes)
+        s.require(le(height * vectors + vectors + (2 if choice.dots else 1), machine.registers))
     elif choice.order == "blocks":
         raise ScheduleError(f"{func.name}: without rows there is nothing to pack for")
-    s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], j_1])
+    s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], *columns, *pair])
     for copy in copies:
         _place_copy(s, copy, choice, machine, width, j_0)
-    e_loops = s.reverse_compute_at(epilogue.name, rows[0] if rows else [*group, j_0][0])
+    tile = rows[0] if rows else [*group, j_0][0]
+    if widened is not None:
+        s.compute_at(widened, tile)
+    e_loops = s.reverse_compute_at(epilogue.name, tile)
     s.set_kind(e_loops[-1], "vectorized")
     for name in [*e_loops[:-1], *rows[1:]]:
         s.set_kind(name, "unrolled")
-    s.set_kind(j_1, "vectorized")
+    if not choice.dots:
+        s.set_kind(columns[0], "vectorized")
     s.apply("decompose_reduction", block=main, loop=reduce[0])
     for copy in copies:
         _store_in_panels(s, copy, width)
+    if choice.dots:
+        _multiply_pairs(s, main, copies[0], columns, machine)
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, machine))
     return s
+
+
+def _vectors(s: Schedule, widths: Sequence[int], machine: HardwareInfo) -> Expr:
+    """Return panel widths as a tunable number of vectors."""
+    return mul(s.tunable("V", [w // machine.lanes for w in widths]), machine.lanes)
+
+
+def _widen_rows(s: Schedule, roles: Contraction) -> str:
+    """Let the contraction of whole numbers of 8 bits read its rows from a copy in 16 bits. Returns the copy's block.
+
+    Raises ScheduleError for other operands, several reduced dims, or one of an odd or unknown extent.
+    """
+    name, main = s.func.name, roles.block
+    depth = [as_int(i.extent) for i in main.iters if i.var in roles.reduce]
+    if len(depth) != 1 or depth[0] is None or depth[0] % 2:
+        raise ScheduleError(f"{name}: pairs of steps want one even constant number of them, found {depth}")
+    found = [x for x in block_loads(main) if x.buffer is not main.body.buffer]
+    left = [x.buffer for x in found if roles.column not in free_vars(*x.indices)]
+    right = [x.buffer for x in found if roles.column in free_vars(*x.indices)]
+    if main.body.buffer.dtype is not i32 or len(left) != 1 or len(right) != 1 or right[0].dtype is not i8:
+        raise ScheduleError(f"{name}: wanted one product of whole numbers of 8 bits, summed in i32")
+    (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].name, scope="local")
+    s.apply("store_as", buffer=f"{left[0].name}_cache", dtype="i16")
+    return copy
+
+
+def _multiply_pairs(s: Schedule, main: str, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo) -> None:
+    """Store pairs of steps next to each other in the panels, and multiply them by an instruction, a vector of columns a time."""
+    rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
+    order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
+    s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=2, order=order)
+    s.set_kind(columns[0], "unrolled")
+    s.apply("tensorize", loop=columns[1], intrinsic=f"dot2_i16i8_x{machine.lanes}")
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:
@@ -148,7 +201,7 @@ def _require_contiguous(s: Schedule, roles: Contraction) -> None:
         raise ScheduleError(f"{s.func.name}: {operand.buffer.name!r} is used as it is only when columns are contiguous")
 
 
-def _pad_operands(s: Schedule, roles: Contraction, width: Tunable) -> tuple[PaddedOperand, ...]:
+def _pad_operands(s: Schedule, roles: Contraction, width: Expr) -> tuple[PaddedOperand, ...]:
     """Let the contraction read padded copies of the operands with columns, and compute whole panels."""
     main = roles.block.name
     names = s.apply("pad", block=main, factors=[width if i.var is roles.column else None for i in roles.block.iters])
@@ -171,7 +224,7 @@ def _pad_operands(s: Schedule, roles: Contraction, width: Tunable) -> tuple[Padd
 
 
 def _place_copy(
-    s: Schedule, copy: PaddedOperand, choice: MatmulChoice, machine: HardwareInfo, width: Tunable, j_0: str
+    s: Schedule, copy: PaddedOperand, choice: MatmulChoice, machine: HardwareInfo, width: Expr, j_0: str
 ) -> None:
     """Choose the place and loops of an operand's copy.
 
@@ -203,7 +256,7 @@ def _place_copy(
         s.set_kind(s.fuse(spread), "group" if machine.has_grid else "parallel")
 
 
-def _store_in_panels(s: Schedule, copy: PaddedOperand, width: Tunable) -> None:
+def _store_in_panels(s: Schedule, copy: PaddedOperand, width: Expr) -> None:
     """Store the columns of a panel next to each other, and one panel after the other."""
     rank, dim = len(find_alloc(s.func, copy.buffer).shape), copy.dim
     rest = [d for d in range(copy.batch, rank + 1) if d not in (dim, dim + 1)]
@@ -245,9 +298,9 @@ def _panel_widths(roles: Contraction, machine: HardwareInfo, choice: MatmulChoic
     return exact or narrow or fitting
 
 
-def _always_divides(roles: Contraction, width: Tunable) -> bool:
+def _always_divides(roles: Contraction, widths: Sequence[int]) -> bool:
     extent = _extent(roles, roles.column)
-    return extent is not None and all(extent % w == 0 for w in width.domain)
+    return extent is not None and all(extent % w == 0 for w in widths)
 
 
 def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Mapping[str, int]]:
@@ -258,8 +311,10 @@ def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Map
     found: list[Mapping[str, int]] = []
     columns, rows = _extent(roles, roles.column), _extent(roles, roles.row)
     heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
-    for _, height, width in register_tiles(heights, s.tunables["NR"].domain, machine, rows, columns)[:2]:
-        values = {"NR": width, "MR": height}
+    by_vectors = "V" in s.tunables
+    widths = [v * machine.lanes for v in s.tunables["V"].domain] if by_vectors else s.tunables["NR"].domain
+    for _, height, width in register_tiles(heights, widths, machine, rows, columns)[:2]:
+        values = {"NR": width, "V": width // machine.lanes, "MR": height}
         panels = 1 if columns is None else -(-columns // width)
         if "RG" in s.tunables:
             groups = s.tunables["RG"].domain

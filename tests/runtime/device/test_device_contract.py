@@ -336,6 +336,26 @@ def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: d
         assert seen[1:] == [[2 if placed else 3] * 64]
 
 
+def test_buffer_over_a_hosts_array_is_read_and_written_there(device: Device, kernels: dict[str, Any]) -> None:
+    """Where the device can; freeing the buffer leaves the array alone."""
+    array = np.full(65, 5, np.float32)[1:]  # where vectors do not lie
+    buffer = device.wrap(array)
+    reaches = on_host(device) or (isinstance(device, OpenCLDevice) and device._in_place)
+    assert (buffer is not None) == reaches
+    if buffer is None:
+        return
+    add = device.bind(kernels["add"], [buffer], [64, 1], *grid(device, 64))
+    for step in (6, 7, 20):
+        if step == 20:
+            array[:] = 19
+        add()
+        device.synchronize()
+        assert array.tolist() == [step] * 64
+    assert buffer.nbytes == 256 and device.download(buffer, F32, (64,)).tolist() == [20] * 64
+    device.free(buffer)
+    assert array.tolist() == [20] * 64
+
+
 @pytest.mark.opencl
 def test_host_code_joins_through_mapping_too() -> None:
     """What drivers other than PoCL need: map, call, unmap."""

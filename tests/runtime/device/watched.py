@@ -118,6 +118,9 @@ class WatchedDevice(CDevice):
     def place(self, buffer: Any, array: NDArray[Any] | None) -> bool:
         return False  # nobody watches memory that comes from elsewhere
 
+    def wrap(self, array: NDArray[Any]) -> None:
+        """Return None, for the same reason."""
+
 
 class SanitizedDevice(WatchedDevice):
     """AddressSanitizer and UndefinedBehaviorSanitizer; the first finding ends the process."""

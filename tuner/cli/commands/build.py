@@ -31,6 +31,7 @@ from relax_tune.tuner.emit.build import BuildResult, check_policy
 from relax_tune.tuner.job.job import Job, build_here, device_info, model_key, parse_bounds
 from relax_tune.tuner.placement.placed_job import names_several
 from relax_tune.tuner.plan.task_rows import TaskRow, task_rows
+from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import Goal, built_choice, read_goal
 from relax_tune.tuner.settings import Policy
 
@@ -106,7 +107,7 @@ def _built(
 ) -> tuple[Job, BuildResult]:
     """Build a job's model, or the form of it that is chosen under a bound."""
     if goal is None:
-        return job, build_here(job, policy, notes)
+        return job, with_activation_loss(job, build_here(job, policy, notes))
     return built_choice(job, goal, notes, partial(say, console))
 
 

@@ -37,6 +37,7 @@ from relax_tune.tuner.job.progress import TuningSummary
 from relax_tune.tuner.measure.base import Runner
 from relax_tune.tuner.measure.cluster.address import check_needed
 from relax_tune.tuner.placement.placed_job import names_several
+from relax_tune.tuner.quality.activation_loss import with_activation_loss
 from relax_tune.tuner.quality.choose import Goal, read_goal, tuned_choice
 from relax_tune.tuner.search.registry import check_strategy
 from relax_tune.tuner.settings import Policy, Settings
@@ -123,7 +124,7 @@ def _tuned(job: Job, goal: Goal | None, runner: Runner, console: Console) -> tup
         return chosen, built, work
     with watching(job):
         work = job.tune(runner)
-    return job, job.tested_build(runner), work
+    return job, with_activation_loss(job, job.tested_build(runner)), work
 
 
 def _check(chosen: Settings, flags: SettingFlags, compare: bool) -> None:

@@ -179,6 +179,9 @@ class PageDevice:
         """Return False: the page has memory of its own."""
         return False
 
+    def wrap(self, array: NDArray[Any]) -> None:
+        """Return None: kernels reach only the adapter's buffers."""
+
     def native(self, buffers: Sequence[PageBuffer]) -> None:
         """Return None: no library has kernels for a page."""
         for buffer in buffers:

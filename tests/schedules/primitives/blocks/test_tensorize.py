@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +53,20 @@ def dots() -> Schedule:
     return s
 
 
+def pairs() -> Schedule:
+    """Eight columns and two numbers of 16 bits at a time, which hold A's bytes."""
+    s = Schedule(bytes_product())
+    s.apply("pad", block="dot", factors=[None, 8, 2])
+    s.apply("store_as", buffer="A_pad", dtype="i16")
+    s.apply("transform_layout", buffer="B_pad", index_map="j, r -> j // 8, r // 2, j % 8, r % 2")
+    j_0, j_1 = s.split("dot_j", [None, 8])
+    k_0, k_1 = s.split("dot_k", [None, 2])
+    s.reorder([j_0, k_0, j_1, k_1])
+    s.apply("decompose_reduction", block="dot", loop=k_0)
+    s.apply("tensorize", loop=j_1, intrinsic="dot2_i16i8_x8")
+    return s
+
+
 def tiles(local: bool) -> Schedule:
     """Tiles of four rows and sixteen columns, in memory or in a local accumulator."""
     s = Schedule(make.matmul(epilogue=False))
@@ -86,7 +104,7 @@ MERGED = step("fuse_sibling_loops", first="double_i", second="inc_i")
 PADDED = step("pad", block="mm", factors=[4, None, None])
 
 REFUSALS = [
-    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of dot4_.*, outer_f32_4x16, .*; found 'magic'"),
+    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of dot2_.*, outer_f32_4x16, .*; found 'magic'"),
     refuse("other extents", product, SPLIT, INSIDE, put("mm_k"), message="extents 4, 16 around one block, found 'mm_k' of extent 4"),
     refuse("several blocks", make.chain, MERGED, put("double_i"), message="several statements"),
     refuse("a marked loop", product, step("set_kind", loop="mm_j", kind="vectorized"), put("mm_j"), message="'mm_j' marked"),
@@ -123,7 +141,7 @@ def test_refuses(case: Refusal) -> None:
 
 
 @pytest.mark.parametrize(
-    "make_schedule", [dots, lambda: tiles(False), lambda: tiles(True)], ids=["dots", "tiles", "local"]
+    "make_schedule", [dots, pairs, lambda: tiles(False), lambda: tiles(True)], ids=["dots", "pairs", "tiles", "local"]
 )
 def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
     s = make_schedule()
@@ -139,7 +157,7 @@ def test_the_mark_leaves_the_meaning(make_schedule: Any) -> None:
 @pytest.mark.parametrize("language", ["c", "opencl"])
 def test_calls(language: str) -> None:
     device = opened(language)
-    schedules = [dots(), tiles(False), tiles(True)]
+    schedules = [dots(), pairs(), tiles(False), tiles(True)]
     runs = Compiled.together(device, language, [s.func for s in schedules])
     for s, run in zip(schedules, runs, strict=True):
         name = next(x.marks.intrinsic for x in loops(s.func.body) if x.marks.intrinsic)
@@ -180,3 +198,42 @@ def test_the_table(name: str) -> None:
     assert intrinsic.name == name
     verify(intrinsic.semantics)
     assert all(b.name.isidentifier() and b.name.isupper() for b in intrinsic.semantics.buffers)
+
+
+FLAGS = {"dot2_i16i8_x8": "-mavx2", "dot2_i16i8_x16": "-mavx512bw", "dot4_u8i8_x16": "-mavx512vnni"}
+COMPILED = [
+    (name, flag, compiler)
+    for name, flag in FLAGS.items()
+    for compiler in ("gcc", "clang")
+    if shutil.which(compiler) and platform.machine() == "x86_64"
+    if compiler == "gcc" or "!defined(__clang__)" not in INTRINSICS[name].fast["c"][0]
+]
+
+
+@pytest.mark.ccompiler
+@pytest.mark.parametrize(("name", "flag", "compiler"), COMPILED)
+def test_instructions_of_other_processors_compile(name: str, flag: str, compiler: str, tmp_path: Path) -> None:
+    """Without a warning, to the instruction they are named for; this processor may lack it."""
+    condition, body = INTRINSICS[name].fast["c"]
+    kind = "short" if "i16" in name else "unsigned char"
+    text = f"#if !({condition})\n#error {flag}\n#endif\n"
+    text += f"void f(const {kind} *a, const signed char *b, int *c, long b_i) {{\n{body}\n}}\n"
+    (tmp_path / "f.c").write_text(text)
+    command = [
+        compiler,
+        "-O3",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-psabi",
+        flag,
+        "-S",
+        "f.c",
+        "-o",
+        "f.s",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "f.s").read_text()
+    assert ("vpdpbusd" if "dot4" in name else "vpmaddwd") in made and ("vpmovsxbw" in made or "dot4" in name)

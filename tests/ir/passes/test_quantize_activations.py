@@ -1,0 +1,106 @@
+"""Activations in 8 bits: the numbers of dynamic quantisation, and which products get them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.effort import examples
+
+from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.interp.reference import evaluate_function
+from relax_tune.ir.op.math.elementwise import Add, Relu
+from relax_tune.ir.op.math.quantize import Quantize
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.ir.passes.graph.quantize import QuantizeWeights
+from relax_tune.ir.passes.graph.quantize_activations import QuantizeActivations
+from relax_tune.ir.passes.pipeline import lower, passes_for
+from relax_tune.ir.text.printer import print_text
+
+Array = np.ndarray[Any, Any]
+
+
+def products(weights: list[tuple[Array, bool]], batched: bool = False) -> IRModule:
+    """The sum of several products of one value, each with a weight of its own."""
+    g = GraphBuilder()
+    m = g.symbol("m", 1, 64)
+    depth = weights[0][0].shape[1 if weights[0][1] else 0]
+    x = g.input("x", (2, m, depth) if batched else (m, depth))
+    found = [g.call(Matmul(t), x, g.constant(f"w{n}", w)) for n, (w, t) in enumerate(weights)]
+    total = found[0]
+    for other in found[1:]:
+        total = g.call(Add(), total, other)
+    return g.finish(g.call(Relu(), total))
+
+
+def by_hand(x: Array, w: Array) -> Array:
+    """x w, both of 8 bits, with a scale for each row of x and each column of w."""
+    rows = np.maximum(np.abs(x).max(-1, keepdims=True) * np.float32(1 / 127), np.float32(1e-30))
+    columns = np.abs(w).max(0)
+    columns = np.where(columns == 0, 1, columns).astype(np.float32) / np.float32(127)
+    numbers = np.clip(np.rint(x / rows), -128, 127) @ np.clip(np.rint(w / columns), -128, 127).astype(np.float64)
+    return np.asarray(numbers * rows * columns)
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.booleans(), st.integers(0, 1 << 30))
+def test_product_is_that_of_rounded_rows_and_columns(
+    m: int, k: int, n: int, transposed: bool, batched: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    w = (rng.standard_normal((k, n)) * rng.choice([0, 1, 50], n)).astype(np.float32)
+    x = (rng.standard_normal((2, m, k) if batched else (m, k)) * 3).astype(np.float32)
+    if m > 1:
+        x[..., 0, :] = 0
+    module = QuantizeActivations()(
+        QuantizeWeights()(products([(w.T.copy() if transposed else w, transposed)], batched))
+    )
+    wanted = np.maximum(by_hand(x, w), 0)
+    found = np.asarray(evaluate_function(module, [x], double=False))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(wanted).max())))
+    exact = np.maximum(x @ w, 0)
+    loss = np.abs(x).max() * np.abs(w).sum(0) + np.abs(w).max() * np.abs(x).sum(-1, keepdims=True)
+    assert (np.abs(found - exact) <= loss / 127 + 1e-6).all()
+
+
+def test_value_that_several_products_read_is_quantised_once() -> None:
+    rng = np.random.default_rng(0)
+    weights = [(rng.standard_normal((8, 4)).astype(np.float32), False) for _ in range(3)]
+    module = QuantizeActivations()(QuantizeWeights()(products(weights)))
+    found = [b.value for b in module.graphs["main"].bindings]
+    assert sum(isinstance(getattr(v, "op", None), Quantize) for v in found) == 1
+
+
+def test_lowered_products_multiply_numbers_and_weights_stay_small() -> None:
+    rng = np.random.default_rng(0)
+    module = products([(rng.standard_normal((32, 24)).astype(np.float32), False)])
+    low = lower(module, passes_for(activations="int8"))
+    (product,) = [p for name, p in low.prims.items() if "matmul" in name]
+    assert "cast(x[vi, vk], i32) * cast(x_1[vk, vj], i32)" in print_text(product)
+    assert sorted(str(a.dtype) for a in low.module.constants.values()) == ["float32", "int8"]
+    x = rng.standard_normal((5, 32)).astype(np.float32)
+    wanted = np.maximum(by_hand(x, module.constants["w0"]), 0)
+    np.testing.assert_allclose(evaluate_function(low.module, [x], double=False), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_row_with_a_number_that_is_not_finite_has_no_numbers_as_its_results(value: float) -> None:
+    rng = np.random.default_rng(0)
+    module = QuantizeActivations()(
+        QuantizeWeights()(products([(rng.standard_normal((6, 3)).astype(np.float32), False)]))
+    )
+    x = rng.standard_normal((3, 6)).astype(np.float32)
+    x[1, 2] = value
+    with np.errstate(invalid="ignore"):
+        found = np.asarray(evaluate_function(module, [x], double=False))
+    assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
+
+
+def test_weights_with_scales_of_groups_are_read_as_floats() -> None:
+    rng = np.random.default_rng(0)
+    module = QuantizeWeights(4)(products([(rng.standard_normal((64, 3)).astype(np.float32), False)]))
+    assert QuantizeActivations()(module) is module

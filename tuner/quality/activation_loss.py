@@ -1,0 +1,74 @@
+"""What `--activations int8` loses: results of a build beside those of the model with float32 activations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_tune.errors import RelaxTuneError
+from relax_tune.runtime.artifact import Artifact
+from relax_tune.runtime.generation.decoder import PREFILL
+from relax_tune.runtime.model import choose_function
+from relax_tune.tuner.emit.build import BuildResult
+from relax_tune.tuner.job.job import Job
+from relax_tune.tuner.measure.device_process.inputs import random_inputs
+from relax_tune.tuner.quality.bound import METRICS
+from relax_tune.tuner.quality.samples import SplitSamples
+
+Array = NDArray[Any]
+DRAWN = 4
+"""Calls whose inputs are drawn, where no samples are given."""
+SIZE = 64
+"""The largest value of a symbol in them, where its bounds allow it."""
+SHOWN = ("cosine", "max_abs")
+
+
+def with_activation_loss(job: Job, built: BuildResult) -> BuildResult:
+    """Return a build with a note of what its activations lose, where the job's settings quantise them.
+
+    Both run on the job's device. Inputs are the settings' samples, or drawn as for measurements.
+
+    Raises: UserError for samples that do not fit the model.
+    """
+    settings = job.settings
+    if settings.activations == "f32":
+        return built
+    exact = replace(job, settings=replace(settings, activations="f32", self_test=False))
+    samples = None
+    if settings.samples is not None:
+        samples = SplitSamples.read(Path(settings.samples), job.module, settings.seed)
+    try:
+        found = _compared(exact.artifact(exact.build("generic")), job.artifact(built), settings.target, samples)
+    except RelaxTuneError as error:
+        note = f"activations {settings.activations}: their loss was not measured: {str(error).splitlines()[0]}"
+    else:
+        values = ", ".join(f"{name} {found[name]:.6g}" for name in SHOWN)
+        where = "drawn inputs" if samples is None else f"the samples of {settings.samples}"
+        note = f"activations {settings.activations}: {values} against f32, on {where}"
+    return replace(built, notes=(*built.notes, note))
+
+
+def _compared(exact: Artifact, lower: Artifact, target: str, samples: SplitSamples | None) -> dict[str, float]:
+    """Return the values of the metrics of one artifact against another."""
+    offered = {p.name: p for p in exact.programs}
+    chosen = PREFILL if "main" not in offered and PREFILL in offered else None
+    name = choose_function(offered, chosen).name if samples is None else samples.function
+    calls: list[Any] = [] if samples is None else [*samples.choosing, *samples.held_out]
+    if samples is None:
+        program = offered[name]
+        tops = [s.lower + SIZE if s.upper is None else s.upper for s in program.symbols]
+        sizes = {s.name: max(s.lower, min(SIZE, top)) for s, top in zip(program.symbols, tops)}
+        calls = [list(random_inputs(program, sizes, seed)) for seed in range(DRAWN)]
+    results = []
+    for artifact in (exact, lower):
+        with artifact.open(target) as model:
+            results.append([[_wide(r) for r in model.run(call, name)] for call in calls])
+    return {metric: METRICS[metric].of(*results) for metric in SHOWN}
+
+
+def _wide(array: Any) -> Array:
+    return np.asarray(array, np.float64)
