@@ -51,8 +51,9 @@ class QuantizeActivations:
             if key not in out.known:
                 out.known[key] = _row_scale(out, x)
                 out.known["numbers", x] = _numbers(out, x, out.known[key])
-            wide = _emit(out, Cast(i32), numbers)
-            total = _emit(out, matmul, out.known["numbers", x], wide)
+            # each product has casts of its own, which become a part of it
+            wide = [_emit(out, Cast(i32), v) for v in (out.known["numbers", x], numbers)]
+            total = _emit(out, matmul, *wide)
             scaled = _emit(out, Mul(), _emit(out, Cast(f32), total), out.known[key])
             out.bindings.append(replace(binding, value=Call(Mul(), (scaled, scale))))
 
@@ -83,11 +84,11 @@ def _row_scale(out: Emitter, x: Value) -> Value:
 
 
 def _numbers(out: Emitter, x: Value, scale: Value) -> Value:
-    """Emit the rows of x (..., m, k) as whole numbers, wide enough to multiply."""
+    """Emit the rows of x (..., m, k) as whole numbers of 8 bits."""
     dims = tensor_info(x).shape
     assert dims is not None
     depth = as_int(dims[-1])
-    return _emit(out, Cast(i32), _emit(out, Quantize(len(dims) - 1, depth), x, scale))
+    return _emit(out, Quantize(len(dims) - 1, depth), x, scale)
 
 
 def _emit(out: Emitter, op: OperatorSpec, *args: Value) -> GVar:

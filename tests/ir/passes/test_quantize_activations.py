@@ -104,3 +104,11 @@ def test_weights_with_scales_of_groups_are_read_as_floats() -> None:
     rng = np.random.default_rng(0)
     module = QuantizeWeights(4)(products([(rng.standard_normal((64, 3)).astype(np.float32), False)]))
     assert QuantizeActivations()(module) is module
+
+
+def test_every_product_of_a_value_reads_eight_bits() -> None:
+    rng = np.random.default_rng(0)
+    module = products([(rng.standard_normal((8, n)).astype(np.float32), False) for n in (4, 4, 4)])
+    low = lower(module, passes_for(activations="int8"))
+    read = {str(b.dtype) for name, p in low.prims.items() if "matmul" in name for b in p.buffers[:2]}
+    assert read == {"i8"}
