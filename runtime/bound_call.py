@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ModelStateError, UserError
+from relax_tune.errors import UserError
 from relax_tune.runtime.arguments import check_values, in_order
 from relax_tune.runtime.device.base import DeviceBuffer, Launch
 from relax_tune.runtime.executor import Executor
@@ -108,8 +108,7 @@ class BoundCall:
         executor = self._executor
         check_values(executor.program, self._inputs, self._values, self._fixed)
         with executor.call():
-            if executor.closed:
-                raise ModelStateError(f"{executor.program.name}: wanted an open model, found one that was closed")
+            executor.check_open()
             if self._generation != executor.generation:
                 self._launches = executor.launches_over(self._bound, self._buffers)
                 self._generation, self._runs = executor.generation, 0

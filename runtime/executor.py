@@ -35,6 +35,9 @@ from relax_tune.runtime.program.sharing import stored_dims, unshared, viewed_inp
 from relax_tune.runtime.shapes import Recorder
 
 MAX_BINDINGS = 64
+CLOSED = "one that was closed; open it again"
+FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
+"""Why an executor refuses calls."""
 
 
 class Executor:
@@ -46,6 +49,7 @@ class Executor:
     stay their caller's.
     libraries: libraries for library steps; None opens the installed ones, if the program needs any.
     shared: device buffers to use for named inputs, constants or outputs instead of own ones (never freed or grown here).
+    refusal: an attribute; why it cannot be called any more, or empty
     record: an attribute; called with the symbol values of every `run` unless None, as it is at first.
 
     Raises: ArtifactError for a program that cannot run (foreign kernels, prepare steps that depend on symbols, missing
@@ -74,7 +78,7 @@ class Executor:
         unknown = sorted(set(shared or {}) - set(names))
         if unknown:
             raise UserError(f"{program.name}: shared buffers: wanted names of the program, found {unknown}")
-        self.closed = self._running = False
+        self.refusal, self._running = "", False
         self.record: Recorder | None = None
         self._shared = {names[name]: buffer for name, buffer in (shared or {}).items()}
         if any(program.buffers[index].role in ("temp", "packed", "view") for index in self._shared):
@@ -141,10 +145,7 @@ class Executor:
 
     def open_binding(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
         """Return the binding of checked symbol values, with their slots, in the device's turn. Raises as `bind`."""
-        if self.closed:
-            raise ModelStateError(
-                f"{self.program.name}: wanted an open model, found one that was closed; open it again"
-            )
+        self.check_open()
         bound = self._bindings.get(key)
         if bound is not None:
             self._bindings.move_to_end(key)
@@ -165,10 +166,7 @@ class Executor:
 
     def _checked(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
         """Return a new binding whose run-time checks hold."""
-        if self.closed:
-            raise ModelStateError(
-                f"{self.program.name}: wanted an open model, found one that was closed; open it again"
-            )
+        self.check_open()
         for check in self.program.checks:
             if not values[check.slot]:
                 message = format_message(check.message, [values[slot] for slot in check.values])
@@ -300,6 +298,11 @@ class Executor:
             self._replaced[result] = buffer
         return kept_array(self.device, spec, buffer, shape, owner)
 
+    def check_open(self) -> None:
+        """Raise ModelStateError where `refusal` says why it cannot be called any more."""
+        if self.refusal:
+            raise ModelStateError(f"{self.program.name}: wanted an open model, found {self.refusal}")
+
     def refuse_within(self) -> None:
         """Raise ModelStateError inside a call, which only this thread can reach, by a handler of a signal for example."""
         if self._running:
@@ -405,10 +408,10 @@ class Executor:
     def close(self) -> None:
         """Free all memory of this executor, after the running call. It cannot run afterwards. May be called twice."""
         with self.device.turn:
-            if self.closed:
+            if self.refusal == CLOSED:
                 return
             self.refuse_within()
-            self.closed = True
+            self.refusal = CLOSED
             self.device.synchronize()
             for buffer in [*self._own.values(), *(s for s in self._storages if s is not None)]:
                 self.device.free(buffer)

@@ -20,7 +20,7 @@ from relax_tune.runtime.arguments import check_binders
 from relax_tune.runtime.bound_call import BoundCall, BoundSteps
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import name_of_measured, open_device
-from relax_tune.runtime.executor import Executor
+from relax_tune.runtime.executor import CLOSED, FORKED, Executor
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.memory.buffer_pool import pool_of
 from relax_tune.runtime.memory.weights import DeviceWeights
@@ -39,9 +39,6 @@ T = TypeVar("T")
 
 _WORKING = threading.local()
 """`model`: the one whose asynchronous call this thread is busy with."""
-
-_CLOSED = "one that was closed; open it again"
-_FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
 
 
 class ModelSource(Protocol):
@@ -416,9 +413,9 @@ class Model:
 
         Raises: ModelStateError inside a call in the same thread, as a signal's handler may be.
         """
-        if self._refusal == _FORKED:
+        if self._refusal == FORKED:
             return  # the memory is the first process's
-        self._refusal = _CLOSED  # what comes now need not wait to be told
+        self._refusal = CLOSED  # what comes now need not wait to be told
         try:
             with contextlib.ExitStack() as turns:
                 for held in self._weights.values():
@@ -444,7 +441,9 @@ class Model:
         for held in self._weights.values():
             held.device.turn = threading.RLock()
         self._starting = threading.Lock()
-        self._refusal = self._refusal or _FORKED
+        self._refusal = self._refusal or FORKED
+        for executor in self.executors.values():
+            executor.refusal = executor.refusal or FORKED
 
     def __enter__(self) -> Model:
         return self

@@ -201,6 +201,7 @@ def test_failed_call_leaves_the_turn_to_others(model: Model, small: Any, monkeyp
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_forked_model_refuses_calls(model: Model, small: Any) -> None:
     """libgomp's threads, and those of OpenCL, stay in the first process: a call would wait for them for ever."""
+    bound = model.bind([rows(20, 0)])
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -220,6 +221,8 @@ def test_forked_model_refuses_calls(model: Model, small: Any) -> None:
             signal.alarm(60)
             with pytest.raises(ModelStateError, match="of the process that forked this one"):
                 model.run([rows(20, 0)])
+            with pytest.raises(ModelStateError, match="of the process that forked this one"):
+                bound.run()
             model.close()
             code = 0
         finally:
