@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError, ModelStateError, UserError
 from relax_tune.runtime.after_fork import watch
 from relax_tune.runtime.arguments import check_binders
-from relax_tune.runtime.bound_call import BoundCall, BoundSteps
+from relax_tune.runtime.calls.bound_call import BoundCall, BoundSteps
+from relax_tune.runtime.calls.session import Session
+from relax_tune.runtime.calls.stream import Stream
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import name_of_measured, open_device
 from relax_tune.runtime.executor import CLOSED, FORKED, Executor
@@ -29,10 +31,8 @@ from relax_tune.runtime.placement.policy import PlacementOptions
 from relax_tune.runtime.program.host_program import HostProgram, parts_of
 from relax_tune.runtime.program.placement import Placement
 from relax_tune.runtime.program.program import Program
-from relax_tune.runtime.session import Session
 from relax_tune.runtime.shapes import ShapeProfile
 from relax_tune.runtime.signature import Spec
-from relax_tune.runtime.stream import Stream
 from relax_tune.runtime.vm import Host, VirtualMachine
 
 T = TypeVar("T")

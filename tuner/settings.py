@@ -168,8 +168,7 @@ class Settings:
     )
     qkv: Qkv = option(
         "separate",
-        "Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul, "
-        "which makes fewer calls of other tasks.",
+        "Matmuls of one value with several weights (query, key, value): separate, or merged into one wide matmul.",
         commands=PROGRAM,
         choices=get_args(Qkv),
     )
@@ -187,8 +186,7 @@ class Settings:
     )
     activations: Activations = option(
         "f32",
-        "What products of weights multiply: f32 as it is, or int8. Then weights are stored as int8 with one scale a column, their "
-        "arguments get one scale a row in the call, and sums are exact. The loss against f32 is measured and printed.",
+        "What products of weights multiply: f32, or int8, with weights as int8 and scales of rows in the call; the loss is printed.",
         commands=PROGRAM,
         choices=get_args(Activations),
     )
@@ -202,8 +200,7 @@ class Settings:
     )
     samples: str | None = option(
         None,
-        "Inputs that measure --quality or the loss of --activations: an .npz file whose arrays have a leading dim of samples, or a "
-        "folder of .npz files.",
+        "Inputs that measure the loss: an .npz file whose arrays have a leading dim of samples, or a folder of .npz files.",
         commands=("tune", "build"),
         default="none, without --quality; drawn inputs for --activations",
         metavar="FILE.npz",
@@ -211,8 +208,7 @@ class Settings:
     )
     cache_dtype: Precision = option(
         "f32",
-        "Type in which a decoder from a Hugging Face folder stores keys and values between its calls: parameters and "
-        "results of this type.",
+        "Type in which a decoder from a Hugging Face folder stores keys and values between its calls.",
         commands=PROGRAM,
         choices=get_args(Precision),
     )

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import UserError
+from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.model import Model
 from relax_tune.runtime.program.program import Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
-from relax_tune.runtime.session import Session
 
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 

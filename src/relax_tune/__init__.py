@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from relax_tune.runtime.model import Model
     from relax_tune.runtime.shapes import ShapeProfile
     from relax_tune.runtime.signature import TensorSpec
-    from relax_tune.runtime.stream import Stream
+    from relax_tune.runtime.calls.stream import Stream
     from relax_tune.tuner.api import TuneResult, build, submit, tune
     from relax_tune.tuner.job.progress import TuningProgress
     from relax_tune.tuner.pack.install import Installation, install
@@ -74,7 +74,7 @@ _PUBLIC = {
     "GenerationConfig": ("relax_tune.runtime.generation.config", "GenerationConfig", "opencl"),
     "IncrementalDetokenizer": ("relax_tune.runtime.generation.detokenizer", "IncrementalDetokenizer", "opencl"),
     "ShapeProfile": ("relax_tune.runtime.shapes", "ShapeProfile", "opencl"),
-    "Stream": ("relax_tune.runtime.stream", "Stream", "opencl"),
+    "Stream": ("relax_tune.runtime.calls.stream", "Stream", "opencl"),
     "TensorSpec": ("relax_tune.runtime.signature", "TensorSpec", "opencl"),
     "open_database": ("relax_tune.database.store", "open_store", "tune"),
     "Store": ("relax_tune.database.store", "Store", "tune"),

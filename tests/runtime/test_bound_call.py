@@ -21,7 +21,7 @@ from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.indexing.movement import Take
 from relax_tune.ir.op.math.elementwise import MulScalar
-from relax_tune.runtime.bound_call import BoundCall
+from relax_tune.runtime.calls.bound_call import BoundCall
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
@@ -49,7 +49,7 @@ def watched(moved: list[str], name: str, own: Callable[..., Any], *args: Any) ->
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 100])
-def test_every_run_reads_what_the_arrays_hold_then(executor: Executor, small: Any, n: int) -> None:
+def test_every_run_reads_the_arrays_anew(executor: Executor, small: Any, n: int) -> None:
     x, z = rows(n), np.empty(n, np.float32)
     call = BoundCall(executor, [x], [z])
     for _ in range(4):  # a recording is made of the second run
@@ -132,7 +132,7 @@ def looked_up() -> IRModule:
     return g.finish(g.call(MulScalar(2.0), g.call(Take(), table, ids)))
 
 
-def test_indices_are_checked_in_every_run_unless_they_are_fixed() -> None:
+def test_indices_are_checked_in_every_run_unless_fixed() -> None:
     table, ids = np.arange(40, dtype=np.float32).reshape(10, 4), np.array([3, 9, 0])
     with opened(looked_up()) as model:
         call = model.bind([table, ids])

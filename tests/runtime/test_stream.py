@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.artifact import new_artifact
+from relax_tune.runtime.calls.stream import Stream
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.stream import Stream
 
 
 def own_threads() -> list[str]:

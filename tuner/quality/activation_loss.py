@@ -1,4 +1,4 @@
-"""What `--activations int8` loses: results of a build beside those of the model with float32 activations."""
+"""Loss of `--activations int8`: results of a build beside those of the model with float32 activations."""
 
 from __future__ import annotations
 

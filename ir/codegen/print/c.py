@@ -352,7 +352,7 @@ class CPrinter(CFamilyPrinter):
         return ""
 
     def kept(self, e: Expr, order: Sequence[Expr]) -> str:
-        """gcc makes memory operands of a vector that several minima and maxima read; an instruction that may change it does not."""
+        """Keep what minima and maxima read. gcc makes operands in memory of a vector that several instructions read."""
         width, used = self.width, any(e in m.args for m in order if m.op in ("min", "max"))
         if not used or not isinstance(e, Load) or e.dtype is not f32 or width not in KEPT:
             return ""

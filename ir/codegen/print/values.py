@@ -82,7 +82,7 @@ class ValuePrinter(AddressPrinter):
         return self.text(e)
 
     def kept(self, e: Expr, order: Sequence[Expr]) -> str:
-        """Return the macro that keeps the compiler from reading a vector again wherever it is used; empty where it needs none."""
+        """Return the macro that keeps the compiler from reading a vector again at every use; empty without need."""
         return ""
 
     def held(self, dtype: DType, width: int) -> str:
@@ -156,9 +156,9 @@ class ValuePrinter(AddressPrinter):
         return None if known is Proof.UNKNOWN else e.args[1 if known is Proof.YES else 2]
 
     def _chain(self, e: Expr) -> str | None:
-        """Return the least or largest of three or more vectors of float32, of which NaN is looked for once, pair by pair.
+        """Return the least or largest of three or more vectors of float32. NaN is looked for once, pair by pair.
 
-        None for other expressions. A comparison and a choice for each of them would take as long again.
+        None for other expressions. A comparison and a choice for each vector would take as long again.
         """
         if e.op not in ("min", "max") or e.dtype is not f32 or self.width not in self.chained:
             return None

@@ -26,10 +26,10 @@ TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class QuantizeActivations:
-    """Multiply whole numbers of 8 bits where a float32 product reads a weight of such numbers with one scale a column.
+    """Multiply whole numbers of 8 bits in float32 products of a weight of such numbers with one scale a column.
 
-    The other operand is quantised first: each of its rows gets the scale of its largest magnitude over 127. Products are summed
-    exactly in int32; the sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
+    The other operand is quantised first. Each of its rows gets the scale of its largest magnitude over 127. Products are summed
+    exactly in int32. The sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
 
     Weights with scales for groups of rows, with zero points or of other types are read as floats, as before.
     """

@@ -15,7 +15,7 @@ from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import i8, i32
-from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, free_vars, le, mul
+from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
@@ -112,32 +112,17 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
 
     nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
     divides = not choice.packed and _always_divides(roles, widths)
-    if choice.dots:
-        j_0, *columns = s.split(nest[roles.column], [None, s.tunables["V"], machine.lanes])
-    else:
-        j_0, *columns = s.split(nest[roles.column], [None, width], divides=divides)
+    wide = [s.tunables["V"], machine.lanes] if choice.dots else [width]
+    j_0, *columns = s.split(nest[roles.column], [None, *wide], divides=divides)
     batch = [nest[v] for v in roles.batch]
-    reduce = [nest[v] for v in roles.reduce]
-    pair: list[str] = []
+    reduce, pair = [nest[v] for v in roles.reduce], list[str]()
     if choice.dots:
-        k_0, k_1 = s.split(reduce[0], [None, 2], divides=True)
-        reduce, pair = [k_0], [k_1]
-    rows: list[str] = []
-    group: list[str] = []
-    if roles.row is not None:
-        most = _extent(roles, roles.row) or GROUPS[-1]
-        height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
-        if choice.order == "blocks" or (choice.order == "panels" and not in_call):
-            groups = s.tunable("RG", [g for g in GROUPS if g <= most])
-            i_g, *rows = s.split(nest[roles.row], [groups, None, height])
-            group = [i_g]
-        else:
-            rows = s.split(nest[roles.row], [None, height])
-        s.set_tail(rows[0], "pow2")
+        reduce, pair = _halves(s.split(reduce[0], [None, 2], divides=True))
+    group, rows = _split_rows(s, roles, nest, choice, in_call)
+    if rows:
         vectors = ceildiv(width, machine.lanes)
-        s.require(le(height * vectors + vectors + (2 if choice.dots else 1), machine.registers))
-    elif choice.order == "blocks":
-        raise ScheduleError(f"{func.name}: without rows there is nothing to pack for")
+        sums = mul(s.tunables["MR"], vectors)
+        s.require(le(add(add(sums, vectors), 2 if choice.dots else 1), machine.registers))
     s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], *columns, *pair])
     for copy in copies:
         _place_copy(s, copy, choice, machine, width, j_0)
@@ -160,6 +145,34 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, machine))
     return s
+
+
+def _halves(loops: Sequence[str]) -> tuple[list[str], list[str]]:
+    return [loops[0]], [loops[1]]
+
+
+def _split_rows(
+    s: Schedule, roles: Contraction, nest: Mapping[Var, str], choice: MatmulChoice, in_call: bool
+) -> tuple[list[str], list[str]]:
+    """Return the loop over groups of rows, if workers share them, and the loops over tiles and their rows; no loops without rows.
+
+    in_call: whether something is packed in the call, and so once for all rows of a panel
+    """
+    if roles.row is None:
+        if choice.order == "blocks":
+            raise ScheduleError(f"{s.func.name}: without rows there is nothing to pack for")
+        return [], []
+    most = _extent(roles, roles.row) or GROUPS[-1]
+    height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
+    group: list[str] = []
+    if choice.order == "blocks" or (choice.order == "panels" and not in_call):
+        groups = s.tunable("RG", [g for g in GROUPS if g <= most])
+        i_g, *rows = s.split(nest[roles.row], [groups, None, height])
+        group = [i_g]
+    else:
+        rows = list(s.split(nest[roles.row], [None, height]))
+    s.set_tail(rows[0], "pow2")
+    return group, rows
 
 
 def _vectors(s: Schedule, widths: Sequence[int], machine: HardwareInfo) -> Expr:
@@ -187,7 +200,7 @@ def _widen_rows(s: Schedule, roles: Contraction) -> str:
 
 
 def _multiply_pairs(s: Schedule, main: str, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo) -> None:
-    """Store pairs of steps next to each other in the panels, and multiply them by an instruction, a vector of columns a time."""
+    """Store pairs of steps next to each other in the panels. One instruction multiplies them for a vector of columns."""
     rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
     order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
     s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=2, order=order)

@@ -48,9 +48,7 @@ def by_hand(x: Array, w: Array) -> Array:
 
 @settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.booleans(), st.integers(0, 1 << 30))
-def test_product_is_that_of_rounded_rows_and_columns(
-    m: int, k: int, n: int, transposed: bool, batched: bool, seed: int
-) -> None:
+def test_product_rounds_rows_and_columns(m: int, k: int, n: int, transposed: bool, batched: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     w = (rng.standard_normal((k, n)) * rng.choice([0, 1, 50], n)).astype(np.float32)
     x = (rng.standard_normal((2, m, k) if batched else (m, k)) * 3).astype(np.float32)
@@ -67,7 +65,7 @@ def test_product_is_that_of_rounded_rows_and_columns(
     assert (np.abs(found - exact) <= loss / 127 + 1e-6).all()
 
 
-def test_value_that_several_products_read_is_quantised_once() -> None:
+def test_value_of_several_products_is_quantised_once() -> None:
     rng = np.random.default_rng(0)
     weights = [(rng.standard_normal((8, 4)).astype(np.float32), False) for _ in range(3)]
     module = QuantizeActivations()(QuantizeWeights()(products(weights)))
@@ -88,7 +86,7 @@ def test_lowered_products_multiply_numbers_and_weights_stay_small() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_row_with_a_number_that_is_not_finite_has_no_numbers_as_its_results(value: float) -> None:
+def test_row_of_a_nan_or_infinity_gives_nan(value: float) -> None:
     rng = np.random.default_rng(0)
     module = QuantizeActivations()(
         QuantizeWeights()(products([(rng.standard_normal((6, 3)).astype(np.float32), False)]))

@@ -336,7 +336,7 @@ def test_launches_reach_an_array_in_place_of_a_buffer(device: Device, kernels: d
         assert seen[1:] == [[2 if placed else 3] * 64]
 
 
-def test_buffer_over_a_hosts_array_is_read_and_written_there(device: Device, kernels: dict[str, Any]) -> None:
+def test_buffer_over_a_hosts_array_shares_memory(device: Device, kernels: dict[str, Any]) -> None:
     """Where the device can; freeing the buffer leaves the array alone."""
     array = np.full(65, 5, np.float32)[1:]  # where vectors do not lie
     buffer = device.wrap(array)

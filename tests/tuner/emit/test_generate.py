@@ -18,10 +18,10 @@ import relax_tune as rt
 from relax_tune.database.records import VariantRecord
 from relax_tune.errors import UserError
 from relax_tune.ir.op.math.elementwise import Relu
+from relax_tune.runtime.calls.session import Session
 from relax_tune.runtime.generate import beam_search, generate, generate_steps
 from relax_tune.runtime.generation.decoder import Decoder
 from relax_tune.runtime.model import Model
-from relax_tune.runtime.session import Session
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.task.task import Choices
 

@@ -37,7 +37,7 @@ def cosine_of(note: str) -> float:
     return float(note.split("cosine ")[1].split(",")[0])
 
 
-def test_build_says_what_its_activations_lose() -> None:
+def test_build_says_the_loss_of_activations() -> None:
     note = noted()
     assert note.endswith("against f32, on drawn inputs")
     assert 0.999 < cosine_of(note) < 1
@@ -57,7 +57,7 @@ def test_samples_measure_the_loss(tmp_path: Path) -> None:
     assert largest > 10
 
 
-def test_results_are_those_of_eight_bits() -> None:
+def test_results_have_eight_bits() -> None:
     module, x = two_layers(), np.random.default_rng(2).standard_normal((7, 32)).astype(np.float32)
     exact, lower = (
         rt.build(module, target="c", db="memory://", settings=QUICK, activations=kind) for kind in ("f32", "int8")
@@ -69,7 +69,7 @@ def test_results_are_those_of_eight_bits() -> None:
     assert {str(a.dtype) for a in lower.constants.values()} == {"int8", "float32"}
 
 
-def test_samples_that_do_not_fit_are_refused_before_tuning(tmp_path: Path) -> None:
+def test_unfit_samples_are_refused_before_tuning(tmp_path: Path) -> None:
     np.savez(tmp_path / "calls.npz", y=np.ones((4, 9, 32), np.float32))
     with pytest.raises(UserError, match="wanted the model's inputs, x; found a file that lacks x; has y"):
         rt.tune(two_layers(), target="c", db="memory://", activations="int8", samples=tmp_path / "calls.npz")

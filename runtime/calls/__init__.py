@@ -1,0 +1,1 @@
+"""Calls of a model beside `run`: bound to arrays, with state, in streams."""
