@@ -63,9 +63,9 @@ class Fill:
     """The random contents of an input or constant while measuring.
 
     normal: standard normal times `high`. integers: uniform in [low, high); kernels rely on this range, so a call with an
-    input outside is refused."""
+    input outside is refused. offsets: rising from 0 by `high` in the mean, as starts of rows; no kernel relies on them."""
 
-    kind: Literal["normal", "integers"] = "normal"
+    kind: Literal["normal", "integers", "offsets"] = "normal"
     low: float = 0
     high: float = 1
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.prove import Proof, prove
+from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.check.inplace import merge_aliased_params, reads_of, why_not_inplace
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
-from relax_tune.ir.core.expr import Expr, Var, const, free_vars, loads, mul, ne, postorder, substitute
+from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, loads, mul, ne, postorder, sub, substitute
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
-from relax_tune.ir.core.stmt import blocks
+from relax_tune.ir.core.stmt import Block, blocks
 from relax_tune.runtime.program.program import (
     BufferSpec,
     CallSite,
@@ -383,13 +384,26 @@ def is_constant(func: PrimFunc, buffer: Buffer) -> bool:
     return buffer in func.consts and not free_vars(*buffer.shape)
 
 
+ROW_ELEMENTS = 8
+"""Elements of a row while measuring, where starts of rows are an input."""
+
+
+def _reads_neighbours(block: Block, buffer: Buffer) -> bool:
+    """Return whether a block reads elements i and i + 1 of an array of one dim."""
+    places = [n.indices[0] for n in loads(block.body.value) if n.buffer is buffer and len(n.indices) == 1]
+    return any(as_int(simplify(sub(b, a))) == 1 for a in places for b in places if a is not b)
+
+
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """Return random contents of an input.
 
-    Integers stay inside the dimension that they index. Bytes that index nothing take all values.
+    Integers stay inside the dimension that they index. Bytes that index nothing take all values. Integers of which a block reads
+    two neighbours are starts of rows, as of a matrix in CSR: rows without elements would make every kernel fast.
     """
     if not buffer.dtype.is_int:
         return Fill()
+    if any(_reads_neighbours(block, buffer) for block in blocks(func.body)):
+        return Fill("offsets", 0, ROW_ELEMENTS)
     read = (node for block in blocks(func.body) for node in loads(block.body.value))
     indexed = (d for n in read for e, d in zip(n.indices, n.buffer.shape) if any(x.buffer is buffer for x in loads(e)))
     limit = min((int(d.value) for d in indexed if d.value is not None), default=None)

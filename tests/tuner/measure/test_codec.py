@@ -198,6 +198,16 @@ def test_random_arrays_depend_on_name_and_seed_alone(name: str, dtype: str, shap
             assert first.min() >= 0 and first.max() < 7
 
 
+def test_offsets_rise_from_zero() -> None:
+    fill = Fill("offsets", 0, 8)
+    for seed in range(3):
+        found = random_array("start", "int32", (4001,), fill, seed)
+        steps = np.diff(found)
+        assert found[0] == 0 and set(steps.tolist()) == set(range(17)) and 7.5 < steps.mean() < 8.5
+    assert random_array("start", "int8", (900,), fill, 0).max() == 127
+    assert random_array("start", "int32", (0,), fill, 0).size == 0
+
+
 def test_other_names_and_seeds_give_other_numbers() -> None:
     base = random_array("x", "float32", (100,), Fill(), 1)
     assert not np.array_equal(base, random_array("y", "float32", (100,), Fill(), 1))

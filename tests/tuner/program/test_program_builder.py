@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from tests.support import schedule_functions as make
 from tests.support import zoo
 from tests.support.effort import thinned
 from tests.support.tuner_models import (
@@ -31,7 +32,7 @@ from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.executor import Executor
-from relax_tune.runtime.program.program import Program, program_from_json, verify_program
+from relax_tune.runtime.program.program import Fill, Program, program_from_json, verify_program
 from relax_tune.runtime.program.scalars import ScalarBuilder, evaluate
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.device_process.inputs import buffer_shapes, random_constants, random_inputs
@@ -215,6 +216,13 @@ def test_input_fill_keeps_indices_in_range() -> None:
     assert (fill.kind, fill.low, fill.high) == ("integers", 0, 10)
     pool = next(c for c in zoo.cases() if c.name == "mean_pool").func
     assert input_fill(pool, pool.input_buffers[1]).high == 2
+
+
+def test_starts_of_rows_are_filled_with_offsets() -> None:
+    csr = make.csr_rows()
+    start, column, *others = csr.input_buffers
+    assert input_fill(csr, start) == Fill("offsets", 0, 8)
+    assert input_fill(csr, column).kind == "integers" and {input_fill(csr, b).kind for b in others} == {"normal"}
 
 
 def test_bytes_of_a_buffer() -> None:

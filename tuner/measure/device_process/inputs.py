@@ -24,7 +24,8 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
     """Return the contents of the buffer `name` under `seed`: a C-contiguous array of `dtype` and `shape`.
 
     `normal` is standard normal times `fill.high` (rounded for integers, its sign for bool); `integers` is uniform in
-    [fill.low, fill.high), and `low` where that is empty.
+    [fill.low, fill.high), and `low` where that is empty; `offsets` rise from 0 by whole numbers
+    of mean `fill.high`, as far as the type goes.
     """
     key = int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest(), "little")
     generator = np.random.Generator(np.random.Philox(key=key))
@@ -33,6 +34,10 @@ def random_array(name: str, dtype: str, shape: tuple[int, ...], fill: Fill, seed
     if fill.kind == "integers":
         low, high = math.ceil(fill.low), math.ceil(fill.high)
         values: NDArray[Any] = generator.integers(low, max(high, low + 1), size=count, dtype=np.int64)
+    elif fill.kind == "offsets":
+        most = np.iinfo(wanted).max if wanted.kind in "iu" else 1 << 24
+        steps = generator.integers(0, 2 * math.ceil(fill.high), size=count, dtype=np.int64, endpoint=True)
+        values = np.minimum(np.cumsum(steps) - steps[:1].sum(), most)
     elif wanted == np.float64:
         values = generator.standard_normal(count) * fill.high
     else:

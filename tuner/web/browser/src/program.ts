@@ -16,7 +16,7 @@ export interface BufferSpec {
   shape: number[];
   role: "input" | "output" | "const" | "packed" | "temp" | "view";
   storage: number | null;
-  fill: { kind: "normal" | "integers"; low: number; high: number };
+  fill: { kind: "normal" | "integers" | "offsets"; low: number; high: number };
   base: number | null;
   outer: number;
 }
