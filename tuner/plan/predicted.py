@@ -56,18 +56,20 @@ class Predictor:
     def plan(self, choices: Choices, without: Collection[str] = ()) -> Predicted | None:
         """Return a plan of candidates that are likely fast, and these; None if no rule applies, or only to those `without`.
 
-        It has one variant, the rules' first guess, unless a prior of this version's features ranks candidates at every anchor.
+        None, too, where the rules' first guess is among `without`. It has one variant, that guess, unless a prior of this version's
+        features ranks candidates at every anchor.
         """
         there = None if self.elsewhere is None else self.elsewhere.plan(choices, without)
         if there is not None:
             return there
         if choices.sketches[0].name == "fallback":  # the generic form itself
             return None
+        guess = choices.guess()
+        if guess.key in without:  # it failed here, and what is like it may
+            return None
         if self.prior is None or self.prior.names != feature_names(choices.hardware) or not choices.task.domain.points:
-            guess = choices.guess()
-            if guess.key in without or not _has_program(choices, guess):
-                return None
-            return DispatchPlan((PlanEntry((), guess.key),), 0.0), {guess.key: guess}
+            plan = DispatchPlan((PlanEntry((), guess.key),), 0.0)
+            return (plan, {guess.key: guess}) if _has_program(choices, guess) else None
         return _ranked(choices, self.prior, self._pool(choices), without)
 
     def _pool(self, choices: Choices) -> CodeArray:

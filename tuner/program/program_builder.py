@@ -397,8 +397,8 @@ def _reads_neighbours(block: Block, buffer: Buffer) -> bool:
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """Return random contents of an input.
 
-    Integers stay inside the dimension that they index. Bytes that index nothing take all values. Integers of which a block reads
-    two neighbours are starts of rows, as of a matrix in CSR: rows without elements would make every kernel fast.
+    Integers stay inside the dimension that they index. Bytes that index nothing take all values. Where a block reads two neighbours of
+    an array, they are starts of rows, as in CSR: rows without elements would make every kernel fast.
     """
     if not buffer.dtype.is_int:
         return Fill()

@@ -270,7 +270,7 @@ def test_show_without_records_names_the_tune_command() -> None:
     found = document("bert", "--task", TASK, "--target", "c", "--db", "none.db")
     assert "no database" in found["notes"][0] and "relax-tune tune bert --target c" in found["notes"][-1]
     assert found["variant"]["kind"] == "tuned" and found["candidates"] == 0
-    assert [d["variant"].startswith("predicted, tuned ") for d in found["dispatch"]] == [True]
+    assert found["dispatch"] and all(d["variant"].startswith("predicted, tuned ") for d in found["dispatch"])
     assert "found 0" in found["model"]["lacks"]
     assert not Path("none.db").exists()
     empty = document("bert", "--task", "layer_norm", "--target", "c", "--db", "r.db")

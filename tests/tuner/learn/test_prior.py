@@ -17,6 +17,7 @@ from relax_tune.database.records import Measurement, Target, VariantRecord, Work
 from relax_tune.database.store import MemoryStore, Store, open_store
 from relax_tune.errors import BuildError, UserError
 from relax_tune.runtime.program.program import Program
+from relax_tune.schedules.target import HardwareInfo
 from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
@@ -220,6 +221,14 @@ def test_prior_without_a_folder_to_write_to_is_refused(prior: Prior, tmp_path: P
 
 def test_no_prior_is_packaged_for_unknown_families() -> None:
     assert packaged_prior("abacus") is None
+
+
+@pytest.mark.parametrize("kind", ["c", "opencl"])
+def test_packaged_prior_is_of_this_versions_features(kind: str) -> None:
+    """Train it anew when features change (experiments/predicted.py --prior)."""
+    found, machine = packaged_prior("processor"), HardwareInfo.from_limits(kind, dict(PAPER_DEVICE.limits))
+    assert found is not None and found.names == feature_names(machine)
+    assert (prior_module.PACKAGED / "processor.prior").stat().st_size < 2 << 20
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ def test_plan_command_shows_dispatch_and_writes_c(tmp_path: Path) -> None:
     (task,) = job.tasks
     done = CliRunner().invoke(app, ["plan", str(artifact)])
     assert done.exit_code == 0
-    assert f"softmax (task {task.key})" in done.stdout and "predicted (variant 0) otherwise" in done.stdout
+    assert f"softmax (task {task.key})" in done.stdout and "predicted (variant 0)" in done.stdout
     target = tmp_path / "new" / "plans.c"
     done = CliRunner().invoke(app, ["plan", str(artifact), "--c", str(target), "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["c"] == str(target)
