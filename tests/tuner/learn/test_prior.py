@@ -224,7 +224,7 @@ def test_no_prior_is_packaged_for_unknown_families() -> None:
 
 
 @pytest.mark.parametrize("kind", ["c", "opencl"])
-def test_packaged_prior_is_of_this_versions_features(kind: str) -> None:
+def test_packaged_prior_has_the_features_of_now(kind: str) -> None:
     """Train it anew when features change (experiments/predicted.py --prior)."""
     found, machine = packaged_prior("processor"), HardwareInfo.from_limits(kind, dict(PAPER_DEVICE.limits))
     assert found is not None and found.names == feature_names(machine)
