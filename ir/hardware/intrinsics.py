@@ -274,6 +274,7 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
         f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef signed char numbers __attribute__((vector_size({2 * lanes}), unused));\n"
         f"  typedef char bytes __attribute__((vector_size({2 * lanes})));\n"
         f"  typedef char ubytes __attribute__((vector_size({2 * lanes}), aligned(1), may_alias));\n"
         "  int two;\n"
@@ -283,20 +284,23 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 2 * i, b + i * b_i, 2);\n"
         "  const shorts left = (shorts)((row){0} + two);\n"
     )
-    bits = 32 * lanes
     # gcc 12 converts a vector of bytes in four instructions, where the machine has one; its names for 512 bits have a mask
+    converted = "__builtin_convertvector((numbers)columns, shorts)"
     gcc = {
-        8: ("pmovsxbw256(columns)", "pmaddwd256(left, right)"),
-        16: ("pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
+        8: ("__builtin_ia32_pmovsxbw256(columns)", "pmaddwd256(left, right)"),
+        16: ("__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
     }
-    (widen, multiply), condition = gcc.get(lanes, ("", "")), {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
+    widen, multiply = gcc.get(lanes, (converted, "pmaddwd128(left, right)"))
+    condition = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
     body = vectors + (
-        "#if defined(__clang__)\n"
-        f"  typedef signed char numbers __attribute__((vector_size({2 * lanes})));\n"
-        "  const shorts right = __builtin_convertvector((numbers)columns, shorts);\n"
-        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{bits}(left, right);\n"
+        "#if defined(__wasm_simd128__)\n"
+        f"  const shorts right = {converted};\n"
+        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
+        "#elif defined(__clang__)\n"
+        f"  const shorts right = {converted};\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
         "#else\n"
-        f"  const shorts right = (shorts)__builtin_ia32_{widen};\n"
+        f"  const shorts right = (shorts){widen};\n"
         f"  *(urow *)c += (row)__builtin_ia32_{multiply};\n"
         "#endif"
     )
@@ -307,7 +311,7 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         "    vstore8(vload8(0, c) + low + convert_int8(left.odd) * convert_int8(right.odd), 0, c);\n"
         "  } else\n"
     )
-    fast = {"c": (condition[lanes], body)} if lanes in condition else {}
+    fast = {"c": (condition.get(lanes, "defined(__SSE2__) || defined(__wasm_simd128__)"), body)}
     if lanes == 8:
         fast["opencl"] = ("1", opencl + plain)
     return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType(fast))
