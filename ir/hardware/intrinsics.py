@@ -251,25 +251,8 @@ def dot4_u8i8_x16(A: Buffer((4,), u8), B: Buffer((16, 4), i8), C: Buffer((16,), 
 """
 
 
-def _dot2(lanes: int) -> Intrinsic:
-    """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
-    name = f"dot2_i16i8_x{lanes}"
-    text = f"""
-@prim_func(outputs=1)
-def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes},), i32)):
-    for i in serial({lanes}):
-        for k in serial(2):
-            with block("dot"):
-                vi = spatial({lanes}, i); vk = reduce(2, k)
-                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
-"""
-    plain = (
-        f"  for (int i = 0; i < {lanes}; i++) {{\n"
-        "    unsigned sum = c[i];\n"  # which wraps
-        "    for (int k = 0; k < 2; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
-        "    c[i] = (int)sum;\n"
-        "  }"
-    )
+def _dot2_vectors(lanes: int) -> str:
+    """Return the body of `_dot2` in vectors of GCC, for x86 and WebAssembly."""
     vectors = (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
@@ -291,8 +274,7 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         16: ("__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
     }
     widen, multiply = gcc.get(lanes, (converted, "pmaddwd128(left, right)"))
-    condition = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
-    body = vectors + (
+    return vectors + (
         "#if defined(__wasm_simd128__)\n"
         f"  const shorts right = {converted};\n"
         "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
@@ -304,6 +286,27 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         f"  *(urow *)c += (row)__builtin_ia32_{multiply};\n"
         "#endif"
     )
+
+
+def _dot2(lanes: int) -> Intrinsic:
+    """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
+    name = f"dot2_i16i8_x{lanes}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes},), i32)):
+    for i in serial({lanes}):
+        for k in serial(2):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce(2, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
+"""
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++) {{\n"
+        "    unsigned sum = c[i];\n"  # which wraps
+        "    for (int k = 0; k < 2; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = (int)sum;\n"
+        "  }"
+    )
     opencl = (
         "  if (b_i == 2) {\n"
         "    const short16 right = convert_short16(vload16(0, b)), left = as_short16((int8)as_int(vload2(0, a)));\n"
@@ -311,7 +314,10 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
         "    vstore8(vload8(0, c) + low + convert_int8(left.odd) * convert_int8(right.odd), 0, c);\n"
         "  } else\n"
     )
-    fast = {"c": (condition.get(lanes, "defined(__SSE2__) || defined(__wasm_simd128__)"), body)}
+    has = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}.get(
+        lanes, "defined(__SSE2__) || defined(__wasm_simd128__)"
+    )
+    fast = {"c": (has, _dot2_vectors(lanes))}
     if lanes == 8:
         fast["opencl"] = ("1", opencl + plain)
     return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType(fast))
