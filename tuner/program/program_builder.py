@@ -17,7 +17,20 @@ from relax_tune.ir.check.inplace import merge_aliased_params, reads_of, why_not_
 from relax_tune.ir.codegen.generate import CodeTarget, GeneratedKernel, generate, split_kernels
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import i8, u8
-from relax_tune.ir.core.expr import Expr, Var, as_int, const, free_vars, loads, mul, ne, postorder, sub, substitute
+from relax_tune.ir.core.expr import (
+    Expr,
+    Load,
+    Var,
+    as_int,
+    const,
+    free_vars,
+    loads,
+    mul,
+    ne,
+    postorder,
+    sub,
+    substitute,
+)
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
 from relax_tune.ir.core.stmt import Block, blocks
@@ -405,11 +418,22 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     if any(_reads_neighbours(block, buffer) for block in blocks(func.body)):
         return Fill("offsets", 0, ROW_ELEMENTS)
     read = (node for block in blocks(func.body) for node in loads(block.body.value))
-    indexed = (d for n in read for e, d in zip(n.indices, n.buffer.shape) if any(x.buffer is buffer for x in loads(e)))
-    limit = min((int(d.value) for d in indexed if d.value is not None), default=None)
+    indexed = [
+        (e, d) for n in read for e, d in zip(n.indices, n.buffer.shape) if any(x.buffer is buffer for x in loads(e))
+    ]
+    limit = min((int(d.value) for _, d in indexed if d.value is not None), default=None)
     if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
         return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
-    return Fill("integers", 0, limit if limit is not None else 2)
+    if limit is None:  # a dim may have one element, which an index that is used as it is must not leave
+        limit = 1 if any(_is_read(e, buffer) for e, _ in indexed) else 2
+    return Fill("integers", 0, limit)
+
+
+def _is_read(e: Expr, buffer: Buffer) -> bool:
+    """Return whether an index is an element of a buffer, cast or not."""
+    while e.op == "cast":
+        (e,) = e.args
+    return isinstance(e, Load) and e.buffer is buffer
 
 
 def candidate_program(

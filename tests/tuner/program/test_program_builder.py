@@ -24,9 +24,10 @@ from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore
 from relax_tune.errors import BuildError
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.dtype import f32
-from relax_tune.ir.core.expr import Var, const, load, lt, select
+from relax_tune.ir.core.dtype import f32, i32, i64
+from relax_tune.ir.core.expr import Var, cast, const, load, lt, minimum, select
 from relax_tune.ir.core.function import IRModule
+from relax_tune.ir.core.tensor_builder import TensorBuilder
 from relax_tune.ir.frontend.graph_builder import GraphBuilder
 from relax_tune.ir.op.math.elementwise import Add
 from relax_tune.ir.op.reduction.linalg import Matmul
@@ -223,6 +224,18 @@ def test_starts_of_rows_are_filled_with_offsets() -> None:
     start, column, *others = csr.input_buffers
     assert input_fill(csr, start) == Fill("offsets", 0, 8)
     assert input_fill(csr, column).kind == "integers" and {input_fill(csr, b).kind for b in others} == {"normal"}
+
+
+def test_raw_indices_stay_inside_one_element() -> None:
+    """Those of a symbolic dim; clamped ones may be outside."""
+    n, k = Var("n"), Var("k")
+    for clamped, high in ((False, 1), (True, 2)):
+        b = TensorBuilder("taken")
+        x, ids, y = b.input("x", (k,)), b.input("ids", (n,), i32), b.output("y", (n,))
+        at = lambda i, ids=ids, clamped=clamped: minimum(cast(ids[i], i64), k - 1) if clamped else cast(ids[i], i64)
+        b.compute(y, lambda i, x=x, at=at: x[at(i)], "take")
+        func = b.finish()
+        assert input_fill(func, func.input_buffers[1]) == Fill("integers", 0, high)
 
 
 def test_bytes_of_a_buffer() -> None:
