@@ -220,7 +220,7 @@ def fill_task(
     for n in SHAPES:
         symbols = canonical_json({"s0": n})
         points.append(filler.number("points", "symbols", text_key(symbols), symbols))
-    rows, tallies = [], Counter[tuple[Any, ...]]()
+    rows, tallies, last = [], Counter[tuple[Any, ...]](), dict[tuple[Any, ...], float]()
     total = len(numbers) * len(SHAPES)
     sizes = rng.choice(SAMPLES, total, p=SHARES)
     failed = rng.random(total) < 0.1
@@ -240,10 +240,12 @@ def fill_task(
             (id, newest - index * 0.25, 0.3 + index / 7e3, 3600.0, 51.5, task, points[spot], numbers[variant], place,
              message, 0, stage, 0, not failed[index], samples)
         )  # fmt: skip
-        tallies[task, place, 0, stage, 0, not failed[index]] += 1
+        key = task, place, 0, stage, 0, not failed[index]
+        tallies[key] += 1
+        last.setdefault(key, newest - index * 0.25)  # times fall
     columns = "id, measured_at, build_secs, clock_mhz, celsius, task, point, variant, place, message, kind, stage, regime, checked, samples"
     filler.put("measurements", columns, [tuple(bool(x) if type(x) is np.bool_ else x for x in r) for r in rows])
-    counted = [(*key, count, newest) for key, count in tallies.items()]
+    counted = [(*key, count, last[key]) for key, count in tallies.items()]
     filler.put("tallies", ", ".join((*TALLY, "count", "last")), [tuple(map(_plain, r)) for r in counted])
 
 

@@ -186,10 +186,12 @@ def wrong_tallies(connection: Connection, measurements: Table) -> Iterator[str]:
     for key in sorted(wanted.keys() | found.keys(), key=repr):
         if wanted.get(key) != found.get(key):
             told = ", ".join(f"{name} {value!r:.40}" for name, value in zip(_TALLY, key, strict=True))
-            yield (
-                f"tallies of {told}: wanted {wanted.get(key, (0,))[0]}, the number of these measurements, found "
-                f"{found.get(key, (0,))[0]!r:.40}; the rows were altered"
-            )
+            (count, last), (stored, newest) = wanted.get(key, (0, 0.0)), found.get(key, (0, 0.0))
+            if count == stored:
+                what, there = f"{last!r}, the latest time of these measurements", newest
+            else:
+                what, there = f"{count}, the number of these measurements", stored
+            yield f"tallies of {told}: wanted {what}, found {there!r:.40}; the rows were altered"
 
 
 def prune(

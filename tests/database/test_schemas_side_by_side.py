@@ -235,7 +235,7 @@ def test_altered_tallies_are_found_by_check(sql_url: str, change: str) -> None:
         with sql(store)._engine.begin() as connection:
             connection.execute(text(change))
         (problem,) = store.check()
-        assert "tallies of task" in problem
+        assert "tallies of task" in problem and ("latest time" in problem) == ("SET last" in change)
 
 
 @pytest.mark.postgres
