@@ -181,6 +181,12 @@ class BoundSteps:
         found = [(a.dtype, a.shape) if isinstance(a, np.ndarray) else None for a in self.results]
         if found != wanted:
             raise UserError(f"{program.name}: results: wanted arrays of {wanted}, found {found}")
+        arrays = [a for a in given if isinstance(a, np.ndarray)]
+        for number, array in enumerate(() if results is None else self.results):
+            if any(np.may_share_memory(array, other) for other in (*arrays, *self.results[:number])):
+                raise UserError(
+                    f"{program.name}: array of result {number}: wanted memory of its own, found some of another array of the call"
+                )
 
     def _bind(self, machine: VirtualMachine, i: CallSubgraph, frame: CallFrame) -> None:
         executor, args = machine.executors[i.part], [on_host(a) for a in frame.values(i.args)]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relax_tune.errors import UserError
 from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
+from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.program.plan import Entry, choice_slot
 from relax_tune.runtime.program.program import (
     BufferSpec,
@@ -162,3 +163,10 @@ def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAX_TUNE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def executor(device: Device, small: Any) -> Any:
+    made = Executor(small.program(device.info.kind), device, small.constants)
+    yield made
+    made.close()

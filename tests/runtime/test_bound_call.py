@@ -22,7 +22,6 @@ from relax_tune.ir.frontend.load import load_model
 from relax_tune.ir.op.indexing.movement import Take
 from relax_tune.ir.op.math.elementwise import MulScalar
 from relax_tune.runtime.calls.bound_call import BoundCall
-from relax_tune.runtime.device.base import Device
 from relax_tune.runtime.device.registry import open_device
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.model import Model
@@ -34,13 +33,6 @@ RNG = np.random.default_rng(0)
 
 def rows(n: int) -> Any:
     return RNG.standard_normal((n, 3), dtype=np.float32)
-
-
-@pytest.fixture
-def executor(device: Device, small: Any) -> Any:
-    made = Executor(small.program(device.info.kind), device, small.constants)
-    yield made
-    made.close()
 
 
 def watched(moved: list[str], name: str, own: Callable[..., Any], *args: Any) -> Any:
@@ -189,6 +181,8 @@ def test_host_program_of_shapes_is_bound(given: bool) -> None:
         assert (x == 2).all()
         with pytest.raises(UserError, match="results: wanted arrays of"):
             model.bind([x, (3,)], [np.empty_like(x)])
+        with pytest.raises(UserError, match="array of result 1: wanted memory of its own"):
+            model.bind([x, (3,)], [np.empty_like(x), x])
         with pytest.raises(UserError, match="fixed: wanted names of parameters, x, rows; found y"):
             model.bind([x, (3,)], fixed=("y",))
 

@@ -22,13 +22,6 @@ def rows(n: int) -> Any:
     return RNG.standard_normal((n, 3), dtype=np.float32)
 
 
-@pytest.fixture
-def executor(device: Device, small: Any) -> Any:
-    made = Executor(small.program(device.info.kind), device, small.constants)
-    yield made
-    made.close()
-
-
 def test_every_size_is_right(executor: Executor, small: Any) -> None:
     for n in (1, 7, 0, 4, 5, 100, 2, 1000, 1, 0):
         x = rows(n)

@@ -33,7 +33,7 @@ from relax_tune.ir.core.expr import (
 )
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.scalar_ops import DIVISIONS, SCALAR_OPS
-from relax_tune.ir.core.stmt import Block, blocks
+from relax_tune.ir.core.stmt import blocks
 from relax_tune.runtime.program.program import (
     BufferSpec,
     CallSite,
@@ -401,10 +401,27 @@ ROW_ELEMENTS = 8
 """Elements of a row while measuring, where starts of rows are an input."""
 
 
-def _reads_neighbours(block: Block, buffer: Buffer) -> bool:
-    """Return whether a block reads elements i and i + 1 of an array of one dim."""
-    places = [n.indices[0] for n in loads(block.body.value) if n.buffer is buffer and len(n.indices) == 1]
-    return any(as_int(simplify(sub(b, a))) == 1 for a in places for b in places if a is not b)
+def _starts_rows(func: PrimFunc, buffer: Buffer, indices: Sequence[Expr]) -> bool:
+    """Return whether an array of one dim holds starts of rows: a block reads elements i and i + 1, and clamped places come from them."""
+    direct = [e for e in indices if not _is_element(e)]
+    if not direct or not all(_uncast(e).op in ("min", "max") for e in direct):
+        return False
+    for block in blocks(func.body):
+        places = [n.indices[0] for n in loads(block.body.value) if n.buffer is buffer and len(n.indices) == 1]
+        if any(as_int(simplify(sub(b, a))) == 1 for a in places for b in places if a is not b):
+            return True
+    return False
+
+
+def _uncast(e: Expr) -> Expr:
+    while e.op == "cast":
+        (e,) = e.args
+    return e
+
+
+def _is_element(e: Expr) -> bool:
+    """Return whether an index is an element of an array, cast or not."""
+    return isinstance(_uncast(e), Load)
 
 
 def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
@@ -415,25 +432,18 @@ def input_fill(func: PrimFunc, buffer: Buffer) -> Fill:
     """
     if not buffer.dtype.is_int:
         return Fill()
-    if any(_reads_neighbours(block, buffer) for block in blocks(func.body)):
-        return Fill("offsets", 0, ROW_ELEMENTS)
     read = (node for block in blocks(func.body) for node in loads(block.body.value))
     indexed = [
         (e, d) for n in read for e, d in zip(n.indices, n.buffer.shape) if any(x.buffer is buffer for x in loads(e))
     ]
+    if _starts_rows(func, buffer, [e for e, _ in indexed]):
+        return Fill("offsets", 0, ROW_ELEMENTS)
     limit = min((int(d.value) for _, d in indexed if d.value is not None), default=None)
     if limit is None and buffer.dtype in (i8, u8):  # numbers that stand for floats, or two in a byte: every bit counts
         return Fill("integers", -128, 128) if buffer.dtype is i8 else Fill("integers", 0, 256)
     if limit is None:  # a dim may have one element, which an index that is used as it is must not leave
-        limit = 1 if any(_is_read(e, buffer) for e, _ in indexed) else 2
+        limit = 1 if any(_is_element(e) for e, _ in indexed) else 2
     return Fill("integers", 0, limit)
-
-
-def _is_read(e: Expr, buffer: Buffer) -> bool:
-    """Return whether an index is an element of a buffer, cast or not."""
-    while e.op == "cast":
-        (e,) = e.args
-    return isinstance(e, Load) and e.buffer is buffer
 
 
 def candidate_program(

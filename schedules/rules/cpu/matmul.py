@@ -38,6 +38,8 @@ ORDERS: tuple[Order, ...] = ("panels", "blocks", "serial")
 HEIGHTS = range(1, 15)
 VECTORS = (1, 2, 3, 4)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
+STACK_BYTES = 128 << 10
+"""Bytes of widened rows, which lie on the stack of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,9 @@ def _split_rows(
         return [], []
     most = _extent(roles, roles.row) or GROUPS[-1]
     height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
+    if choice.dots:
+        depth = _extent(roles, roles.reduce[0]) or 0
+        s.require(le(mul(height, 2 * depth), STACK_BYTES))
     group: list[str] = []
     if choice.order == "blocks" or (choice.order == "panels" and not in_call):
         groups = s.tunable("RG", [g for g in GROUPS if g <= most])

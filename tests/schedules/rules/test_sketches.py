@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
-from tests.support.candidates import MACHINES, by_rule
+from tests.support.candidates import MACHINES, by_rule, drawn
 from tests.support.effort import some, thinned
 from tests.support.meaning import assert_same_meaning
 
@@ -362,3 +362,13 @@ def test_loop_of_many_gathers_is_no_vector(kernel: str, width: int) -> None:
     sketch = next(s for s in generate_sketches(func, MACHINES["c"]) if s.name == "injective.parallel")
     source = generate(instantiate(sketch, {t.name: t.domain[0] for t in sketch.tunables}), CodeTarget("c", 8)).source
     assert (f"f32x{width}" in source.split("/*end prelude*/")[-1]) == (width > 1)
+
+
+def test_widened_rows_fit_the_stack_of_a_thread() -> None:
+    """WebAssembly's has 256 KiB; a feed-forward part may have 14,336 steps, and more."""
+    for steps, most in ((14336, 4), (40000, 1)):
+        func = make.quantised(16, steps, 8, activations="int8")
+        found = generate_sketches(func, MACHINES["c"], {"matmul": RULES["matmul"]})
+        sketch = next(s for s in found if s.name == "matmul.panels.dots")
+        rng = random.Random(steps)
+        assert {drawn(sketch, rng)["MR"] for _ in range(20)} <= set(range(1, most + 1))

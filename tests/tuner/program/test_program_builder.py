@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,22 @@ def test_starts_of_rows_are_filled_with_offsets() -> None:
     start, column, *others = csr.input_buffers
     assert input_fill(csr, start) == Fill("offsets", 0, 8)
     assert input_fill(csr, column).kind == "integers" and {input_fill(csr, b).kind for b in others} == {"normal"}
+
+
+def test_neighbours_without_clamped_places_are_no_offsets() -> None:
+    """Differences of an array of whole numbers; and starts that index as they are, which offsets would leave."""
+    n, m = Var("n"), Var("m")
+    for indexing in (False, True):
+        b = TensorBuilder("differences")
+        start, x, y = b.input("start", (n + 1,), i32), b.input("x", (m,)), b.output("y", (n,))
+
+        def value(i: Any, start: Any = start, x: Any = x, indexing: bool = indexing) -> Any:
+            length = cast(start[i + 1], f32) - cast(start[i], f32)
+            return x[cast(start[i], i64)] * length if indexing else length
+
+        b.compute(y, value, "difference")
+        func = b.finish()
+        assert input_fill(func, func.input_buffers[0]) == Fill("integers", 0, 1 if indexing else 2)
 
 
 def test_raw_indices_stay_inside_one_element() -> None:

@@ -40,31 +40,24 @@ def bytes_product() -> PrimFunc:
     return b.finish()
 
 
-def dots() -> Schedule:
-    """Sixteen columns and four bytes at a time, of copies padded to whole tiles; B's lie as the machine wants them."""
+def dots(columns: int = 16, steps: int = 4, intrinsic: str = "dot4_u8i8_x16") -> Schedule:
+    """Some columns and steps at a time, of copies padded to whole tiles; B's lie as the machine wants them."""
     s = Schedule(bytes_product())
-    s.apply("pad", block="dot", factors=[None, 16, 4])
-    s.apply("transform_layout", buffer="B_pad", index_map="j, r -> j // 16, r // 4, j % 16, r % 4")
-    j_0, j_1 = s.split("dot_j", [None, 16])
-    k_0, k_1 = s.split("dot_k", [None, 4])
+    s.apply("pad", block="dot", factors=[None, columns, steps])
+    if "i16" in intrinsic:
+        s.apply("store_as", buffer="A_pad", dtype="i16")
+    where = f"j, r -> j // {columns}, r // {steps}, j % {columns}, r % {steps}"
+    s.apply("transform_layout", buffer="B_pad", index_map=where)
+    j_0, j_1 = s.split("dot_j", [None, columns])
+    k_0, k_1 = s.split("dot_k", [None, steps])
     s.reorder([j_0, k_0, j_1, k_1])
     s.apply("decompose_reduction", block="dot", loop=k_0)
-    s.apply("tensorize", loop=j_1, intrinsic="dot4_u8i8_x16")
+    s.apply("tensorize", loop=j_1, intrinsic=intrinsic)
     return s
 
 
 def pairs() -> Schedule:
-    """Eight columns and two numbers of 16 bits at a time, which hold A's bytes."""
-    s = Schedule(bytes_product())
-    s.apply("pad", block="dot", factors=[None, 8, 2])
-    s.apply("store_as", buffer="A_pad", dtype="i16")
-    s.apply("transform_layout", buffer="B_pad", index_map="j, r -> j // 8, r // 2, j % 8, r % 2")
-    j_0, j_1 = s.split("dot_j", [None, 8])
-    k_0, k_1 = s.split("dot_k", [None, 2])
-    s.reorder([j_0, k_0, j_1, k_1])
-    s.apply("decompose_reduction", block="dot", loop=k_0)
-    s.apply("tensorize", loop=j_1, intrinsic="dot2_i16i8_x8")
-    return s
+    return dots(8, 2, "dot2_i16i8_x8")
 
 
 def tiles(local: bool) -> Schedule:
