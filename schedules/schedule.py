@@ -47,6 +47,7 @@ from relax_tune.schedules.primitives.reduction import (
     scatters,
     selection,
     stream_k,
+    whole_sums,
     windows,
 )
 from relax_tune.schedules.symbols import only_tunables, require_name, with_slots, with_symbols
@@ -86,6 +87,7 @@ PRIMITIVES: Mapping[str, Callable[..., PrimFunc]] = {
         bitonic_sorts.bitonic_sort,
         stream_k.stream_k,
         loop_invariant.hoist_factors,
+        whole_sums.sum_as,
         online_softmax.split_k_update,
         online_softmax.rolling_update,
         buffers.cache_read,

@@ -27,6 +27,8 @@ class HardwareInfo:
     capability: compute capability of an NVIDIA GPU, 80 for 8.0; 0 for others
     has_doubles: kernels may compute in float64
     has_serial_launches: work of one worker starts without waking others
+    has_byte_dots: one instruction sums four products of bytes in every lane (VNNI)
+    has_bf16_dots: one instruction sums two products of bf16 in every lane (AVX512-BF16)
     has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
     """
 
@@ -48,6 +50,8 @@ class HardwareInfo:
     capability: int = 0
     has_doubles: bool = True
     has_serial_launches: bool = True
+    has_byte_dots: bool = False
+    has_bf16_dots: bool = False
     has_wgmma: bool = False
     element_bytes: int = 1
     group_axes: tuple[int, ...] = ()
@@ -111,6 +115,8 @@ class HardwareInfo:
             capability=10 * limits.get("compute_major", 0) + limits.get("compute_minor", 0),
             has_doubles=bool(limits.get("doubles", 1)),
             has_serial_launches=bool(limits.get("serial_launches", language == "c")),
+            has_byte_dots=bool(limits.get("byte_dots", 0)),
+            has_bf16_dots=bool(limits.get("bf16_dots", 0)),
             element_bytes=4 if language == "webgpu" else 1,
             group_axes=axes if is_gpu else (),
         )

@@ -15,8 +15,10 @@ from types import MappingProxyType
 
 from relax_tune.ir.arith.bounds import Env
 from relax_tune.ir.arith.linear import linear
+from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
-from relax_tune.ir.core.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, free_vars
+from relax_tune.ir.core.dtype import DType, bf16, bool_, f32, i8, i16, i32, u8
+from relax_tune.ir.core.expr import TRUE, Const, Expr, Load, Op, Var, as_int, const, free_vars, transform
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, BufferStore, For, Stmt, lower_block
 from relax_tune.ir.hardware import mma, wgmma
@@ -147,6 +149,12 @@ def match(intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore) -> Mat
     The values agree up to the order of sums and products. Each operand moves with the loops that its indices in the semantics name.
     A dense operand moves along adjacent elements with the loops of its last index.
     """
+    env = Env()
+    for f in loops:
+        env = env.with_loop(f.var, f.extent)
+    # a condition on a step may be written with the loops around, which do not matter to it
+    value = transform(store.value, lambda e: simplify(e, env) if e.dtype is bool_ else None)
+    store = BufferStore(store.buffer, store.indices, value)
     own = intrinsic.loops
     open_ = [f for f in own if as_int(f.extent) is None]
     for left in range(len(open_) + 1):
@@ -240,15 +248,95 @@ def _moves(
     return moved == wanted or (access[0].scope == "local" and moved | items == wanted | items and moved <= wanted)
 
 
-_DOT4 = """
+def _dot(name: str, left: DType, right: DType, lanes: int, steps: int, total: DType) -> str:
+    """Return the semantics of a vector of sums that grow by `steps` products each."""
+    return f"""
 @prim_func(outputs=1)
-def dot4_u8i8_x16(A: Buffer((4,), u8), B: Buffer((16, 4), i8), C: Buffer((16,), i32)):
-    for i in serial(16):
-        for k in serial(4):
+def {name}(A: Buffer(({steps},), {left.short}), B: Buffer(({lanes}, {steps}), {right.short}), C: Buffer(({lanes},), {total.short})):
+    for i in serial({lanes}):
+        for k in serial({steps}):
             with block("dot"):
-                vi = spatial(16, i); vk = reduce(4, k)
-                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
+                vi = spatial({lanes}, i); vk = reduce({steps}, k)
+                C[vi] = C[vi] + cast(A[vk], {total.short}) * cast(B[vi, vk], {total.short})
 """
+
+
+def _whole_sums(lanes: int, steps: int) -> str:
+    """Return the plain body of sums of products of whole numbers, which wrap."""
+    return (
+        f"  for (int i = 0; i < {lanes}; i++) {{\n"
+        "    unsigned sum = c[i];\n"
+        f"    for (int k = 0; k < {steps}; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = (int)sum;\n"
+        "  }"
+    )
+
+
+def _dot4(lanes: int) -> Intrinsic:
+    """Return sums of four products of bytes for each of `lanes` columns: one instruction of VNNI."""
+    name = f"dot4_u8i8_x{lanes}"
+    has = {8: "(defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))", 16: "defined(__AVX512VNNI__)"}
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
+        "  int four;\n"
+        "  row columns;\n"
+        "  __builtin_memcpy(&four, a, 4);\n"
+        "  if (b_i == 4) columns = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+        f"  *(urow *)c = __builtin_ia32_vpdpbusd_v{lanes}si(*(const urow *)c, (row){{0}} + four, columns);"
+    )
+    return Intrinsic(
+        _dot(name, u8, i8, lanes, 4, i32),
+        frozenset("ABC"),
+        _whole_sums(lanes, 4),
+        MappingProxyType({"c": (f"{has[lanes]} && !defined(__clang__)", fast)}),
+    )
+
+
+def _dot2_bf16(lanes: int) -> Intrinsic:
+    """Return sums of two products of bf16 for each of `lanes` columns: one instruction of AVX512-BF16.
+
+    The instruction takes subnormal numbers as 0. Elsewhere its lanes are emulated in f32.
+    """
+    name = f"dot2_bf16_x{lanes}"
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    for (int k = 0; k < 2; k++) c[i] += rt_from_bf16_f32(a[k]) * rt_from_bf16_f32(b[i * b_i + k]);"
+    )
+    loaded = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
+        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        "  int two;\n"
+        "  row right;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  if (b_i == 2) right = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
+        "  const row left = (row){0} + two;\n"
+    )
+    emulated = (
+        "  const int high = -65536;\n"
+        "  *(usums *)c += (sums)(left << 16) * (sums)(right << 16) + (sums)(left & high) * (sums)(right & high);"
+    )
+    if lanes == 16:
+        emulated = (
+            "#if defined(__AVX512BF16__)\n"
+            "  sums total = *(const usums *)c;\n"
+            '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(total) : "v"(left), "v"(right));\n'
+            "  *(usums *)c = total;\n"
+            "#else\n"
+            f"{emulated}\n"
+            "#endif"
+        )
+    return Intrinsic(
+        _dot(name, bf16, bf16, lanes, 2, f32),
+        frozenset("ABC"),
+        plain,
+        MappingProxyType({"c": ("defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__", loaded + emulated)}),
+        prelude_helpers=("from_bf16",),
+    )
 
 
 def _dot2_vectors(lanes: int) -> str:
@@ -291,22 +379,7 @@ def _dot2_vectors(lanes: int) -> str:
 def _dot2(lanes: int) -> Intrinsic:
     """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
     name = f"dot2_i16i8_x{lanes}"
-    text = f"""
-@prim_func(outputs=1)
-def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes},), i32)):
-    for i in serial({lanes}):
-        for k in serial(2):
-            with block("dot"):
-                vi = spatial({lanes}, i); vk = reduce(2, k)
-                C[vi] = C[vi] + cast(A[vk], i32) * cast(B[vi, vk], i32)
-"""
-    plain = (
-        f"  for (int i = 0; i < {lanes}; i++) {{\n"
-        "    unsigned sum = c[i];\n"  # which wraps
-        "    for (int k = 0; k < 2; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
-        "    c[i] = (int)sum;\n"
-        "  }"
-    )
+    plain = _whole_sums(lanes, 2)
     opencl = (
         "  if (b_i == 2) {\n"
         "    const short16 right = convert_short16(vload16(0, b)), left = as_short16((int8)as_int(vload2(0, a)));\n"
@@ -320,7 +393,68 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes}, 2), i8), C: Buffer(({lanes}
     fast = {"c": (has, _dot2_vectors(lanes))}
     if lanes == 8:
         fast["opencl"] = ("1", opencl + plain)
-    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType(fast))
+    return Intrinsic(_dot(name, i16, i8, lanes, 2, i32), frozenset("ABC"), plain, MappingProxyType(fast))
+
+
+def _dot2_i4(lanes: int) -> Intrinsic:
+    """Return `_dot2` for columns of 4-bit numbers, of which a byte has two steps."""
+    name = f"dot2_i16i4_x{lanes}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},), i32)):
+    for i in serial({lanes}):
+        for k in serial(2):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce(2, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(cast((select(vk == 0, cast(B[vi], i32) % const(16, i32), cast(B[vi], i32) // const(16, i32)) + const(8, i32)) % const(16, i32) - const(8, i32), i8), i32)
+"""
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    c[i] += (int)a[0] * (((b[i] & 15) ^ 8) - 8) + (int)a[1] * (((b[i] >> 4) ^ 8) - 8);"
+    )
+    numbers = "__builtin_convertvector(bytes, row)"
+    widen = {
+        4: ("__builtin_ia32_pmovzxbd128", ""), 8: ("__builtin_ia32_pmovzxbd256", ""),
+        16: ("__builtin_ia32_pmovzxbd512_mask", ", (row){0}, -1"),
+    }  # fmt: skip
+    # a copy of fewer bytes than a vector has would pass through memory
+    part, parts, whole = {
+        4: ("int", "", "(int __attribute__((vector_size(16)))){part}"),
+        8: ("long long", "", "(long long __attribute__((vector_size(16)))){part}"),
+        16: ("char", " __attribute__((vector_size(16)))", "part"),
+    }[lanes]
+    multiply = {4: "pmaddwd128(left, right)", 8: "pmaddwd256(left, right)"}
+    gcc = multiply.get(lanes, "pmaddwd512_mask(left, right, (row){0}, -1)")
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef unsigned char ubytes __attribute__((vector_size({lanes}), aligned(1), may_alias, unused));\n"
+        "  typedef char sixteen __attribute__((vector_size(16), unused));\n"
+        "  int two;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  const shorts left = (shorts)((row){0} + two);\n"
+        "#if defined(__clang__)\n"
+        "  const ubytes bytes = *(const ubytes *)b;\n"
+        f"  const row wide = {numbers};\n"
+        "#else\n"
+        f"  {part} part{parts};\n"
+        "  __builtin_memcpy(&part, b, sizeof part);\n"
+        f"  const sixteen bytes = (sixteen){whole};\n"
+        f"  const row wide = {widen[lanes][0]}(bytes{widen[lanes][1]});\n"
+        "#endif\n"
+        "  const row halves = ((wide | wide << 12) & 0x000f000f) ^ 0x00080008;\n"  # of 16 bits
+        "  const shorts right = (shorts)halves - 8;\n"
+        "#if defined(__wasm_simd128__)\n"
+        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
+        "#elif defined(__clang__)\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
+        "#else\n"
+        f"  *(urow *)c += (row)__builtin_ia32_{gcc};\n"
+        "#endif"
+    )
+    has = {4: "defined(__SSE4_1__) || defined(__wasm_simd128__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
+    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], fast)}))
 
 
 _OUTER = """
@@ -423,31 +557,13 @@ def _products() -> Iterator[tuple[str, Intrinsic]]:
 
 # Every intrinsic by its name. A new one is added here, and nowhere else.
 INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
-    # sums of four products of bytes for sixteen columns (AVX-512 VNNI: one instruction)
-    "dot4_u8i8_x16": Intrinsic(
-        _DOT4,
-        frozenset({"A", "B", "C"}),
-        "  for (int i = 0; i < 16; i++) {\n"
-        "    unsigned sum = c[i];\n"  # which wraps
-        "    for (int k = 0; k < 4; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
-        "    c[i] = (int)sum;\n"
-        "  }",
-        MappingProxyType({
-            "c": (
-                "defined(__AVX512VNNI__) && !defined(__clang__)",
-                "  typedef int row __attribute__((vector_size(64)));\n"
-                "  typedef int urow __attribute__((vector_size(64), aligned(1), may_alias));\n"
-                "  int four;\n"
-                "  row columns;\n"
-                "  __builtin_memcpy(&four, a, 4);\n"
-                "  if (b_i == 4) columns = *(const urow *)b;\n"
-                "  else for (int i = 0; i < 16; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
-                "  *(urow *)c = __builtin_ia32_vpdpbusd_v16si(*(const urow *)c, (row){0} + four, columns);",
-            ),
-        }),
-    ),
+    # sums of four products of bytes for a vector of columns (VNNI: one instruction)
+    **{f"dot4_u8i8_x{lanes}": _dot4(lanes) for lanes in (8, 16)},
+    # sums of two products of bf16 for a vector of columns (AVX512-BF16: one instruction)
+    **{f"dot2_bf16_x{lanes}": _dot2_bf16(lanes) for lanes in (4, 8, 16)},
     # sums of two products of 16 bits for a vector of columns (AVX2: one instruction and an addition)
     **{f"dot2_i16i8_x{lanes}": _dot2(lanes) for lanes in (4, 8, 16)},
+    **{f"dot2_i16i4_x{lanes}": _dot2_i4(lanes) for lanes in (4, 8, 16)},
     # a tile transposed
     "transpose_f32_8x8": _transpose(8),
     "transpose_f32_16x16": _transpose(16),

@@ -126,6 +126,7 @@ class CDevice:
             "max_local_bytes": 0,
             "max_group_size": 1,
             **host.cache_bytes(),
+            **host.dot_products(),
         }
         self.info = DeviceInfo(
             kind="c",

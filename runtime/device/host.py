@@ -67,6 +67,17 @@ def vector_registers() -> int:
     return 32 if "avx512f" in cpu_flags() or platform.machine() in ("aarch64", "arm64", "ppc64le") else 16
 
 
+def dot_products() -> dict[str, int]:
+    """Return the dot products that vectors of `vector_bits` have, as limits: `byte_dots` (VNNI), `bf16_dots`; none where missing."""
+    flags = cpu_flags()
+    wide = vector_bits() == 512
+    found = {
+        "byte_dots": "avx512_vnni" in flags if wide else "avx_vnni" in flags,
+        "bf16_dots": wide and "avx512_bf16" in flags,
+    }
+    return {name: 1 for name, has in found.items() if has}
+
+
 def sve_bits() -> int:
     """Return the width of SVE's vectors here; 128, which every such processor has, if the system does not tell."""
     try:

@@ -57,7 +57,7 @@ MACHINES = {
     ),
 }
 # A processor of sixteen lanes, whatever this one has.
-WIDE = replace(MACHINES["c"], lanes=16)
+WIDE = replace(MACHINES["c"], lanes=16, has_byte_dots=True, has_bf16_dots=True)
 # Functions that GPU sketches are tried on, one or two of each kind.
 GPU_CASES = (
     "matmul symbolic", "NT, 128 steps", "int4, many columns", "batched NT", "softmax with mask", "gather, add, norm", "turned, bf16",
@@ -89,6 +89,11 @@ CASES: dict[str, tuple[Callable[[], PrimFunc], tuple[Dims, ...]]] = {
     "bytes by bytes, KN": (
         lambda: make.quantised(40, 64, 8, transposed=False, activations="int8"), ({"m": 5}, {"m": 33})
     ),
+    "groups by shorts": (lambda: make.quantised(24, 64, 8, 32, activations="int8"), ({"m": 1}, {"m": 7}, {"m": 19}, {"m": 0})),
+    "groups of int4 by shorts": (
+        lambda: make.quantised(40, 64, 4, transposed=False, activations="int8"), ({"m": 1}, {"m": 9}),
+    ),
+    "bf16 by bf16": (lambda: make.dense(37, 22, stored=bf16), ({"m": 1}, {"m": 7}, {"m": 19}, {"m": 0})),
     "int4": (lambda: make.quantised(40, 64, 4), ({"m": 1}, {"m": 7}, {"m": 9})),
     "int4, KN, odd": (lambda: make.quantised(21, 33, 4, 8, transposed=False), ({"m": 1}, {"m": 8})),
     "int4, many columns": (lambda: make.quantised(128, 64, 4, 32), ({"m": 3},)),

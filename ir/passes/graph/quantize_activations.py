@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from relax_tune.ir.core.dtype import f32, i8, i32
+from relax_tune.ir.core.dtype import f32, i8, i16, i32, u8
 from relax_tune.ir.core.expr import as_int
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.core.graph import AnyBinding, Binding, Call, GVar, Value
 from relax_tune.ir.core.graph_walk import operator_of
 from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
-from relax_tune.ir.op.math.elementwise import Cast, MaximumScalar, Mul, MulScalar
+from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Mul, MulScalar
 from relax_tune.ir.op.math.numeric import Abs
 from relax_tune.ir.op.math.quantize import Dequantize, Quantize
 from relax_tune.ir.op.reduction.linalg import Matmul
-from relax_tune.ir.op.reduction.reduce import Max
+from relax_tune.ir.op.reduction.reduce import Max, Sum
 from relax_tune.ir.passes.graph.cleanup import DeadCode
 from relax_tune.ir.rewrite.emitter import Emitter, map_graphs, rewrite_function, tensor_info
 
 LARGEST = 127
+OFFSET = 128
+"""What is added to the numbers: processors multiply bytes without a sign by bytes with one (VNNI)."""
 TINY = 1e-30
 """The least scale: of a row of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeActivations:
-    """Multiply whole numbers of 8 bits in float32 products of a weight of such numbers with one scale a column.
+    """Multiply whole numbers of 8 bits in float32 products of a weight of such numbers, or of fewer bits.
 
-    The other operand is quantised first. Each of its rows gets the scale of its largest magnitude over 127. Products are summed
-    exactly in int32. The sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
+    The other operand is quantised first. Each of its rows gets the scale of its largest magnitude over 127. Its numbers are stored
+    with 128 added; what that adds to a product is subtracted, a constant of each column. Products are summed exactly in int32. The sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
 
-    Weights with scales for groups of rows, with zero points or of other types are read as floats, as before.
+    Of a weight with a scale for each group of rows, the sum of a group is multiplied by its scale. Weights with zero points or of
+    other types are read as floats, as before.
     """
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -46,49 +50,77 @@ class QuantizeActivations:
                 made[binding.var] = value
                 out.keep(binding)
                 return
-            (x, _), (numbers, scale) = value.operands, found
-            key = ("int8", x)
-            if key not in out.known:
-                out.known[key] = _row_scale(out, x)
-                out.known["numbers", x] = _numbers(out, x, out.known[key])
-            # each product has casts of its own, which become a part of it
-            wide = [_emit(out, Cast(i32), v) for v in (out.known["numbers", x], numbers)]
-            total = _emit(out, matmul, *wide)
-            scaled = _emit(out, Mul(), _emit(out, Cast(f32), total), out.known[key])
-            out.bindings.append(replace(binding, value=Call(Mul(), (scaled, scale))))
+            emit = _summed_exactly if found.op.group is None else _summed_by_groups
+            out.bindings.append(replace(binding, value=emit(out, matmul, value.operands, found)))
 
         new = map_graphs(module, lambda f, _: rewrite_function(f, visit, env))
         return module if new is module else DeadCode()(new)
 
 
-def _weight(matmul: Matmul, value: Value, made: dict[GVar, Value]) -> tuple[Value, Value] | None:
-    """Return the numbers and the scales that a product of float32 reads as its second operand; None for others."""
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """How floats of a weight are made of numbers and scales."""
+
+    op: Dequantize
+    numbers: Value
+    scale: Value
+
+
+def _weight(matmul: Matmul, value: Value, made: dict[GVar, Value]) -> _Weight | None:
+    """Return what a product of float32 reads as its second operand; None where its rows stay floats."""
     if not isinstance(value.operands[1], GVar):
         return None
     back = made.get(value.operands[1])
-    dequantize = None if back is None else operator_of(back, Dequantize)
-    if back is None or dequantize is None or dequantize.group is not None or len(back.operands) != 2:
+    op = None if back is None else operator_of(back, Dequantize)
+    if back is None or op is None or op.axis is None or len(back.operands) != 2:
         return None
     numbers, scale = back.operands
     info, wide = tensor_info(numbers), tensor_info(value.operands[0])
-    columns = 0 if matmul.transpose_b else 1
-    fits = info.shape is not None and len(info.shape) == 2 and info.dtype is i8 and dequantize.axis == columns
     depth = as_int(wide.shape[-1]) if wide.shape is not None else None
-    return (numbers, scale) if fits and depth and wide.dtype is f32 and tensor_info(scale).dtype is f32 else None
+    fits = info.shape is not None and len(info.shape) == 2 and info.dtype is i8
+    if not (fits and depth and wide.dtype is f32 and tensor_info(scale).dtype is f32):
+        return None
+    columns = 0 if matmul.transpose_b else 1
+    if op.group is None:
+        return _Weight(op, numbers, scale) if op.axis % 2 == columns else None
+    whole = op.axis % 2 != columns and op.group % 2 == 0 and depth % op.group == 0
+    return _Weight(op, numbers, scale) if whole else None
 
 
-def _row_scale(out: Emitter, x: Value) -> Value:
-    """Emit the scale of each row of x (..., m, k), as (..., m, 1)."""
-    top = _emit(out, Max((-1,), keepdims=True), _emit(out, Abs(), x))
-    return _emit(out, MaximumScalar(TINY), _emit(out, MulScalar(1 / LARGEST), top))
+def _summed_exactly(out: Emitter, matmul: Matmul, operands: Sequence[Value], weight: _Weight) -> Value:
+    """Emit a product of bytes in int32, for scales of columns."""
+    x, scale = operands[0], _row_scale(out, operands[0])
+    if ("bytes", x) not in out.known:
+        shifted = _emit(out, AddScalar(OFFSET), _emit(out, Cast(i32), _numbers(out, x)))
+        out.known["bytes", x] = _emit(out, Cast(u8), shifted)
+    # each product has casts of its own, which become a part of it
+    wide, columns, again = (_emit(out, Cast(i32), v) for v in (out.known["bytes", x], weight.numbers, weight.numbers))
+    added = _emit(out, Sum((1 if matmul.transpose_b else 0,)), _emit(out, MulScalar(-OFFSET), again))
+    total = _emit(out, Add(), _emit(out, matmul, wide, columns), added)
+    return Call(Mul(), (_emit(out, Mul(), _emit(out, Cast(f32), total), scale), weight.scale))
 
 
-def _numbers(out: Emitter, x: Value, scale: Value) -> Value:
+def _summed_by_groups(out: Emitter, matmul: Matmul, operands: Sequence[Value], weight: _Weight) -> Value:
+    """Emit a product of whole numbers as floats, for scales of groups of rows; a schedule may sum a group in int32."""
+    x = operands[0]
+    if ("shorts", x) not in out.known:
+        out.known["shorts", x] = _emit(out, Cast(i16), _numbers(out, x))
+    return Call(Mul(), (_emit(out, matmul, _emit(out, Cast(f32), out.known["shorts", x]), operands[1]), _row_scale(out, x)))
+
+
+def _row_scale(out: Emitter, x: Value) -> GVar:
+    """Emit the scale of each row of x (..., m, k), as (..., m, 1), once."""
+    if ("scale", x) not in out.known:
+        top = _emit(out, Max((-1,), keepdims=True), _emit(out, Abs(), x))
+        out.known["scale", x] = _emit(out, MaximumScalar(TINY), _emit(out, MulScalar(1 / LARGEST), top))
+    return out.known["scale", x]
+
+
+def _numbers(out: Emitter, x: Value) -> GVar:
     """Emit the rows of x (..., m, k) as whole numbers of 8 bits."""
     dims = tensor_info(x).shape
     assert dims is not None
-    depth = as_int(dims[-1])
-    return _emit(out, Quantize(len(dims) - 1, depth), x, scale)
+    return _emit(out, Quantize(len(dims) - 1, as_int(dims[-1])), x, _row_scale(out, x))
 
 
 def _emit(out: Emitter, op: OperatorSpec, *args: Value) -> GVar:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
+from relax_tune.ir.core.dtype import i8, i16, u8
 from relax_tune.ir.core.expr import Expr, Var, add, as_int, floordiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, blocks
@@ -49,16 +50,18 @@ class GemvChoice:
     parallel: whether tiles are spread over workers.
     grouped: whether the scale of a group of steps is multiplied by once per group.
     prefetch: whether panels are prefetched.
+    whole: whether the products of a group are summed as whole numbers, two steps at a time by an instruction.
     """
 
     form: Form
     parallel: bool
     grouped: bool = False
     prefetch: bool = False
+    whole: bool = False
 
     @property
     def name(self) -> str:
-        marks = f"{'.grouped' if self.grouped else ''}{'.prefetch' if self.prefetch else ''}"
+        marks = f"{'.grouped' if self.grouped else ''}{'.whole' if self.whole else ''}{'.prefetch' if self.prefetch else ''}"
         return f"gemv.{self.form}{marks}.{'parallel' if self.parallel else 'serial'}"
 
 
@@ -69,6 +72,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     for order in machine.orders:
         parallel = order == "parallel"
         choices = (
+            GemvChoice("columns", parallel, grouped=True, whole=True),
             GemvChoice("columns", parallel),
             GemvChoice("columns", parallel, prefetch=True),
             GemvChoice("columns", parallel, grouped=True),
@@ -107,6 +111,7 @@ def _columns(
     halves, group = packed_steps(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
         raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
+    dot = _dot_of(s, roles, machine) if choice.whole else ""
     held = roles.operand.buffer
     sizes = [as_int(d) for d in held.shape]
     few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
@@ -114,6 +119,10 @@ def _columns(
         raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _pack_panels(s, main, roles, machine)
+    if choice.whole:
+        halves = 2
+        if held.dtype is i8:  # pairs of steps lie next to each other
+            s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=2, order=[0, 1, 3, 2])
     j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
     panels = s.tunable("V", _dividing(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
     j_0, j_1 = s.split(j_v, [None, panels], divides=as_int(s.extent(j_v)) is not None)
@@ -128,43 +137,68 @@ def _columns(
     outer, inner, reduce = [*batch, j_0, *i_0], [*i_1, j_1, j_2], [*others, *steps]
     s.reorder([*outer, *inner, *reduce])
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
-    s.require(le(add(add(mul(sums, 2) if choice.grouped else sums, panels), 2), machine.registers))
+    kept = mul(sums, 2) if choice.grouped and not choice.whole else sums  # totals change once for a group of whole numbers
+    s.require(le(add(add(kept, panels), 2), machine.registers))
     _place_epilogue(s, epilogue, outer[-1])
     if choice.grouped:
-        _sum_groups(s, main, steps[0], outer, inner)
+        _sum_groups(s, main, steps, outer, inner, dot)
     else:
         s.reorder([*reduce, *inner])
         s.apply("decompose_reduction", block=main, loop=reduce[0])
-    if halves > 1:
+    if halves > 1 and not choice.whole:
         s.set_kind(steps[-1], "unrolled")
     if choice.prefetch:
         each = roles.operand.buffer.dtype.bytes * machine.lanes
         s.apply("prefetch", loop=steps[0], iterations=PREFETCH_BYTES // each)
     for stage in blocks(s.func.body):
-        if stage.name != epilogue and stage.role == "compute":
+        if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
     _parallelise(s, machine, choice, batch, j_0)
     return s
 
 
-def _sum_groups(s: Schedule, main: str, groups: str, outer: Sequence[str], inner: Sequence[str]) -> None:
-    """Sum each iteration of `groups` by itself, and add the sum, times the group's scale, to the total."""
-    s.apply("rfactor", block=main, loop=groups)
+def _sum_groups(
+    s: Schedule, main: str, steps: Sequence[str], outer: Sequence[str], inner: Sequence[str], dot: str
+) -> None:
+    """Sum each iteration of the first of `steps` by itself, and add the sum, times the group's scale, to the total.
+
+    dot: the intrinsic that sums the last of `steps` in whole numbers; empty for sums of floats
+    """
+    s.apply("rfactor", block=main, loop=steps[0])
     factored = f"{main}_rf"
     sums = find_block(s.func, factored).body.buffer
     last = len(sums.shape) - 1
     s.apply("permute_layout", buffer=sums.name, order=[last, *range(last)])  # lanes are its columns
     s.apply("hoist_factors", block=factored)
+    if dot:
+        s.apply("sum_as", block=factored, dtype="i32")
     s.apply("decompose_reduction", block=main, loop=s.loops_of(main)[-1])
     _separate_nests(s, [f"{factored}_init"], len(outer), len(inner) + 1)
     _separate_nests(s, [factored, f"{main}_init"], len(outer), len(inner))
     around = []
     for name in (f"{factored}_init", factored, main):
         own = s.loops_of(name)[len(outer) :]
-        s.reorder([*own[len(inner) :], *own[: len(inner)]])
-        around.append(own[len(inner)])
+        tile, reduce = own[: len(inner)], own[len(inner) :]
+        within = reduce[-1:] if dot and name == factored else []
+        s.reorder([*reduce[: len(reduce) - len(within)], *tile, *within])
+        around.append(reduce[0])
+        if within:
+            for x in tile[:-1]:
+                s.set_kind(x, "unrolled")
+            s.apply("tensorize", loop=tile[-1], intrinsic=dot)
     s.fuse_sibling_loops(around[0], around[1])
     s.fuse_sibling_loops(around[0], around[2])
+
+
+def _dot_of(s: Schedule, roles: Contraction, machine: HardwareInfo) -> str:
+    """Return the intrinsic that multiplies two steps of whole numbers. Raises ScheduleError for other operands."""
+    held = roles.operand.buffer
+    found = [x.buffer for x in block_loads(roles.block) if roles.column not in free_vars(*x.indices)]
+    left = [b for b in found if b is not roles.block.body.buffer]
+    name = {i8: "i8", u8: "i4"}.get(held.dtype)
+    if machine.language != "c" or len(left) != 1 or left[0].dtype is not i16 or name is None or len(held.shape) != 2:
+        raise ScheduleError(f"{s.func.name}: wanted rows of i16 and a matrix of whole numbers in groups")
+    return f"dot2_i16{name}_x{machine.lanes}"
 
 
 def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
-from relax_tune.ir.core.dtype import i8, i32
+from relax_tune.ir.core.dtype import DType, bf16, f32, i8, i16, i32, u8
 from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
@@ -43,21 +43,46 @@ STACK_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
+class Dots:
+    """Sums of some products at once, by one instruction.
+
+    name: of the form.
+    intrinsic: its name, without the number of lanes.
+    steps: products in a sum.
+    left, right, total: types of the row, of the columns and of the sums.
+    widened: whether rows of whole numbers of 8 bits are copied as `left`.
+    """
+
+    name: str
+    intrinsic: str
+    steps: int
+    left: DType
+    right: DType
+    total: DType
+    widened: bool = False
+
+
+PAIRS = Dots("dots", "dot2_i16i8", 2, i16, i8, i32, widened=True)
+QUADS = Dots("quads", "dot4_u8i8", 4, u8, i8, i32)
+BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, bf16, bf16, f32)
+
+
+@dataclass(frozen=True, slots=True)
 class MatmulChoice:
     """The structural decisions of one sketch.
 
     order: how tiles are spread over workers (see `Order`).
     packed: whether the operand with columns is packed.
-    dots: whether whole numbers are multiplied two steps at a time by an instruction.
+    dots: how an instruction multiplies several steps at a time; None if none does.
     """
 
     order: Order
     packed: bool
-    dots: bool = False
+    dots: Dots | None = None
 
     @property
     def name(self) -> str:
-        return f"matmul.{self.order}.{'dots' if self.dots else 'packed' if self.packed else 'direct'}"
+        return f"matmul.{self.order}.{self.dots.name if self.dots else 'packed' if self.packed else 'direct'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +109,18 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Yield every sketch of a matmul; none for other functions."""
     if not is_product(func) or searches(func):
         return
-    dots = [MatmulChoice(order, True, True) for order in ORDERS]
+    dots = [MatmulChoice(order, True, form) for form in _dots_of(machine) for order in ORDERS]
     choices = (*dots, *(MatmulChoice(order, packed) for order in ORDERS for packed in (True, False)))
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
+
+
+def _dots_of(machine: HardwareInfo) -> Iterator[Dots]:
+    """Yield the dot products that are worth a sketch on a machine, the likeliest first."""
+    if machine.has_byte_dots:
+        yield QUADS
+    yield PAIRS
+    if machine.language == "c":
+        yield BF16_PAIRS
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedule:
@@ -103,7 +137,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     in_call = any(not c.constant for c in copies)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
-    widened = _widen_rows(s, roles) if choice.dots else None
+    widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
     if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
@@ -119,7 +153,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     batch = [nest[v] for v in roles.batch]
     reduce, pair = [nest[v] for v in roles.reduce], list[str]()
     if choice.dots:
-        reduce, pair = _halves(s.split(reduce[0], [None, 2], divides=True))
+        outer, inner = s.split(reduce[0], [None, choice.dots.steps], divides=True)
+        reduce, pair = [outer], [inner]
     group, rows = _split_rows(s, roles, nest, choice, in_call)
     if rows:
         vectors = ceildiv(width, machine.lanes)
@@ -141,16 +176,12 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     for copy in copies:
         _store_in_panels(s, copy, width)
     if choice.dots:
-        _multiply_pairs(s, main, copies[0], columns, machine)
+        _multiply_at_once(s, choice.dots, copies[0], columns, machine)
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
     s.guess(*_guesses(s, roles, machine))
     return s
-
-
-def _halves(loops: Sequence[str]) -> tuple[list[str], list[str]]:
-    return [loops[0]], [loops[1]]
 
 
 def _split_rows(
@@ -166,7 +197,7 @@ def _split_rows(
         return [], []
     most = _extent(roles, roles.row) or GROUPS[-1]
     height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
-    if choice.dots:
+    if choice.dots and choice.dots.widened:
         depth = _extent(roles, roles.reduce[0]) or 0
         s.require(le(mul(height, 2 * depth), STACK_BYTES))
     group: list[str] = []
@@ -185,32 +216,38 @@ def _vectors(s: Schedule, widths: Sequence[int], machine: HardwareInfo) -> Expr:
     return mul(s.tunable("V", [w // machine.lanes for w in widths]), machine.lanes)
 
 
-def _widen_rows(s: Schedule, roles: Contraction) -> str:
-    """Let the contraction of whole numbers of 8 bits read its rows from a copy in 16 bits. Returns the copy's block.
+def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
+    """Let the contraction read rows as an instruction wants them. Returns the block of the widened copy, if there is one.
 
-    Raises ScheduleError for other operands, several reduced dims, or one of an odd or unknown extent.
+    Raises ScheduleError for other operands, several reduced dims, or one whose extent is not a constant multiple of the steps.
     """
     name, main = s.func.name, roles.block
     depth = [as_int(i.extent) for i in main.iters if i.var in roles.reduce]
-    if len(depth) != 1 or depth[0] is None or depth[0] % 2:
-        raise ScheduleError(f"{name}: pairs of steps want one even constant number of them, found {depth}")
+    if len(depth) != 1 or depth[0] is None or depth[0] % dots.steps:
+        raise ScheduleError(f"{name}: wanted one constant number of steps, a multiple of {dots.steps}, found {depth}")
     found = [x for x in block_loads(main) if x.buffer is not main.body.buffer]
-    left = [x.buffer for x in found if roles.column not in free_vars(*x.indices)]
-    right = [x.buffer for x in found if roles.column in free_vars(*x.indices)]
-    if main.body.buffer.dtype is not i32 or len(left) != 1 or len(right) != 1 or right[0].dtype is not i8:
-        raise ScheduleError(f"{name}: wanted one product of whole numbers of 8 bits, summed in i32")
-    (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].name, scope="local")
-    s.apply("store_as", buffer=f"{left[0].name}_cache", dtype="i16")
+    left = [x for x in found if roles.column not in free_vars(*x.indices)]
+    right = [x for x in found if roles.column in free_vars(*x.indices)]
+    lefts = (i8, u8) if dots.widened else (dots.left,)
+    fits = len(left) == len(right) == 1 and left[0].buffer.dtype in lefts and right[0].buffer.dtype is dots.right
+    if main.body.buffer.dtype is not dots.total or not fits:
+        raise ScheduleError(f"{name}: wanted one product for {dots.intrinsic}, found other operands")
+    if not dots.widened:
+        return None
+    (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].buffer.name, scope="local")
+    s.apply("store_as", buffer=f"{left[0].buffer.name}_cache", dtype=dots.left.short)
     return copy
 
 
-def _multiply_pairs(s: Schedule, main: str, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo) -> None:
-    """Store pairs of steps next to each other in the panels. One instruction multiplies them for a vector of columns."""
+def _multiply_at_once(
+    s: Schedule, dots: Dots, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo
+) -> None:
+    """Store the steps of an instruction next to each other in the panels. It multiplies them for a vector of columns."""
     rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
     order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
-    s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=2, order=order)
+    s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=dots.steps, order=order)
     s.set_kind(columns[0], "unrolled")
-    s.apply("tensorize", loop=columns[1], intrinsic=f"dot2_i16i8_x{machine.lanes}")
+    s.apply("tensorize", loop=columns[1], intrinsic=f"{dots.intrinsic}_x{machine.lanes}")
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:

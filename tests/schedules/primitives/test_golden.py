@@ -175,6 +175,16 @@ CASES: dict[str, Case] = {
         lambda: make.quantised(3, 5, 8),
         [("cache_read", {"block": "matmul", "buffer": "q"}), ("store_as", {"buffer": "q_cache", "dtype": "f16"})],
     ),
+    "sum_as": Case(
+        lambda: make.quantised(3, 64, 8, 32, activations="int8"),
+        [
+            ("split", {"loop": "matmul_k", "factors": [None, 32]}),
+            ("reorder", {"names": ["matmul_i", "matmul_j", "matmul_k_0", "matmul_k_1"]}),
+            ("rfactor", {"block": "matmul", "loop": "matmul_k_0"}),
+            ("hoist_factors", {"block": "matmul_rf"}),
+            ("sum_as", {"block": "matmul_rf", "dtype": "i32"}),
+        ],
+    ),
     "tile_layout": Case(make.chain, [("tile_layout", {"buffer": "B", "dim": 1, "factor": 4, "order": [1, 0, 2]})]),
     "permute_layout": Case(make.chain, [("permute_layout", {"buffer": "B", "order": [1, 0]})]),
     "transform_layout": Case(
