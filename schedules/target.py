@@ -29,6 +29,7 @@ class HardwareInfo:
     has_serial_launches: work of one worker starts without waking others
     has_byte_dots: one instruction sums four products of bytes in every lane (VNNI)
     has_bf16_dots: one instruction sums two products of bf16 in every lane (AVX512-BF16)
+    has_tile_products: a unit multiplies tiles of bf16 and of bytes (AMX)
     has_wgmma: the device has the product of four warps, `wgmma`; no device sets it until such kernels have run on one
     """
 
@@ -52,6 +53,7 @@ class HardwareInfo:
     has_serial_launches: bool = True
     has_byte_dots: bool = False
     has_bf16_dots: bool = False
+    has_tile_products: bool = False
     has_wgmma: bool = False
     element_bytes: int = 1
     group_axes: tuple[int, ...] = ()
@@ -117,6 +119,7 @@ class HardwareInfo:
             has_serial_launches=bool(limits.get("serial_launches", language == "c")),
             has_byte_dots=bool(limits.get("byte_dots", 0)),
             has_bf16_dots=bool(limits.get("bf16_dots", 0)),
+            has_tile_products=bool(limits.get("tile_products", 0)),
             element_bytes=4 if language == "webgpu" else 1,
             group_axes=axes if is_gpu else (),
         )

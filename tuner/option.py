@@ -7,6 +7,15 @@ from typing import Literal, TypeVar
 
 Command = Literal["tune", "build", "plan", "show", "pack", "install", "submit", "work", "report", "dashboard"]
 """Commands that take settings; `submit` and `work` are those of `relax-tune jobs`."""
+# Groups of commands.
+TUNE: tuple[Command, ...] = ("tune", "submit")
+SEARCH: tuple[Command, ...] = (*TUNE, "install")
+BUILD: tuple[Command, ...] = (*TUNE, "build", "install")
+MODEL: tuple[Command, ...] = (*TUNE, "build", "plan", "show", "report")
+PROGRAM: tuple[Command, ...] = (*MODEL, "pack")
+DEVICE: tuple[Command, ...] = (*MODEL, "install")
+MEASURE: tuple[Command, ...] = ("tune", "work")
+FLEET: tuple[Command, ...] = (*MEASURE, "report", "dashboard")
 T = TypeVar("T")
 
 

@@ -20,7 +20,9 @@ from typing import Any, Literal, get_args
 
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
-from relax_tune.tuner.option import Command, Option, flag_of, option, variable_of
+from relax_tune.tuner.option import (
+    BUILD, DEVICE, FLEET, MEASURE, MODEL, PROGRAM, SEARCH, TUNE, Command, Option, flag_of, option, variable_of
+)  # fmt: skip
 from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, has_password, renamed, successor, text_of
 
 Effort = Literal["quick", "normal", "full"]
@@ -29,6 +31,7 @@ Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Activations = Literal["f32", "int8"]
+Weights = Literal["stored", "int8", "int4"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Logs = Literal["text", "json"]
@@ -38,19 +41,9 @@ FILE = "relax-tune.toml"
 _FILE_BYTES = 1 << 20
 # Candidates per task and per batch, anchors, and how long each shape is timed.
 EFFORTS: Mapping[str, tuple[int, int, int, float]] = {
-    "quick": (16, 8, 6, 0.02),
-    "normal": (64, 8, 6, 0.05),
-    "full": (256, 16, 8, 0.1),
-}
+    "quick": (16, 8, 6, 0.02), "normal": (64, 8, 6, 0.05), "full": (256, 16, 8, 0.1),
+}  # fmt: skip
 STRATEGY_NAMES = ("evolution", "random", "grid", "optuna", "optuna-cmaes", "optuna-gp")
-TUNE: tuple[Command, ...] = ("tune", "submit")
-SEARCH: tuple[Command, ...] = (*TUNE, "install")
-BUILD: tuple[Command, ...] = (*TUNE, "build", "install")
-MODEL: tuple[Command, ...] = (*TUNE, "build", "plan", "show", "report")
-PROGRAM: tuple[Command, ...] = (*MODEL, "pack")
-DEVICE: tuple[Command, ...] = (*MODEL, "install")
-MEASURE: tuple[Command, ...] = ("tune", "work")
-FLEET: tuple[Command, ...] = (*MEASURE, "report", "dashboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +177,15 @@ class Settings:
         commands=PROGRAM,
         choices=get_args(Precision),
     )
+    weights: Weights = option(
+        "stored",
+        "Weights of matrix products: as stored, or int8 with a scale a column, or int4 with one for 32 rows; the loss is printed.",
+        commands=PROGRAM,
+        choices=get_args(Weights),
+    )
     activations: Activations = option(
         "f32",
-        "What products of weights multiply: f32, or int8, with weights as int8 and scales of rows in the call; the loss is printed.",
+        "What products of weights multiply: f32, or int8 with scales of rows in the call, and --weights int8 unless int4.",
         commands=PROGRAM,
         choices=get_args(Activations),
     )
@@ -202,7 +201,7 @@ class Settings:
         None,
         "Inputs that measure the loss: an .npz file whose arrays have a leading dim of samples, or a folder of .npz files.",
         commands=("tune", "build"),
-        default="none, without --quality; drawn inputs for --activations",
+        default="none, without --quality; drawn inputs for --activations and --weights",
         metavar="FILE.npz",
         reaches_out=True,
     )

@@ -275,7 +275,10 @@ def _whole_sums(lanes: int, steps: int) -> str:
 def _dot4(lanes: int) -> Intrinsic:
     """Return sums of four products of bytes for each of `lanes` columns: one instruction of VNNI."""
     name = f"dot4_u8i8_x{lanes}"
-    has = {8: "(defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))", 16: "defined(__AVX512VNNI__)"}
+    has = {
+        8: "(defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))",
+        16: "defined(__AVX512VNNI__)",
+    }
     fast = (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
@@ -457,6 +460,64 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},)
     return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], fast)}))
 
 
+def _amx(left: DType, right: DType, total: DType, mnemonic: str, flag: str) -> Intrinsic:
+    """Return a tile product of AMX: up to 16 rows by 16 columns, over all steps of the reduction.
+
+    Columns lie as the unit wants them: the steps of 4 bytes next to each other, 16 columns of them in a row.
+    """
+    steps = 4 // left.bytes
+    name = f"amx_{left.short}{right.short if right is not left else ''}_16x16"
+    deep = 16 * steps
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, n * {deep}), {left.short}), B: Buffer((n, 16, 16, {steps}), {right.short}), C: Buffer((m, 16), {total.short})):
+    for i in serial(m):
+        for j in serial(16):
+            for t in serial(n):
+                for r in serial(16):
+                    for h in serial({steps}):
+                        with block("dot"):
+                            vi = spatial(m, i); vj = spatial(16, j); vt = reduce(n, t); vr = reduce(16, r); vh = reduce({steps}, h)
+                            C[vi, vj] = C[vi, vj] + cast(A[vi, vt * {deep} + vr * {steps} + vh], {total.short}) * cast(B[vt, vr, vj, vh], {total.short})
+"""
+    read = ("rt_from_bf16_f32(", ")") if left is bf16 else ("(int)", "")
+    a = f"{read[0]}a[i * a_i + t * {deep} + r * {steps} + h]{read[1]}"
+    b = f"{read[0]}b[t * b_t + r * b_r + j * b_j + h]{read[1]}"
+    plain = (
+        "  for (int i = 0; i < m; i++)\n    for (int t = 0; t < n; t++)\n      for (int r = 0; r < 16; r++)\n"
+        f"        for (int j = 0; j < 16; j++)\n          for (int h = 0; h < {steps}; h++)\n"
+        f"            c[i * c_i + j] += {a} * {b};"
+    )
+    # palette 1; tile 0: sums, 1: rows, 2: columns. Linux wants a process to ask for the registers once (its x86/xstate page).
+    fast = (
+        "  extern long syscall(long, ...);\n"
+        "  static int asked;\n"
+        "  if (!asked) {\n    syscall(158, 0x1023, 18);\n    asked = 1;\n  }\n"
+        "  struct { unsigned char palette, start, zeros[14]; unsigned short bytes[16]; unsigned char rows[16]; } tiles = {0};\n"
+        "  tiles.palette = 1;\n"
+        "  for (int k = 0; k < 3; k++) tiles.bytes[k] = 64, tiles.rows[k] = k == 2 ? 16 : m;\n"
+        '  __asm__ volatile("ldtilecfg %0" : : "m"(tiles));\n'
+        '  __asm__ volatile("tileloadd (%0,%1,1), %%tmm0" : : "r"(c), "r"((long)c_i * 4) : "memory");\n'
+        "  for (int t = 0; t < n; t++) {\n"
+        f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm1" : : "r"(a + t * {deep}), "r"((long)a_i * {left.bytes}) : "memory");\n'
+        f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm2" : : "r"(b + t * b_t), "r"((long)b_r * {left.bytes}) : "memory");\n'
+        f'    __asm__ volatile("{mnemonic} %%tmm2, %%tmm1, %%tmm0" : :);\n'
+        "  }\n"
+        '  __asm__ volatile("tilestored %%tmm0, (%0,%1,1)" : : "r"(c), "r"((long)c_i * 4) : "memory");\n'
+        '  __asm__ volatile("tilerelease" : :);'
+    )
+    return Intrinsic(
+        text,
+        frozenset("ABC"),
+        plain,
+        MappingProxyType({"c": (f"defined({flag}) && defined(__linux__)", fast)}),
+        language="c",
+        prelude_helpers=("from_bf16",) if left is bf16 else (),
+        max_extent=MappingProxyType({"m": 16}),
+        fixed_strides=(("B", "j", steps, ""),),
+    )
+
+
 _OUTER = """
 @prim_func(outputs=1)
 def outer_f32_4x16(A: Buffer((4,), f32), B: Buffer((16,), f32), C: Buffer((4, 16), f32)):
@@ -564,6 +625,9 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # sums of two products of 16 bits for a vector of columns (AVX2: one instruction and an addition)
     **{f"dot2_i16i8_x{lanes}": _dot2(lanes) for lanes in (4, 8, 16)},
     **{f"dot2_i16i4_x{lanes}": _dot2_i4(lanes) for lanes in (4, 8, 16)},
+    # tiles of a product over its whole reduction (AMX)
+    "amx_bf16_16x16": _amx(bf16, bf16, f32, "tdpbf16ps", "__AMX_BF16__"),
+    "amx_u8i8_16x16": _amx(u8, i8, i32, "tdpbusd", "__AMX_INT8__"),
     # a tile transposed
     "transpose_f32_8x8": _transpose(8),
     "transpose_f32_16x16": _transpose(16),

@@ -56,12 +56,17 @@ class Level:
         return module
 
 
+WEIGHT_BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+"""The types of whole numbers with scales, and their bits."""
+
+
 def passes_for(
     qkv: Literal["separate", "merged"] = "separate",
     precision: DType = f32,
     attention: Literal["fused", "unfused"] = "fused",
     rounded: Mapping[str, DType] = MappingProxyType({}),
     activations: Literal["f32", "int8"] = "f32",
+    weights: Literal["stored", "int8", "int4"] = "stored",
 ) -> tuple[Pass, ...]:
     """Return the standard passes.
 
@@ -70,8 +75,10 @@ def passes_for(
     precision: type in which float32 models store weights and the arguments of matmuls.
     attention: one tensor function, or two matmuls and a softmax, each tuned or left to a library by itself.
     rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`).
-    activations: what products of float32 weights multiply. `int8` stores the weights in 8 bits (`QuantizeWeights`) and quantises
-        what they are multiplied with in the call (`QuantizeActivations`)."""
+    activations: what products of float32 weights multiply. `int8` quantises it in the call (`QuantizeActivations`), and stores the
+        weights in 8 bits where `weights` does not say otherwise.
+    weights: numbers as which weights of products are stored (`QuantizeWeights`)."""
+    whole = "int8" if activations == "int8" and weights == "stored" else weights
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
     lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
@@ -85,7 +92,8 @@ def passes_for(
         RewriteToFixpoint((PAD_OF_CONCAT,)),
         DeadCode(),
         *((CommonSubexpressions(repeat_spatial=True), CombineParallelMatmuls()) if merged else ()),
-        *((QuantizeWeights(), QuantizeActivations()) if activations == "int8" else ()),
+        *((QuantizeWeights(WEIGHT_BITS[whole]),) if whole in WEIGHT_BITS else ()),
+        *((QuantizeActivations(),) if activations == "int8" else ()),
         MixedPrecision(precision),
         *((RoundWeights(rounded),) if rounded else ()),
         Legalize(strict=True),

@@ -36,7 +36,7 @@ class DeviceInfo:
     `l2_bytes`, `l3_bytes`, `max_local_bytes`, `max_group_size`, `launch_ns`, `serial_launches`, and of a GPU `warp`, `registers_per_sm`,
     `threads_per_sm`, `local_bytes_per_sm`, `groups_per_sm`; `doubles` is 0 where kernels cannot compute in float64,
     `serial_launches` where a launch of one group wakes other threads; `byte_dots` and `bf16_dots` are 1 where vectors have
-    dot products of bytes and of bf16.
+    dot products of bytes and of bf16, `tile_products` where there is AMX.
     `runtime/device/quirks` adds what a device does not report.
     libraries: name and fingerprint of each installed library (`library.registry.library_facts`); None: not looked for.
     unit: the physical device on its host: `pci:` and its bus id, `cpu:` and the host's name for a processor; empty if unknown.

@@ -68,12 +68,13 @@ def vector_registers() -> int:
 
 
 def dot_products() -> dict[str, int]:
-    """Return the dot products that vectors of `vector_bits` have, as limits: `byte_dots` (VNNI), `bf16_dots`; none where missing."""
+    """Return the products that the processor has, as limits: `byte_dots` (VNNI), `bf16_dots`, `tile_products` (AMX); none where missing."""
     flags = cpu_flags()
     wide = vector_bits() == 512
     found = {
         "byte_dots": "avx512_vnni" in flags if wide else "avx_vnni" in flags,
         "bf16_dots": wide and "avx512_bf16" in flags,
+        "tile_products": wide and {"amx_tile", "amx_bf16", "amx_int8"} <= flags,
     }
     return {name: 1 for name, has in found.items() if has}
 

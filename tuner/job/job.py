@@ -21,7 +21,7 @@ from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-from relax_tune.ir.passes.pipeline import LoweredModule, PassManager, lower, passes_for
+from relax_tune.ir.passes.pipeline import WEIGHT_BITS, LoweredModule, PassManager, lower, passes_for
 from relax_tune.ir.passes.placement.wishes import DropDevices
 from relax_tune.ir.rewrite.rules import Rule
 from relax_tune.ir.text.printer import print_text
@@ -61,8 +61,6 @@ from relax_tune.tuner.task.task import Choices, Task
 Bounds = Mapping[str, tuple[int, int]]
 WeightType = Literal["bf16", "f16", "int8", "int4"]
 """A type that a weight may be stored in instead of its own."""
-WEIGHT_BITS: Mapping[WeightType, int] = {"int8": 8, "int4": 4}
-"""The types of whole numbers with scales, and their bits."""
 
 
 def model_key(module: IRModule) -> str:
@@ -90,7 +88,9 @@ def lowered_module(
         only = frozenset(name for name, chosen in stored.items() if chosen == kind)
         module = QuantizeWeights(bits, only=only)(module) if only else module
     rounded = {name: dtype(chosen) for name, chosen in stored.items() if chosen not in WEIGHT_BITS}
-    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, rounded, settings.activations)
+    passes = passes_for(
+        settings.qkv, dtype(settings.precision), settings.attention, rounded, settings.activations, settings.weights
+    )
     append = settings.attention == "fused" and not several
     return lower(module, passes, rules, PassManager(verify), settings.checks, append, several)
 

@@ -111,7 +111,9 @@ def with_machine(features: FeatureArray, hardware: HardwareInfo) -> FeatureArray
 
 def _machine(hardware: HardwareInfo) -> Mapping[str, float]:
     facts = asdict(hardware)
-    kind, *_ = (facts.pop(name) for name in ("language", "element_bytes", "group_axes", "has_byte_dots", "has_bf16_dots"))
+    kind = facts.pop("language")
+    for name in ("element_bytes", "group_axes", "has_byte_dots", "has_bf16_dots", "has_tile_products"):
+        del facts[name]
     language = float(LANGUAGES.index(RELATED.get(kind, kind)))
     return {"language": language, **{name: float(np.log2(1 + value)) for name, value in facts.items()}}
 

@@ -38,7 +38,7 @@ from relax_tune.tuner.task.extract import extract_tasks
 SUFFIX = ".rtp"
 _PROGRAM, _WEIGHTS, _RECORDS = "program.relax", "weights.safetensors", "records.jsonl"
 PACK = FileFormat("relax-tune pack", "pack", SUFFIX, 1, ((_PROGRAM, _WEIGHTS, _RECORDS),), "pack", "packed")
-SHAPING = ("effort", "qkv", "attention", "precision", "activations", "caches", "checks")
+SHAPING = ("effort", "qkv", "attention", "precision", "activations", "weights", "caches", "checks")
 """Settings that decide which tasks a model has, and at which shapes they are timed. A pack holds their values."""
 
 

@@ -1,4 +1,4 @@
-"""Loss of `--activations int8`: results of a build beside those of the model with float32 activations."""
+"""Loss of `--activations int8` and of `--weights`: results of a build beside those of the model as it is."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ SHOWN = ("cosine", "max_abs")
 
 
 def with_activation_loss(job: Job, built: BuildResult) -> BuildResult:
-    """Return a build with a note of what its activations lose, where the job's settings quantise them.
+    """Return a build with a note of what its activations and weights lose, where the job's settings quantise them.
 
     Both run on the job's device. Inputs are the settings' samples, or drawn as for measurements.
 
     Raises: UserError for samples that do not fit the model.
     """
     settings = job.settings
-    if settings.activations == "f32":
+    if settings.activations == "f32" and settings.weights == "stored":
         return built
-    exact = replace(job, settings=replace(settings, activations="f32", self_test=False))
+    exact = replace(job, settings=replace(settings, activations="f32", weights="stored", self_test=False))
+    which = f"activations {settings.activations}" if settings.activations != "f32" else f"weights {settings.weights}"
+    if settings.activations != "f32" and settings.weights != "stored":
+        which += f", weights {settings.weights}"
     samples = None
     if settings.samples is not None:
         samples = SplitSamples.read(Path(settings.samples), job.module, settings.seed)
     try:
         found = _compared(exact.artifact(exact.build("generic")), job.artifact(built), settings.target, samples)
     except RelaxTuneError as error:
-        note = f"activations {settings.activations}: their loss was not measured: {str(error).splitlines()[0]}"
+        note = f"{which}: their loss was not measured: {str(error).splitlines()[0]}"
     else:
         values = ", ".join(f"{name} {found[name]:.6g}" for name in SHOWN)
         where = "drawn inputs" if samples is None else f"the samples of {settings.samples}"
-        note = f"activations {settings.activations}: {values} against f32, on {where}"
+        note = f"{which}: {values} against f32, on {where}"
     return replace(built, notes=(*built.notes, note))
 
 

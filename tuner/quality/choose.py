@@ -39,7 +39,7 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
     """
     if settings.quality is None and settings.samples is None:
         return None
-    if settings.quality is None and settings.activations != "f32":
+    if settings.quality is None and (settings.activations, settings.weights) != ("f32", "stored"):
         if settings.samples is not None:  # refused now, not after hours of tuning
             SplitSamples.read(Path(settings.samples), module, settings.seed)
         return None
@@ -54,14 +54,12 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
         raise UserError(
             f"--quality runs the model on one device of this machine, found --target {settings.target}; choose such a device"
         )
-    if settings.precision != "f32":
-        raise UserError(
-            f"--quality chooses a type for each weight, found --precision {settings.precision} for all; leave one of them out"
-        )
-    if settings.activations != "f32":
-        raise UserError(
-            f"--quality chooses a type for each weight, found --activations {settings.activations} for all; leave one of them out"
-        )
+    for name in ("precision", "activations", "weights"):
+        found = getattr(settings, name)
+        if found not in ("f32", "stored"):
+            raise UserError(
+                f"--quality chooses a type for each weight, found --{name} {found} for all; leave one of them out"
+            )
     for where in ("scheduler", "browser"):
         if getattr(settings, where) is not None:
             raise UserError(f"--quality runs the model on this machine, found --{where} too; leave one of them out")

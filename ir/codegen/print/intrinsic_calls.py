@@ -72,7 +72,8 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
     strides = tuple(steps[key] for key in intrinsic.strides())
     sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
     call = IntrinsicCall(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
-    return call if not intrinsic.of_warp or (not rooms and _fits_warp(call) and _has_fixed_strides(call)) else None
+    fits = _has_fixed_strides(call) and all(0 < size <= intrinsic.max_extent.get(name, size) for name, size in sizes)
+    return call if fits and (not intrinsic.of_warp or (not rooms and _fits_warp(call))) else None
 
 
 def _fits_warp(call: IntrinsicCall) -> bool:
@@ -96,7 +97,7 @@ def _fits_warp(call: IntrinsicCall) -> bool:
             or any(c % ROW for p in (start, *steps) for c in p.values())
         ):
             return False
-    return all(0 < size <= call.intrinsic.max_extent.get(name, size) for name, size in call.sizes)
+    return True
 
 
 def _has_fixed_strides(call: IntrinsicCall) -> bool:

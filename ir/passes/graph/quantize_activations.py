@@ -105,7 +105,9 @@ def _summed_by_groups(out: Emitter, matmul: Matmul, operands: Sequence[Value], w
     x = operands[0]
     if ("shorts", x) not in out.known:
         out.known["shorts", x] = _emit(out, Cast(i16), _numbers(out, x))
-    return Call(Mul(), (_emit(out, matmul, _emit(out, Cast(f32), out.known["shorts", x]), operands[1]), _row_scale(out, x)))
+    return Call(
+        Mul(), (_emit(out, matmul, _emit(out, Cast(f32), out.known["shorts", x]), operands[1]), _row_scale(out, x))
+    )
 
 
 def _row_scale(out: Emitter, x: Value) -> GVar:

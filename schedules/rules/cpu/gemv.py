@@ -137,7 +137,9 @@ def _columns(
     outer, inner, reduce = [*batch, j_0, *i_0], [*i_1, j_1, j_2], [*others, *steps]
     s.reorder([*outer, *inner, *reduce])
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
-    kept = mul(sums, 2) if choice.grouped and not choice.whole else sums  # totals change once for a group of whole numbers
+    kept = (
+        mul(sums, 2) if choice.grouped and not choice.whole else sums
+    )  # totals change once for a group of whole numbers
     s.require(le(add(add(kept, panels), 2), machine.registers))
     _place_epilogue(s, epilogue, outer[-1])
     if choice.grouped:

@@ -9,7 +9,7 @@ in powers of two, leftover columns in whole vectors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -65,6 +65,9 @@ class Dots:
 PAIRS = Dots("dots", "dot2_i16i8", 2, i16, i8, i32, widened=True)
 QUADS = Dots("quads", "dot4_u8i8", 4, u8, i8, i32)
 BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, bf16, bf16, f32)
+TILES = (Dots("tiles", "amx_bf16", 2, bf16, bf16, f32), Dots("tiles", "amx_u8i8", 4, u8, i8, i32))
+TILE = 16
+"""Rows and columns of a tile of AMX, and steps of 4 bytes in a row of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         return
     dots = [MatmulChoice(order, True, form) for form in _dots_of(machine) for order in ORDERS]
     choices = (*dots, *(MatmulChoice(order, packed) for order in ORDERS for packed in (True, False)))
+    tiles = [MatmulChoice("panels", True, form) for form in TILES] if machine.has_tile_products else []
+    yield from try_forms((choice.name, partial(build_tiles, func, machine, choice)) for choice in tiles)
     yield from try_forms((choice.name, partial(build, func, machine, choice)) for choice in choices)
 
 
@@ -184,19 +189,59 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     return s
 
 
+def build_tiles(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedule:
+    """Apply the form whose tiles AMX computes over all steps at once. Raises ScheduleError where it does not fit the function."""
+    dots = choice.dots
+    assert dots is not None
+    s = Schedule(func)
+    main = reductions(func)[0].name
+    inline_around(s, main)
+    roles = find_contraction(find_block(s.func, main), output_column(s, main, final_block(s.func)))
+    if roles.row is None:
+        raise ScheduleError(f"{func.name}: tiles want rows")
+    width = mul(s.tunable("V", VECTORS), TILE)
+    copies = _pad_operands(s, roles, width)
+    if [c.constant for c in copies] != [True]:
+        raise ScheduleError(f"{func.name}: tiles want one constant operand with columns")
+    _prepare_rows(s, roles, replace(dots, steps=TILE * dots.steps))
+    s.apply("set_scope", buffer=find_block(s.func, main).body.buffer.name, scope="local")
+    epilogue = final_block(s.func)
+    nest = dict(zip((i.var for i in find_block(s.func, main).iters), s.loops_of(main), strict=True))
+    j_0, *columns = s.split(nest[roles.column], [None, s.tunables["V"], TILE])
+    batch = [nest[v] for v in roles.batch]
+    reduce = s.split(nest[roles.reduce[0]], [None, TILE, dots.steps], divides=True)
+    group, rows = _split_rows(s, roles, nest, replace(choice, dots=None), False, (TILE,))
+    s.reorder([*batch, j_0, *group, rows[0], columns[0], rows[1], columns[1], *reduce])
+    _place_copy(s, copies[0], choice, machine, width, j_0)
+    e_loops = s.reverse_compute_at(epilogue.name, rows[0])
+    s.set_kind(e_loops[-1], "vectorized")
+    s.apply("decompose_reduction", block=main, loop=rows[1])
+    s.set_kind(s.loops_of(f"{main}_init")[-1], "vectorized")
+    _store_in_panels(s, copies[0], width)
+    _store_steps_together(s, dots, copies[0])
+    s.apply("tensorize", loop=rows[1], intrinsic=f"{dots.intrinsic}_16x16")
+    _bind_tiles(s, machine, choice.order, batch, j_0, group)
+    return s
+
+
 def _split_rows(
-    s: Schedule, roles: Contraction, nest: Mapping[Var, str], choice: MatmulChoice, in_call: bool
+    s: Schedule,
+    roles: Contraction,
+    nest: Mapping[Var, str],
+    choice: MatmulChoice,
+    in_call: bool,
+    heights: Sequence[int] = HEIGHTS,
 ) -> tuple[list[str], list[str]]:
     """Return the loop over groups of rows, if workers share them, and the loops over tiles and their rows; no loops without rows.
 
-    in_call: whether something is packed in the call, and so once for all rows of a panel
+    in_call: whether something is packed in the call, and so once for all rows of a panel; heights: of tiles
     """
     if roles.row is None:
         if choice.order == "blocks":
             raise ScheduleError(f"{s.func.name}: without rows there is nothing to pack for")
         return [], []
     most = _extent(roles, roles.row) or GROUPS[-1]
-    height = s.tunable("MR", [h for h in HEIGHTS if h <= most])
+    height = s.tunable("MR", [h for h in heights if h <= most])
     if choice.dots and choice.dots.widened:
         depth = _extent(roles, roles.reduce[0]) or 0
         s.require(le(mul(height, 2 * depth), STACK_BYTES))
@@ -242,12 +287,17 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
 def _multiply_at_once(
     s: Schedule, dots: Dots, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo
 ) -> None:
-    """Store the steps of an instruction next to each other in the panels. It multiplies them for a vector of columns."""
+    """Let an instruction multiply its steps for a vector of columns."""
+    _store_steps_together(s, dots, copy)
+    s.set_kind(columns[0], "unrolled")
+    s.apply("tensorize", loop=columns[1], intrinsic=f"{dots.intrinsic}_x{machine.lanes}")
+
+
+def _store_steps_together(s: Schedule, dots: Dots, copy: PaddedOperand) -> None:
+    """Store the steps that an instruction multiplies at once next to each other in the panels."""
     rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
     order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
     s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=dots.steps, order=order)
-    s.set_kind(columns[0], "unrolled")
-    s.apply("tensorize", loop=columns[1], intrinsic=f"{dots.intrinsic}_x{machine.lanes}")
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:

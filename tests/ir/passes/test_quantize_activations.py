@@ -99,7 +99,13 @@ def test_row_of_a_nan_or_infinity_gives_nan(value: float) -> None:
 
 
 @settings(max_examples=examples(15), deadline=None)
-@given(st.integers(1, 5), st.integers(1, 6), st.sampled_from([(4, 32), (8, 32), (8, 2)]), st.booleans(), st.integers(0, 1 << 30))
+@given(
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([(4, 32), (8, 32), (8, 2)]),
+    st.booleans(),
+    st.integers(0, 1 << 30),
+)
 def test_sum_of_a_group_is_multiplied_by_its_scale(
     m: int, n: int, stored: tuple[int, int], transposed: bool, seed: int
 ) -> None:

@@ -11,6 +11,8 @@ from tests.support import schedule_functions as make
 from tests.support.candidates import MACHINES, arguments, drawn, problems
 
 from relax_tune.ir.core.dtype import bf16
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import loops
 from relax_tune.schedules.sketch import generate_sketches, instantiate
 from relax_tune.schedules.target import HardwareInfo
 
@@ -29,16 +31,19 @@ def test_byte_dots_want_a_processor_with_the_instruction() -> None:
 def test_dot_products_of_other_processors_compute_the_same() -> None:
     """Where there is no such instruction, its text says the same in others."""
     device = opened("c")
-    machine = replace(MACHINES["c"], lanes=16, has_byte_dots=True, has_bf16_dots=True)
-    made = {
+    machine = replace(MACHINES["c"], lanes=16, has_byte_dots=True, has_bf16_dots=True, has_tile_products=True)
+    made: dict[str, PrimFunc | list[PrimFunc]] = {
+        "matmul.panels.tiles": [make.quantised(37, 128, 8, activations="int8"), make.dense(37, 64, stored=bf16)],
         "matmul.panels.quads": make.quantised(37, 24, 8, activations="int8"),
         "matmul.panels.bf16_dots": make.dense(37, 24, stored=bf16),
         "gemv.columns.grouped.whole.parallel": make.quantised(40, 64, 4, activations="int8"),
     }
-    for name, func in made.items():
+    for name, func in ((n, f) for n, found in made.items() for f in (found if isinstance(found, list) else [found])):
         sketch = next(s for s in generate_sketches(func, machine) if s.name == name)
         values = drawn(sketch, random.Random(name))
         run = Compiled(device, "c", instantiate(sketch, values), 16)
+        (marked,) = {x.marks.intrinsic for x in loops(sketch.func.body) if x.marks.intrinsic}
+        assert f"rt_{marked}" in run.kernels[-1].source.split("/*end prelude*/")[1]
         for m in (1, 5, 18):
             arrays, scalars = arguments(func, {"m": m})
             assert not problems(func, arrays, run(arrays, scalars), {"m": m}), (name, values)

@@ -28,8 +28,9 @@ def two_layers() -> IRModule:
 
 
 def noted(**settings: object) -> str:
-    artifact = rt.build(two_layers(), target="c", db="memory://", policy="generic", activations="int8", **settings)
-    (note,) = [n for n in artifact.notes if n.startswith("activations")]
+    settings = {"activations": "int8", **settings}
+    artifact = rt.build(two_layers(), target="c", db="memory://", policy="generic", **settings)
+    (note,) = [n for n in artifact.notes if n.startswith(("activations", "weights"))]
     return note
 
 
@@ -41,6 +42,14 @@ def test_build_says_the_loss_of_activations() -> None:
     note = noted()
     assert note.endswith("against f32, on drawn inputs")
     assert 0.999 < cosine_of(note) < 1
+
+
+def test_fewer_bits_lose_more() -> None:
+    notes = [noted(activations="f32", weights=kind) for kind in ("int8", "int4")] + [noted(weights="int4")]
+    starts = ("weights int8: ", "weights int4: ", "activations int8, weights int4: ")
+    assert [note.startswith(start) for note, start in zip(notes, starts)] == [True] * 3
+    int8, int4, both = map(cosine_of, notes)
+    assert 1 > int8 > int4 > 0.97 and abs(int4 - both) < 0.002
 
 
 def test_samples_measure_the_loss(tmp_path: Path) -> None:
@@ -57,6 +66,18 @@ def test_samples_measure_the_loss(tmp_path: Path) -> None:
     assert largest > 10
 
 
+def test_results_of_groups_are_near() -> None:
+    module, x = two_layers(), np.random.default_rng(2).standard_normal((7, 32)).astype(np.float32)
+    by_floats, by_whole = (
+        rt.build(module, target="c", db="memory://", settings=QUICK, weights="int4", activations=kind)
+        for kind in ("f32", "int8")
+    )
+    with by_floats.open() as a, by_whole.open() as b:
+        (wanted,), (found,) = a.run([x]), b.run([x])
+    assert not np.array_equal(found, wanted)
+    np.testing.assert_allclose(found, wanted, atol=0.03 * float(np.abs(wanted).max()))
+
+
 def test_results_have_eight_bits() -> None:
     module, x = two_layers(), np.random.default_rng(2).standard_normal((7, 32)).astype(np.float32)
     exact, lower = (
@@ -66,7 +87,7 @@ def test_results_have_eight_bits() -> None:
         (wanted,), (found,) = a.run([x]), b.run([x])
     assert not np.array_equal(found, wanted)
     np.testing.assert_allclose(found, wanted, atol=0.03 * float(np.abs(wanted).max()))
-    assert {str(a.dtype) for a in lower.constants.values()} == {"int8", "float32"}
+    assert {str(a.dtype) for a in lower.constants.values()} == {"int8", "int32", "float32"}
 
 
 def test_unfit_samples_are_refused_before_tuning(tmp_path: Path) -> None:
@@ -75,14 +96,15 @@ def test_unfit_samples_are_refused_before_tuning(tmp_path: Path) -> None:
         rt.tune(two_layers(), target="c", db="memory://", activations="int8", samples=tmp_path / "calls.npz")
 
 
-def test_quality_and_activations_exclude_one_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("activations", "int8"), ("weights", "int4")])
+def test_quality_excludes_a_type_for_all(name: str, value: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "calls.npz", x=np.ones((4, 9, 32), np.float32))
-    with pytest.raises(UserError, match="found --activations int8 for all; leave one of them out"):
+    with pytest.raises(UserError, match=f"found --{name} {value} for all; leave one of them out"):
         rt.build(
             two_layers(),
             target="c",
             db="memory://",
-            activations="int8",
             quality="cosine>=0.9",
             samples=tmp_path / "calls.npz",
+            **{name: value},
         )

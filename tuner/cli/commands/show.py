@@ -170,7 +170,8 @@ def _show_model(
     json: bool,
 ) -> None:
     module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
-    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, activations=settings.activations)
+    numbers = {"activations": settings.activations, "weights": settings.weights}
+    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, **numbers)
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
         document |= {

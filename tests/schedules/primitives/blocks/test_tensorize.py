@@ -97,7 +97,7 @@ MERGED = step("fuse_sibling_loops", first="double_i", second="inc_i")
 PADDED = step("pad", block="mm", factors=[4, None, None])
 
 REFUSALS = [
-    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of dot2_.*, outer_f32_4x16, .*; found 'magic'"),
+    refuse("an unknown intrinsic", product, put("mm_i", "magic"), message="one of amx_.*, outer_f32_4x16, .*; found 'magic'"),
     refuse("other extents", product, SPLIT, INSIDE, put("mm_k"), message="extents 4, 16 around one block, found 'mm_k' of extent 4"),
     refuse("several blocks", make.chain, MERGED, put("double_i"), message="several statements"),
     refuse("a marked loop", product, step("set_kind", loop="mm_j", kind="vectorized"), put("mm_j"), message="'mm_j' marked"),
@@ -206,7 +206,12 @@ FLAGS = (
     ("dot4_u8i8_x8", "-mavxvnni"),
     ("dot4_u8i8_x16", "-mavx512vnni"),
 )
-MADE = {"-msimd128": "i32x4.dot_i16x8_s", "-mavx512vnni": "vpdpbusd", "-mavxvnni": "vpdpbusd", "-mavx512bf16": "vdpbf16ps"}
+MADE = {
+    "-msimd128": "i32x4.dot_i16x8_s",
+    "-mavx512vnni": "vpdpbusd",
+    "-mavxvnni": "vpdpbusd",
+    "-mavx512bf16": "vdpbf16ps",
+}
 BYTES = ("-mavx2", "-mavx512bw")
 COMPILED = [
     (name, flag, compiler)
@@ -223,7 +228,9 @@ def test_instructions_of_other_processors_compile(name: str, flag: str, compiler
     """Without a warning, to the instruction they are named for; this processor may lack it."""
     condition, body = INTRINSICS[name].fast["c"]
     kind = {"i16": "short", "bf1": "unsigned short"}.get(name.split("_")[1][:3], "unsigned char")
-    columns = {"i16i8": "signed char", "bf16": "unsigned short", "u8i8": "signed char"}.get(name.split("_")[1], "unsigned char")
+    columns = {"i16i8": "signed char", "bf16": "unsigned short", "u8i8": "signed char"}.get(
+        name.split("_")[1], "unsigned char"
+    )
     total = "float" if "bf16" in name else "int"
     text = f"#if !({condition})\n#error {flag}\n#endif\n"
     strides = "" if "i4" in name else ", long b_i"
@@ -237,3 +244,27 @@ def test_instructions_of_other_processors_compile(name: str, flag: str, compiler
     made = (tmp_path / "f.s").read_text()
     widened = "vpmovzxbd" if "i4" in name else "vpmovsxbw"
     assert MADE.get(flag, "pmaddwd") in made and (widened in made or flag not in BYTES)
+
+
+@pytest.mark.ccompiler
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="wants gcc on x86-64")
+@pytest.mark.parametrize(
+    ("name", "flags", "product"),
+    [
+        ("amx_bf16_16x16", ["-mamx-tile", "-mamx-bf16"], "tdpbf16ps"),
+        ("amx_u8i8_16x16", ["-mamx-tile", "-mamx-int8"], "tdpbusd"),
+    ],
+)
+def test_tile_products_assemble(name: str, flags: list[str], product: str, tmp_path: Path) -> None:
+    condition, body = INTRINSICS[name].fast["c"]
+    left, right, total = ("short", "short", "float") if "bf16" in name else ("char", "signed char", "int")
+    strides = "long a_i, long b_t, long b_r, long b_j, long c_i"
+    text = f"#if !({condition})\n#error {flags}\n#endif\nenum {{ m = 5, n = 3 }};\n"
+    text += f"void f(const unsigned {left} *a, const {right} *b, {total} *c, {strides}) {{\n  (void)b_j;\n{body}\n}}\n"
+    (tmp_path / "f.c").write_text(text)
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    command = ["gcc", "-O3", "-std=gnu11", *strict, *flags, "-c", "f.c", "-o", "f.o", "-save-temps"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "f.s").read_text()
+    assert made.index("ldtilecfg") < made.index(product) < made.index("tilerelease")
