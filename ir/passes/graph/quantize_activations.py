@@ -110,7 +110,7 @@ def _summed_by_groups(out: Emitter, matmul: Matmul, operands: Sequence[Value], w
     )
 
 
-def _row_scale(out: Emitter, x: Value) -> GVar:
+def _row_scale(out: Emitter, x: Value) -> Value:
     """Emit the scale of each row of x (..., m, k), as (..., m, 1), once."""
     if ("scale", x) not in out.known:
         top = _emit(out, Max((-1,), keepdims=True), _emit(out, Abs(), x))
@@ -118,7 +118,7 @@ def _row_scale(out: Emitter, x: Value) -> GVar:
     return out.known["scale", x]
 
 
-def _numbers(out: Emitter, x: Value) -> GVar:
+def _numbers(out: Emitter, x: Value) -> Value:
     """Emit the rows of x (..., m, k) as whole numbers of 8 bits."""
     dims = tensor_info(x).shape
     assert dims is not None

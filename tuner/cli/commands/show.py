@@ -170,8 +170,9 @@ def _show_model(
     json: bool,
 ) -> None:
     module = load_model(model, bounds, settings.cache_dtype, trust=settings.trust_model)
-    numbers = {"activations": settings.activations, "weights": settings.weights}
-    passes = passes_for(settings.qkv, dtype(settings.precision), settings.attention, **numbers)
+    passes = passes_for(
+        settings.qkv, dtype(settings.precision), settings.attention, {}, settings.activations, settings.weights
+    )
     document: dict[str, Any] = {"model": model}
     if "program" in sections:
         document |= {
