@@ -21,14 +21,15 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 # Idle thread pools of the contender before spin for a while: nobody is timed beside them.
 PAUSE_SECS = 0.15
-Answer = Callable[[str], tuple[Callable[[], Any], Callable[[], Sequence[float]]]]
+Answer = Callable[[str], tuple[Callable[..., Any], ...]]
 
 
 def serve(answer: Answer) -> None:
     """Answer lines of JSON `{"case", "repeats"}` with `{"secs", "head"}` until the input ends.
 
-    answer: for a case, a function that runs it once to the end, and one that gives a few numbers of its result."""
-    made: dict[str, tuple[Callable[[], Any], Callable[[], Sequence[float]]]] = {}
+    answer: for a case, a function that runs it once to the end, and one that gives a few numbers of its result; where runs change a
+    state, also one that restores it, called before a visit's runs and before the numbers."""
+    made: dict[str, tuple[Callable[..., Any], ...]] = {}
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -36,34 +37,45 @@ def serve(answer: Answer) -> None:
         try:
             if case not in made:
                 made[case] = answer(case)
-            run, head = made[case]
+            run, head, *restores = made[case]
+            for restore in restores:
+                restore()
             run()  # warm: caches hold what the call before it left
             samples = []
             for _ in range(asked["repeats"]):
                 start = time.perf_counter()
                 run()
                 samples.append(time.perf_counter() - start)
+            for restore in restores:
+                restore()
             print(json.dumps({"secs": samples, "head": [float(x) for x in head()]}), flush=True)
         except Exception as error:  # a contender that cannot do a case says so and goes on
             print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
 
 
 class Contender:
-    """A contender's process. cases: those it can be asked for, None for all; rounds: how many of the first ones ask it, None for all."""
+    """A contender's process. cases: those it can be asked for, None for all; rounds: how many of the first ones ask it, None for all.
+    log: a file for what it writes to its standard error."""
 
     def __init__(
-        self, name: str, command: Sequence[str], cases: Sequence[str] | None = None, rounds: int | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        cases: Sequence[str] | None = None,
+        rounds: int | None = None,
+        log: Path | None = None,
     ) -> None:
         self.name, self.cases, self.rounds = name, cases, rounds
         environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+        with open(os.devnull if log is None else log, "w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
         while (line := self._line()) != "ready":
             if not line and self.process.poll() is not None:
                 raise SystemExit(f"contender {name} did not start: {' '.join(command)}")

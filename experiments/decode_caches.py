@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 from contenders import environment, write_page
-from safetensors.numpy import save_file
+from decoder_folder import write_folder
+from e2e_cases import Decoder
 
 from relax_tune.database.store import open_store
 from relax_tune.ir.frontend.load import load_model
@@ -28,44 +29,10 @@ from relax_tune.runtime.model import Model
 from relax_tune.tuner.job.job import Job, device_info, open_runner
 from relax_tune.tuner.settings import Settings
 
-LAYERS, WIDTH, HEADS, GROUPS, INNER, VOCABULARY, POSITIONS = 4, 512, 8, 4, 1408, 1000, 8200
+DECODER, POSITIONS = Decoder(layers=4, vocabulary=1000), 8200
 PAST = (64, 256, 1024, 4096, 8000)
 ROWS = (1, 8)
 STEPS = 8
-
-
-def folder(work: Path) -> Path:
-    """Write the decoder as a Hugging Face folder."""
-    place = work / "llama"
-    place.mkdir(parents=True, exist_ok=True)
-    rng, size = np.random.default_rng(0), WIDTH // HEADS
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "intermediate_size": INNER, "vocab_size": VOCABULARY,
-        "max_position_embeddings": POSITIONS, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    }  # fmt: skip
-    (place / "config.json").write_text(json.dumps(config))
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (VOCABULARY, WIDTH)}
-    for layer in range(LAYERS):
-        own = f"model.layers.{layer}."
-        shapes |= {
-            f"{own}self_attn.{n}_proj.weight": (rows, WIDTH)
-            for n, rows in (("q", WIDTH), ("k", GROUPS * size), ("v", GROUPS * size))
-        }
-        shapes |= {f"{own}self_attn.o_proj.weight": (WIDTH, WIDTH), f"{own}mlp.gate_proj.weight": (INNER, WIDTH)}
-        shapes |= {f"{own}mlp.up_proj.weight": (INNER, WIDTH), f"{own}mlp.down_proj.weight": (WIDTH, INNER)}
-    weights = {n: (rng.standard_normal(s) / np.sqrt(s[-1])).astype(np.float32) for n, s in shapes.items()}
-    norms = [
-        "model.norm.weight",
-        *(
-            f"model.layers.{i}.{n}.weight"
-            for i in range(LAYERS)
-            for n in ("input_layernorm", "post_attention_layernorm")
-        ),
-    ]
-    save_file(weights | {n: np.ones(WIDTH, np.float32) for n in norms}, place / "model.safetensors")
-    return place
 
 
 def built(job: Job, name: str, work: Path) -> Model:
@@ -80,8 +47,8 @@ def built(job: Job, name: str, work: Path) -> Model:
 
 
 def caches(rows: int, past: int) -> list[np.ndarray]:
-    rng = np.random.default_rng([rows, past])
-    return [rng.standard_normal((rows, GROUPS, past, WIDTH // HEADS), np.float32) for _ in range(2 * LAYERS)]
+    rng, shape = np.random.default_rng([rows, past]), (rows, DECODER.groups, past, DECODER.head_size)
+    return [rng.standard_normal(shape, np.float32) for _ in range(2 * DECODER.layers)]
 
 
 def stepped(run: Callable[[], Any]) -> float:
@@ -112,7 +79,10 @@ def main() -> None:
     args = parser.parse_args()
     before = environment()
     args.work.mkdir(parents=True, exist_ok=True)
-    module = load_model(folder(args.work), bounds={"b": (1, 8), "n": (1, 64), "m": (0, POSITIONS - 100)})
+    module = load_model(
+        write_folder(args.work / "llama", DECODER, POSITIONS),
+        bounds={"b": (1, 8), "n": (1, 64), "m": (0, POSITIONS - 100)},
+    )
     settings = Settings(target=args.target, trials=args.trials)
     times: dict[str, dict[str, list[float]]] = {}
     with open_store(f"sqlite:///{args.work / f'{args.target}.db'}") as store:

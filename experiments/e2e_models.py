@@ -73,7 +73,7 @@ def rotated(x: Any, cos: Any, sin: Any) -> Any:
 class Llama(torch.nn.Module):
     """ids (1, n), and in decode keys and values of every layer -> logits of the last token, keys and values of every layer."""
 
-    def __init__(self, d: Decoder, cached: bool) -> None:
+    def __init__(self, d: Decoder, cached: bool, positions: int = LARGEST) -> None:
         super().__init__()
         torch.manual_seed(d.seed)
         self.cached = cached
@@ -81,7 +81,7 @@ class Llama(torch.nn.Module):
         self.layers = torch.nn.ModuleList([Layer(d) for _ in range(d.layers)])
         self.norm = torch.nn.RMSNorm(d.width, 1e-6)
         self.logits = torch.nn.Linear(d.width, d.vocabulary, bias=False)
-        turns = torch.arange(LARGEST + 1)[:, None] * 10000.0 ** -(torch.arange(0, d.head_size, 2) / d.head_size)
+        turns = torch.arange(positions + 1)[:, None] * 10000.0 ** -(torch.arange(0, d.head_size, 2) / d.head_size)
         self.register_buffer("cos", torch.cat((turns, turns), -1).cos())
         self.register_buffer("sin", torch.cat((turns, turns), -1).sin())
 
