@@ -60,6 +60,8 @@ SERVED: Mapping[str, str] = {
     "iree.f32": "model.vmfb",
     **{f"llama.{kind}": f"{kind}.gguf" for kind in ("f32", "f16", "bf16", "q8_0", "q4_0")},
 }
+# Of encoders alone.
+ENCODERS_ONLY = ("openvino.quantized",)
 MEANINGS: Mapping[str, str] = {
     "ours.activations": "`--activations int8`: products of whole numbers",
     "torch.bf16": "torch eager, the module in bfloat16",
@@ -70,7 +72,7 @@ MEANINGS: Mapping[str, str] = {
     "openvino.int8": "`nncf.compress_weights`, INT8_SYM",
     "openvino.quantized": "`nncf.quantize`: weights and activations; MiniLM only",
     "openvino.int4": "`nncf.compress_weights`, INT4_SYM, groups of 32, all layers",
-    "llama.f32": "keys and values in f32 too; in the other classes they are f16, its default",
+    "llama.f32": "keys and values in f32 too, without flash attention, which rounds; in the other classes as llama.cpp chooses",
 }
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from decoder_folder import decoder_weights
-from e2e_cases import minilm_folder
 from stronger_cases import BATCH, CASES, DECODER, LENGTH, POSITIONS, THREADS, given
 
 BLOCK = 32
@@ -34,13 +33,13 @@ TORCH_NAMES = {
 }  # fmt: skip
 
 
-def torch_model(model: str) -> Any:
-    """Return the model as a module of torch."""
+def torch_model(model: str, folder: Path) -> Any:
+    """Return the model as a module of torch. folder: of the model; of MiniLM, its file `minilm` says where the weights are"""
     import torch
     from e2e_models import Encoder, Llama
 
     if model == "minilm":
-        return Encoder(str(minilm_folder())).eval()
+        return Encoder((folder / "minilm").read_text()).eval()
     made, state = Llama(DECODER, model == "decode", POSITIONS), {}
     for name, array in decoder_weights(DECODER).items():
         own = name.removeprefix("model.").replace("embed_tokens", "embed").replace("lm_head", "logits")
@@ -60,7 +59,10 @@ def write_onnx(model: str, file: Path) -> None:
     both = {0: dim("b", min=1, max=BATCH), 1: dim("n", min=1, max=LENGTH)}
     past = {2: dim("past", min=1, max=POSITIONS - 1)}
     ids = torch.arange(32).reshape(2, 16)
-    caches = (torch.ones(1, DECODER.groups, 16, DECODER.head_size),) * (2 * DECODER.layers)
+    shape = (1, DECODER.groups, 16, DECODER.head_size)
+    caches = [
+        torch.ones(shape) for _ in range(2 * DECODER.layers)
+    ]  # apart: torch takes one tensor given twice for one input
     args, dims = {
         "minilm": ((ids, torch.ones_like(ids)), (both, both)),
         "prefill": ((ids[:1],), ({1: both[1]},)),
@@ -116,8 +118,6 @@ def write_openvino(kind: str) -> Callable[[str, Path], None]:
             made = nncf.compress_weights(made, mode=mode.INT8_SYM)
         elif kind == "int4":
             made = nncf.compress_weights(made, mode=mode.INT4_SYM, group_size=BLOCK, ratio=1.0, all_layers=True)
-        elif model != "minilm":
-            raise SystemExit("not tried: full quantisation is for encoders here")
         else:
             samples = [given(model, case, file.parent) for case in CASES[model]]
             made = nncf.quantize(made, nncf.Dataset(samples), model_type=nncf.ModelType.TRANSFORMER)
@@ -143,7 +143,7 @@ def write_past(_: str, file: Path) -> None:
     import torch
 
     torch.set_num_threads(THREADS)
-    made = torch_model("prefill")
+    made = torch_model("prefill", file.parent)
     for case in CASES["decode"]:
         (ids,) = given("prefill", case, file.parent)
         with torch.no_grad():
@@ -161,7 +161,7 @@ def write_gguf(kind: str) -> Callable[[str, Path], None]:
         from stronger_llama import write_decoder, write_encoder
 
         if model == "minilm":
-            write_encoder(file, minilm_folder(), kind)
+            write_encoder(file, Path((file.parent / "minilm").read_text()), kind)
         else:
             write_decoder(file, kind)
 

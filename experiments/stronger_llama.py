@@ -132,6 +132,7 @@ class Context:
             own.embeddings, own.n_seq_max, own.kv_unified = True, BATCH, True
         elif exact:
             own.type_k = own.type_v = c.GGML_TYPE_F32
+            own.flash_attn_type = 0
         self.context = c.llama_init_from_model(self.model, own)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not open {file.name}")

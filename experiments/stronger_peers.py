@@ -41,6 +41,7 @@ from stronger_cases import (
     CASES,
     CLASSES,
     DECODER,
+    ENCODERS_ONLY,
     FEW,
     LENGTH,
     POSITIONS,
@@ -141,9 +142,10 @@ def last_line(text: str) -> str:
 
 def prepare(names: Sequence[str], model: str, work: Path, python: str) -> dict[str, str]:
     """Write what peers are served from; why one cannot be served, by name."""
-    folder, failed = work / model, dict[str, str]()
+    folder, only = work / model, ENCODERS_ONLY if model != "minilm" else ()
+    failed = {n: "not asked: activations of decoders are not quantised ahead here" for n in names if n in only}
     wanted = {"past.npz": "caches"} if model == "decode" else {}
-    served = {SERVED[n]: n for n in names if n in SERVED}
+    served = {SERVED[n]: n for n in names if n in SERVED and n not in failed}
     if any(n.startswith(("onnxruntime", "openvino", "iree")) for n in names):
         wanted |= {"model.onnx": "model.onnx"}
     for file in wanted | served:
@@ -217,6 +219,8 @@ def timed(model: str, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Prepare, check and time the contenders of a model."""
     folder, cases = work / model, (FEW if args.few else CASES)[model]
     folder.mkdir(parents=True, exist_ok=True)
+    if model == "minilm":
+        (folder / "minilm").write_text(str(minilm_folder()))
     every = [n for w in CLASSES.values() for n in (*w.ours, *w.peers) if n != REFERENCE]
     chosen = set(args.contenders.split(",")) if args.contenders else set(every)
     names = [REFERENCE, *(n for n in every if n in chosen)]

@@ -29,13 +29,13 @@ def stateless(run: Run, model: str, folder: Path) -> Answer:
     return answer
 
 
-def torch_run(kind: str, model: str) -> Run:
+def torch_run(kind: str, model: str, folder: Path) -> Run:
     """Return torch's module as it is, compiled, or in bfloat16."""
     import torch
     from stronger_exports import torch_model
 
     torch.set_num_threads(THREADS)
-    made = torch_model(model)
+    made = torch_model(model, folder)
     if kind == "bf16":
         made = made.to(torch.bfloat16)
     call = torch.compile(made, dynamic=True) if kind == "compile" else made
@@ -131,7 +131,7 @@ def answers(name: str, model: str, folder: Path) -> tuple[Answer, str]:
     if peer == "openvino":
         return openvino_answers(folder / SERVED[name], kind, model)
     if peer == "torch":
-        return stateless(torch_run(kind, model), model, folder), ""
+        return stateless(torch_run(kind, model, folder), model, folder), ""
     run = onnxruntime_run if peer == "onnxruntime" else iree_run
     return stateless(run(folder / SERVED[name]), model, folder), ""
 
