@@ -70,7 +70,7 @@ def write_onnx(model: str, file: Path) -> None:
     }[model]
     with torch.no_grad():
         program = torch.export.export(
-            torch_model(model),
+            torch_model(model, file.parent),
             args,
             dynamic_shapes=dims,
             strict=False,

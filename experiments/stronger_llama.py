@@ -97,6 +97,7 @@ def write_encoder(file: Path, folder: Path, kind: str) -> None:
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(PoolingType.MEAN)
+    writer.add_token_type_count(weights["embeddings.token_type_embeddings.weight"].shape[0])
     writer.add_vocab_size(vocabulary)
     writer.add_tokenizer_model("no_vocab")
     for name, array in weights.items():
@@ -130,9 +131,9 @@ class Context:
         own.n_ctx = own.n_batch = own.n_ubatch = POSITIONS
         if encoder:
             own.embeddings, own.n_seq_max, own.kv_unified = True, BATCH, True
-        elif exact:
+        if exact:
             own.type_k = own.type_v = c.GGML_TYPE_F32
-            own.flash_attn_type = 0
+            own.flash_attn_type = 0  # it rounds
         self.context = c.llama_init_from_model(self.model, own)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not open {file.name}")
