@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e_cases import geomean, ratios
-from stronger_cases import CLASSES, MEANINGS
+from stronger_cases import CLASSES, MEANINGS, tolerance_of
 
 # Instructions that decide what a class of weights can gain, as Linux names them.
 INSTRUCTIONS = (
@@ -71,7 +71,7 @@ def errors(found: Records) -> list[str]:
         for name in (*chosen.ours, *chosen.peers):
             own = [max(r["errors"].get(name, {}).values(), default=None) for r in found.values()]
             cells = ["-" if e is None else f"{e:.1e}" for e in own]
-            lines.append(f"| {name} | {chosen.tolerance:g} | " + " | ".join(cells) + " |")
+            lines.append(f"| {name} | {tolerance_of(name):g} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 

@@ -48,10 +48,10 @@ from stronger_cases import (
     REFERENCE,
     SERVED,
     THREADS,
-    class_of,
     error,
     given,
     numbers,
+    tolerance_of,
 )
 from stronger_page import page
 
@@ -190,7 +190,7 @@ def checked(
     wanted: dict[str, list[float]] = {}
     errors: dict[str, dict[str, float]] = {}
     for c in taking_part:
-        tolerance, own, said = CLASSES[class_of(c.name)].tolerance, errors.setdefault(c.name, {}), dict[str, str]()
+        tolerance, own, said = tolerance_of(c.name), errors.setdefault(c.name, {}), dict[str, str]()
         for case in cases:
             try:
                 found = c.time(case, 0)
@@ -206,7 +206,7 @@ def checked(
                 continue
             own[case] = error(found["head"], wanted[case])
             if not own[case] <= tolerance:
-                said[case] = f"results off by {own[case]:.2g}, more than the {tolerance:g} of its class"
+                said[case] = f"results off by {own[case]:.2g}, more than the {tolerance:g} allowed"
         c.cases = [case for case in cases if case not in said]
         for why in dict.fromkeys(said.values()):
             at = ", ".join(case for case in said if said[case] == why)
