@@ -212,9 +212,10 @@ class Settings:
         choices=get_args(Precision),
     )
     caches: Caches = option(
-        "warm",
-        "Contents of the caches when kernels are timed: warm, all that their last launch left; model, no weights where a "
-        "model has more than the last cache holds, since its other kernels have run in between. Build with what was tuned.",
+        "model",
+        "Contents of the caches when kernels are timed: model, no weights where a model has more than the last cache holds, "
+        "since its other kernels have run in between; warm, all that their last launch left. A build takes warm times where "
+        "there are no others.",
         commands=PROGRAM,
         choices=get_args(Caches),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
 
-from relax_tune.database.records import Measurement
+from relax_tune.database.records import Measurement, Regime
 from relax_tune.errors import UserError
 from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.passes.memory.memory_plan import PlanMemory
@@ -24,6 +24,7 @@ from relax_tune.tuner.emit.emit_host_program import emit_host_program
 from relax_tune.tuner.plan.library_facts import LibraryFacts, library_notes
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
 from relax_tune.tuner.plan.predicted import UNTRAINED, Predictor
+from relax_tune.tuner.plan.regimes import stands_in
 from relax_tune.tuner.plan.stored_plans import PlanSet
 from relax_tune.tuner.program.prepack import PackingStep
 from relax_tune.tuner.program.program_builder import ProgramBuilder
@@ -94,14 +95,14 @@ def build_programs(
     plans: dict[str, TaskPlan] = {}
     notes = []
     for callee, own in choices.items():
-        records = facts.store.query(target_key, own.task.key, regime=own.task.regime)
+        records = facts.records(target_key, own.task.key, own.task.regime)
         current = [r for r in records if facts.counts(r)]
         without = refused.get(callee, {})
         if stored is None:
             plans[callee] = plan_task(own, current, policy, without, predictor)
         else:
             plans[callee] = kept_plan(own, current, *stored.plan(own.task.key), refused=without, predictor=predictor)
-        notes += _notes(callee, plans[callee], current, policy)
+        notes += _notes(callee, plans[callee], current, policy, own.task.regime)
         if policy not in RECORDLESS:
             notes += library_notes(callee, own, plans[callee], records, facts)
     planner, inplace = MEMORY[memory]
@@ -118,7 +119,7 @@ def build_programs(
     return BuildResult(programs, plans, tuple(notes), packings, host_programs)
 
 
-def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy) -> list[str]:
+def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: Policy, regime: Regime) -> list[str]:
     """List what a task lacks, one sentence each."""
     found = []
     if policy not in RECORDLESS:
@@ -130,6 +131,11 @@ def _notes(callee: str, plan: TaskPlan, records: Sequence[Measurement], policy: 
             )
         elif not any(r.variant.kind == "tuned" for r in records):
             found.append(f"{callee}: no tuned record for this device; run `relax-tune tune` to measure some")
+        if plan.times and stands_in(regime, records):
+            found.append(
+                f"{callee}: chosen by times with its weights in the caches, for want of times without; run `relax-tune tune` to "
+                "measure some, or build with `--caches warm`"
+            )
     if plan.lost:
         why = next(iter(plan.lost.values()))
         found.append(

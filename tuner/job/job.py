@@ -233,8 +233,8 @@ class Job:
         return Predictor(prior, RecordedHistory(self.store, self.target.key, ()), there)
 
     def records(self, workload: str, regime: Regime) -> list[Measurement]:
-        """Query the records of a workload on this device, without times of libraries in another state."""
-        return [r for r in self.store.query(self.target.key, workload, regime=regime) if self.facts.counts(r)]
+        """Return the records that stand for a workload on this device, without times of libraries in another state."""
+        return [r for r in self.facts.records(self.target.key, workload, regime) if self.facts.counts(r)]
 
     @cached_property
     def choices(self) -> dict[str, Choices]:

@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relax_tune.database.records import Measurement, VariantRecord
+from relax_tune.database.records import Measurement, Regime, VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.tuner.plan.plans import TaskPlan, times_of
+from relax_tune.tuner.plan.regimes import records_for
 from relax_tune.tuner.task.task import Choices
 from relax_tune.tuner.task.unfused_variants import routines_of
 
@@ -48,6 +49,10 @@ class LibraryFacts:
     def counts(self, record: Measurement) -> bool:
         """Return True if a record holds for the libraries of this machine."""
         return all(self.same(record, name) for name in libraries_of(record.variant))
+
+    def records(self, target: str, workload: str, regime: Regime) -> list[Measurement]:
+        """Return the records that stand for a workload in a regime, those of libraries in another state too."""
+        return records_for(self.store, target, workload, regime, self.counts)
 
     def same(self, record: Measurement, name: str) -> bool:
         """Return True if a library is present in the state of a record."""

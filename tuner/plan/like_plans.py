@@ -9,6 +9,7 @@ from relax_tune.database.records import Target, VariantRecord
 from relax_tune.database.store import Store
 from relax_tune.tuner.learn.like_devices import like_targets
 from relax_tune.tuner.plan.plans import TaskPlan, kept_plan, plan_task
+from relax_tune.tuner.plan.regimes import records_for
 from relax_tune.tuner.plan.select import DispatchPlan
 from relax_tune.tuner.plan.stored_plans import plan_sets
 from relax_tune.tuner.task.task import Choices
@@ -44,7 +45,7 @@ class LikePlans:
 
     def _plan(self, target: str, choices: Choices, refused: dict[str, str]) -> TaskPlan | None:
         task = choices.task
-        records = self.store.query(target, task.key, regime=task.regime)
+        records = records_for(self.store, target, task.key, task.regime)
         if not records:
             return None
         sets = plan_sets(self.store, target, self.model, self.workloads)

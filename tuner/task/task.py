@@ -62,7 +62,7 @@ class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
     `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: state of the
-    caches when it is timed; records of another regime do not count.
+    caches when it is timed (`plan/regimes` says which records stand for it).
     """
 
     key: str

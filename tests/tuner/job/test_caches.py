@@ -18,6 +18,7 @@ from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.measure.device_process.flush import LINE_BYTES, CacheFlush, Eviction, flush_for, flushed_bytes
 from relax_tune.tuner.measure.messages import REGIMES
+from relax_tune.tuner.plan.plans import plan_task
 
 # Weights of 96 x 200 float32 are many, and both do not fit in the caches; those of the normalisation are few.
 MODEL = feed_forward(96, 200)
@@ -82,7 +83,7 @@ def by_regime(program: Program, symbols: dict[str, int]) -> float:
 def test_records_of_the_two_regimes_never_mix() -> None:
     store = MemoryStore()
     cold = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="model"))
-    warm = Job(MODEL, SMALL_CACHES, store, QUICK)
+    warm = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
     regimes = {t.name: t.regime for t in cold.tasks}
     assert set(regimes.values()) == {"warm", "flushed"} and {t.regime for t in warm.tasks} == {"warm"}
     assert {t.key for t in cold.tasks} == {t.key for t in warm.tasks}
@@ -99,6 +100,33 @@ def test_records_of_the_two_regimes_never_mix() -> None:
     assert {m.workload for m in store.query(cold.target.key, regime="flushed")} == flushed
     assert cold.tune(runner).measurements == 0 and warm.tune(runner).measurements == 0
     assert not warm.build().notes
+
+
+@pytest.mark.slow
+def test_warm_records_stand_in_until_a_tuned_kernel_is_timed_without() -> None:
+    store = MemoryStore()
+    cold = Job(MODEL, SMALL_CACHES, store, QUICK)
+    warm = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))
+    warm.tune(RecordedRunner(by_regime))
+    flushed = [t for t in cold.tasks if t.regime == "flushed"]
+    built = cold.build()
+    assert {n: p.plan for n, p in built.plans.items()} == {n: p.plan for n, p in warm.build().plans.items()}
+    assert len(built.notes) == len(flushed) and all("weights in the caches" in n for n in built.notes)
+    (task, *_) = flushed
+    own = store.query(cold.target.key, task.key, kinds=("tuned",), status="ok")[0]
+    generic = next(r for r in store.query(cold.target.key, task.key) if r.variant.kind == "generic")
+    store.add_measurements([replace(generic, id="g", regime="flushed")])
+    found = cold.records(task.key, "flushed")
+    assert {r.regime for r in found} == {"warm"}, "a job was stopped after its first batch"
+    failure = replace(
+        own, id="f", regime="flushed", status="failed", stage="runtime", message="lost", samples_secs=(), checked=False
+    )
+    store.add_measurements([failure])
+    found = cold.records(task.key, "flushed")
+    assert failure in found and own.variant.key not in plan_task(cold.choices[task.name], found).times
+    store.add_measurements([replace(own, id="t", variant=replace(own.variant, sketch="other"), regime="flushed")])
+    assert {r.regime for r in cold.records(task.key, "flushed")} == {"flushed"}
+    assert {r.regime for r in cold.records(task.key, "warm")} == {"warm"}
 
 
 def test_regime_names_of_measuring_and_records_agree() -> None:
