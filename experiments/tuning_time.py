@@ -62,6 +62,8 @@ WORK = {
     "/database/": "database",
 }
 OTHER = "handing over"
+# What the runner's thread does while it holds no batch of the device process.
+BETWEEN = {"/measure/unit_lock": "waiting for other jobs", "/measure/codec": "encoding"}
 KERNELS, UNTIMED = "kernels on record", "untimed launches and flushing"
 COLOURS = ("#0b62a8", "#b84700", "#0a7d5a", "#9b3f8f", "#7a6000", "#2f7f93", "#6b6b6b")
 Step = tuple[float, float]
@@ -75,12 +77,12 @@ def say(text: str) -> None:
 # -- where the time goes ------------------------------------------------------------------------------------------------
 
 
-def work_of(frame: FrameType | None) -> str:
+def work_of(frame: FrameType | None, folders: Mapping[str, str] = WORK) -> str:
     """Name what a thread of the job does, by its outermost frame in a known folder."""
     found = OTHER
     while frame is not None:
         name = frame.f_code.co_filename
-        found = next((what for part, what in WORK.items() if part in name), found)
+        found = next((what for part, what in folders.items() if part in name), found)
         frame = frame.f_back
     return found
 
@@ -123,8 +125,15 @@ class Watch(threading.Thread):
             step = None if process is None else process.step()
             doing = DEVICE.get(step.phase) if step is not None else None
             now = time.perf_counter()
-            self.secs[doing or work_of(sys._current_frames().get(self._job))] += now - last
+            self.secs[doing or self._between()] += now - last
             last = now
+
+    def _between(self) -> str:
+        """Name what the job does while the device process is idle."""
+        frames = sys._current_frames()
+        doing = work_of(frames.get(self._job))
+        serving = getattr(getattr(self._runner, "_thread", None), "ident", None)
+        return doing if doing != OTHER or serving is None else work_of(frames.get(serving), BETWEEN)
 
     def shares(self, wall: float) -> dict[str, float]:
         """End, and return the share of the wall time by activity; timing is split by what is on record."""
@@ -252,8 +261,14 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     steps = curve(tasks, untuned, begin)
     gaps = [b[0] - a[0] for a, b in zip(steps, steps[1:])]
     counts = {"tasks": len(tasks), "trials": summary.trials, "compiles": summary.compiles, "batches": batches}
+    before["load after"] = environment()["load"]
     return {
-        **{"environment": before, "settings": {"trials": args.trials, "caches": args.caches}, **counts},
+        **{
+            "untuned_secs": untuned,
+            "environment": before,
+            "settings": {"trials": args.trials, "caches": args.caches},
+            **counts,
+        },
         **{
             "failures": summary.failures,
             "wall_secs": wall,
