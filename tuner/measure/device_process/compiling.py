@@ -65,6 +65,34 @@ def plan_units(programs: Sequence[Program], alone: frozenset[int], width: int = 
     return units
 
 
+def balance(programs: Sequence[Program], units: Sequence[range]) -> list[Sequence[int]]:
+    """Divide the programs of units that are compiled at a time anew, so that these take about as long.
+
+    The longest text comes first, each to the unit with the least text so far (LPT: Graham, 1969). The units stay as they are where
+    a program fits into none of them, since another language or another text of its kernels' names is there.
+    """
+    parts: list[list[int]] = [[] for _ in units]
+    kernels: list[dict[str, KernelSource]] = [{} for _ in units]
+    texts = [0] * len(units)
+
+    def length(index: int) -> int:
+        return 1 + sum(len(kernel.source) for kernel in programs[index].kernels)
+
+    def fits(program: Program, there: dict[str, KernelSource]) -> bool:
+        same = all(there.get(kernel.name, kernel) == kernel for kernel in program.kernels)
+        return same and len({kernel.language for kernel in (*there.values(), *program.kernels)}) <= 1
+
+    for index in sorted((index for unit in units for index in unit), key=lambda i: (-length(i), i)):
+        able = [at for at, there in enumerate(kernels) if fits(programs[index], there)]
+        if not able:
+            return [*units]
+        chosen = min(able, key=lambda at: (texts[at], at))
+        parts[chosen].append(index)
+        texts[chosen] += length(index)
+        kernels[chosen].update((kernel.name, kernel) for kernel in programs[index].kernels)
+    return [sorted(part) for part in parts if part]
+
+
 def compile_programs(
     device: Device, programs: Sequence[Program], alone: frozenset[int], tell: Callable[[range], None]
 ) -> list[Compiled]:
@@ -78,7 +106,7 @@ def compile_programs(
     """
     compiled: list[Compiled | None] = [None] * len(programs)
 
-    def attempt(unit: range) -> Compiled:
+    def attempt(unit: Sequence[int]) -> Compiled:
         kernels = {kernel.name: kernel for index in unit for kernel in programs[index].kernels}
         began = time.perf_counter()
         try:
@@ -101,7 +129,8 @@ def compile_programs(
             apart = next((at for at, unit in enumerate(units) if unit.start in alone), width)
             together, units = units[: (count := min(max(apart, 1), width))], units[count:]
             tell(range(together[0].start, together[-1].stop))
-            for unit, found in zip(together, pool.map(attempt, together), strict=True):
+            parts = balance(programs, together)
+            for unit, found in zip(parts, pool.map(attempt, parts), strict=True):
                 for index in unit:
                     compiled[index] = found
                 if isinstance(found, BuildError) and len(unit) > 1:

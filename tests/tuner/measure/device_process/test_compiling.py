@@ -16,7 +16,7 @@ from relax_tune.errors import BuildError
 from relax_tune.runtime.device.base import Device, DeviceInfo
 from relax_tune.runtime.program.program import KernelSource, Program
 from relax_tune.tuner.measure.device_process import compiling
-from relax_tune.tuner.measure.device_process.compiling import compile_programs, plan_units
+from relax_tune.tuner.measure.device_process.compiling import balance, compile_programs, plan_units
 
 
 @pytest.mark.parametrize("language", ["c", "opencl"])
@@ -35,6 +35,35 @@ def test_units_hold_consecutive_kernels_without_name_clashes(language: str) -> N
 def test_units_hold_one_language() -> None:
     both = [program("good", "opencl"), program("good", "c")]
     assert plan_units(both, frozenset()) == [range(0, 1), range(1, 2)]
+
+
+def _of_length(name: str, length: int) -> Program:
+    return replace(program("good", "c"), kernels=(KernelSource(name, "c", "x" * length),))
+
+
+def test_units_of_a_wave_are_balanced_by_their_text() -> None:
+    programs = [_of_length(f"f{n}", size) for n, size in enumerate((9, 8, 7, 6, 1, 1, 2, 2))]
+    assert balance(programs, [range(0, 4), range(4, 8)]) == [[0, 3, 4, 6], [1, 2, 5, 7]]
+    assert balance(programs, [range(2, 4)]) == [[2, 3]]
+    assert balance(programs, [range(0, 1), range(1, 2)]) == [[0], [1]]
+
+
+def test_balanced_units_hold_no_name_clashes_and_one_language() -> None:
+    clashing = [_of_length("f", 9), _of_length("f", 8), _of_length("g", 7)]
+    assert balance(clashing, [range(0, 1), range(1, 3)]) == [[0], [1, 2]]
+    assert balance(clashing[:2], [range(0, 2)]) == [range(0, 2)], "what fits nowhere leaves the units as they are"
+    both = [program("good", "opencl"), program("good", "c")]
+    assert sorted(balance(both, [range(0, 1), range(1, 2)])) == [[0], [1]]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=16), st.integers(1, 4))
+def test_balance_keeps_every_program_once(sizes: list[int], width: int) -> None:
+    programs = [_of_length(f"f{n}", size) for n, size in enumerate(sizes)]
+    units = plan_units(programs, frozenset(), width)[:width]
+    parts = balance(programs, units)
+    assert sorted(i for part in parts for i in part) == [i for unit in units for i in unit]
+    longest = max(sum(1 + sizes[i] for i in part) for part in parts)
+    assert longest <= sum(1 + size for size in sizes) / len(units) + 1 + max(sizes)
 
 
 @pytest.mark.slow
