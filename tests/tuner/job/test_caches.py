@@ -103,7 +103,7 @@ def test_records_of_the_two_regimes_never_mix() -> None:
 
 
 @pytest.mark.slow
-def test_warm_records_stand_in_until_a_tuned_kernel_is_timed_without() -> None:
+def test_warm_records_stand_in_until_tuned_ones_are_flushed() -> None:
     store = MemoryStore()
     cold = Job(MODEL, SMALL_CACHES, store, QUICK)
     warm = Job(MODEL, SMALL_CACHES, store, replace(QUICK, caches="warm"))

@@ -41,7 +41,7 @@ def _of_length(name: str, length: int) -> Program:
     return replace(program("good", "c"), kernels=(KernelSource(name, "c", "x" * length),))
 
 
-def test_units_of_a_wave_are_balanced_by_their_text() -> None:
+def test_units_compiled_at_a_time_hold_equal_text() -> None:
     programs = [_of_length(f"f{n}", size) for n, size in enumerate((9, 8, 7, 6, 1, 1, 2, 2))]
     assert balance(programs, [range(0, 4), range(4, 8)]) == [[0, 3, 4, 6], [1, 2, 5, 7]]
     assert balance(programs, [range(2, 4)]) == [[2, 3]]
