@@ -40,8 +40,8 @@ _SIMULATORS = ("oclgrind",)
 
 def load_pyopencl() -> Any:
     """Return the pyopencl module. Raises BuildError naming the extra to install."""
-    offer_serial_driver()
     pin_threads()
+    offer_serial_driver()
     try:
         import pyopencl
     except ImportError as error:

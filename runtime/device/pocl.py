@@ -2,7 +2,7 @@
 
 The driver with threads takes 30 to 50 us from a launch to its end, since its threads and the caller's sleep and wake. The
 serial driver of the same platform runs a kernel within the call, in about 1 us, on the same memory. PoCL offers it only
-where `POCL_DEVICES` names it, when the first platform is asked for. With `POCL_AFFINITY` each of its threads has a processor of
+where `POCL_DEVICES` names it, when its devices are first asked for. With `POCL_AFFINITY` each of its threads has a processor of
 its own; without, systems wake two of them on one processor, and short kernels of many groups take up to twice as long.
 
 On a processor it does not know, that LLVM reports the name `generic`, which its own front end then refuses ("unknown
@@ -23,7 +23,8 @@ import os
 import platform
 import struct
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import threading
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +32,12 @@ from relax_tune.runtime.device import host
 
 PLATFORM = "Portable Computing Language"
 _SERIAL, _THREADS = "basic-", "pthread-"
-_VENDORS = Path("/etc/OpenCL/vendors")
+# Functions of a driver by cl_khr_icd, and the place of the second one in a platform's table.
+_GET_PLATFORMS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
+_GET_DEVICES = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p
+)
+_GET_DEVICES_PLACE, _ALL_TYPES = 2, 0xFFFFFFFF
 _VERSION = "3.0-rc2"
 # Byte offsets of three neighbouring text fields in the device record of that build.
 _DRIVER_FIELD, _TRIPLE_FIELD, _CPU_FIELD = 568, 632, 640
@@ -41,20 +47,53 @@ _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The text PoCL's record points at from now on; it must live as long as the process.
 _names: dict[str, ctypes.Array[ctypes.c_char]] = {}
+# Whether the wheel's library was asked for its devices: it reads `POCL_DEVICES` once in a process.
+_asked: list[bool] = []
+_lock = threading.Lock()
 
 
 def offer_serial_driver() -> None:
     """Let the wheel's PoCL offer its serial driver too; called before any platform is asked for.
 
-    Nothing changes where the user chose `POCL_DEVICES`, or where another PoCL is installed, whose drivers may have other names.
+    The wheel's library is asked for its devices first, with `POCL_DEVICES` set for that call alone: another PoCL beside it, whose
+    drivers may have other names, does not see it. Nothing changes where the user chose `POCL_DEVICES`.
     """
-    if "POCL_DEVICES" in os.environ or "OCL_ICD_VENDORS" in os.environ or any(_VENDORS.glob("*pocl*.icd")):
-        return
+    with _lock:
+        if _asked or "POCL_DEVICES" in os.environ:
+            return
+        library = _wheel_library()
+        if library is None:
+            return
+        os.environ["POCL_DEVICES"] = "pthread basic"
+        try:
+            _asked.append(_ask_for_devices(library))
+        finally:
+            del os.environ["POCL_DEVICES"]
+
+
+def _wheel_library() -> Path | None:
+    """Return the library of PoCL's wheel; None where it is not installed."""
     try:
-        version("pocl-binary-distribution")
+        listed = files("pocl-binary-distribution") or ()
     except PackageNotFoundError:
-        return
-    os.environ["POCL_DEVICES"] = "pthread basic"
+        return None
+    return next((Path(f.locate()) for f in listed if f.match("libpocl*.so")), None)
+
+
+def _ask_for_devices(library: Path) -> bool:
+    """Call `clGetDeviceIDs` of one driver, by the dispatch table that cl_khr_icd defines. Return False if that fails."""
+    try:
+        driver = ctypes.CDLL(str(library))
+        address = driver.clGetExtensionFunctionAddress
+    except (OSError, AttributeError):
+        return False
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    found = address(b"clIcdGetPlatformIDsKHR")
+    platform, count = ctypes.c_void_p(), ctypes.c_uint()
+    if not found or _GET_PLATFORMS(found)(1, ctypes.byref(platform), None) or not platform:
+        return False
+    table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
+    return not _GET_DEVICES(table[_GET_DEVICES_PLACE])(platform, _ALL_TYPES, 0, None, ctypes.byref(count))
 
 
 def pin_threads() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.opencl_drivers import DRIVERS
 
 from relax_tune.runtime.device import pocl
 
@@ -42,9 +44,8 @@ def run(**environment: str) -> list[str]:
 
 @pytest.mark.process
 def test_single_groups_run_in_the_calling_thread_until_others_are_under_way() -> None:
-    if any(pocl._VENDORS.glob("*pocl*.icd")):
-        pytest.skip("another PoCL is installed, whose drivers may have other names")
-    assert run() == ["1 1", "False True 19 False"]
+    count, *others = run()
+    assert count.endswith(" 1") and others == ["False True 19 False"]
 
 
 @pytest.mark.process
@@ -53,12 +54,37 @@ def test_devices_of_the_user_are_kept() -> None:
     assert run(POCL_DEVICES="pthread basic") == ["1 1", "False True 19 False"]
 
 
-def test_nothing_is_offered_beside_another_pocl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.process
+@pytest.mark.drivers
+def test_another_pocl_leaves_the_default_device_as_before(tmp_path: Path) -> None:
+    other = next(d for d in DRIVERS if d.linked == "pocl")
+    offered = other.environment(tmp_path)
+    if offered is None:
+        pytest.skip(f"{other.name} is not installed: {other.install}")
+    assert run(**offered) == ["2 1", "False True 19 False"]
+    (tmp_path / "one.icd").unlink()
+    assert run(OCL_ICD_VENDORS=f"{tmp_path}/") == ["1 1", "False True 19 False"]
+
+
+def test_the_variable_is_set_for_the_call_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POCL_DEVICES", raising=False)
-    monkeypatch.setattr(pocl, "_VENDORS", tmp_path)
-    (tmp_path / "pocl.icd").write_text("libpocl.so.2\n")
+    seen: list[tuple[Path, str]] = []
+    monkeypatch.setattr(pocl, "_wheel_library", lambda: tmp_path)
+    monkeypatch.setattr(pocl, "_ask_for_devices", lambda library: seen.append((library, os.environ["POCL_DEVICES"])))
+    monkeypatch.setattr(pocl, "_asked", [])
     pocl.offer_serial_driver()
-    assert "POCL_DEVICES" not in os.environ
+    pocl.offer_serial_driver()
+    assert seen == [(tmp_path, "pthread basic")] and "POCL_DEVICES" not in os.environ
+    monkeypatch.setenv("POCL_DEVICES", "pthread")
+    monkeypatch.setattr(pocl, "_asked", [])
+    pocl.offer_serial_driver()
+    assert len(seen) == 1 and os.environ["POCL_DEVICES"] == "pthread"
+
+
+def test_libraries_without_drivers_are_not_asked(tmp_path: Path) -> None:
+    (tmp_path / "libpocl.so").write_text("no library")
+    assert not pocl._ask_for_devices(tmp_path / "libpocl.so")
+    assert not pocl._ask_for_devices(Path(ctypes.util.find_library("c") or "libc.so.6"))
 
 
 @pytest.mark.parametrize(
