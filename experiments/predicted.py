@@ -1,10 +1,11 @@
 """What a build without records is worth: its speed beside that of the tuned build, on models that its prior never saw.
 
-    python experiments/predicted.py --work FOLDER --peer-python PYTHON [--only MODEL,...] [--target c] [--trials 16]
+    python experiments/predicted.py --work FOLDER --peer-python PYTHON [--only MODEL,MODEL,...] [--target c] [--trials 16]
 
 Models of `e2e.py` and `whole_models.py`. First every model is tuned, all into one database. Then each is built from it (`tuned`), as
-the rules guess (`guessed`), as a prior predicts that is trained on the records of the other models (`predicted`), and generic. The
-builds are timed in turns. Writes results/predicted_TARGET.json and .md, and with --prior FILE a prior trained on all records.
+the rules guess (`guessed`), as a prior predicts that is trained on the records of the other models (`predicted`), and generic; for
+targets but c, which the package's prior was trained on, also as that prior predicts (`packaged`). The builds are timed in turns.
+Writes results/predicted_TARGET.json and .md, and with --prior FILE a prior trained on all records.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from contenders import Contender, environment, in_rounds, serve, summary, write_
 from e2e_cases import MODELS, SIZES, geomean
 
 from relax_tune.database.store import MemoryStore, Store, open_store
+from relax_tune.errors import UserError
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.torch.importer import import_program
 from relax_tune.ir.frontend.torch.program import from_json
 from relax_tune.tuner.job.job import Job, open_runner
-from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, recorded_rows
+from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, family_of, packaged_prior, recorded_rows
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.settings import Settings
 
-BUILDS = ("tuned", "predicted", "guessed", "generic")
+BUILDS = ("tuned", "predicted", "packaged", "guessed", "generic")
 SPEED, LEAST, BUILD_SECS = 0.85, 0.6, 20.0
 
 
@@ -88,11 +90,15 @@ def built(job: Job, prior: Prior | None, folder: Path, name: str) -> dict[str, f
 
 
 def ranking(rows: PriorRows, train: Any, own: Mapping[str, set[str]]) -> dict[str, Any]:
-    """How well priors order what they were not trained on: workloads, and whole models."""
+    """How well priors order what they were not trained on: workloads, and whole models. Nothing where too little is on record."""
     model = {key: name for name, keys in own.items() for key in keys}
     found = {}
     for what, apart in (("workload", lambda k: k[1]), ("model", lambda k: model.get(k[1], "others"))):
-        r = evaluate(rows, train, apart, folds=len(own) + 1 if what == "model" else 5)
+        try:
+            r = evaluate(rows, train, apart, folds=len(own) + 1 if what == "model" else 5)
+        except UserError as error:
+            say(f"{what}s left out: {error}")
+            continue
         found[what] = {
             "groups": r.groups,
             "rank": r.rank,
@@ -120,6 +126,8 @@ def main() -> None:
     if args.work is None or args.peer_python is None:
         parser.error("wanted --work FOLDER and --peer-python PYTHON, of an environment with torch and onnxscript")
     before, models = environment(), args.only.split(",")
+    if len(models) < 2:
+        parser.error("--only: wanted two models or more, since the prior of each is trained on the others")
     args.work.mkdir(parents=True, exist_ok=True)
     settings = Settings(target=args.target, trials=args.trials)
     jobs: dict[str, Job] = {}
@@ -143,11 +151,12 @@ def main() -> None:
     for model, job in jobs.items():
         folder = args.work / model
         out = [n for n, key in enumerate(rows.keys) if key[1] in own[model]]
-        builds[model] = {
-            "predicted": built(job, train(rows.without(out)), folder, "predicted"),
-            "guessed": built(job, None, folder, "guessed"),
-        }
-        found = [Contender(n, [sys.executable, __file__, "--serve", str(folder / f"{n}.rta")]) for n in BUILDS]
+        priors = {"predicted": train(rows.without(out)), "guessed": None}
+        if args.target != "c" and (packaged := packaged_prior(family_of(job.hardware))) is not None:
+            priors["packaged"] = packaged
+        builds[model] = {n: built(job, prior, folder, n) for n, prior in priors.items()}
+        served = [n for n in BUILDS if n in priors or n in ("tuned", "generic")]
+        found = [Contender(n, [sys.executable, __file__, "--serve", str(folder / f"{n}.rta")]) for n in served]
         times[model] = summary(in_rounds(found, cases(model), args.rounds, 3))
         for c in found:
             c.close()
@@ -164,25 +173,27 @@ def page(record: Mapping[str, Any], target: str) -> list[str]:
         "prior trained on the records of the other models; `guessed`: the rules' first guesses. Last columns: speed as a part of "
         f"the tuned build's (wanted {SPEED} in geometric mean, {LEAST} at every size, builds within {BUILD_SECS:.0f} s).",
     ]
-    every: dict[str, list[float]] = {n: [] for n in BUILDS[1:]}
+    timed = {n for by in record["times"].values() for row in by.values() for n in row}
+    names = [n for n in BUILDS if n in timed]
+    every: dict[str, list[float]] = {n: [] for n in names if n != "tuned"}
     for model, by in record["times"].items():
         lines += [
             "",
             f"## {model}",
             "",
-            "| size | " + " | ".join([*BUILDS, *(f"{n}: part" for n in BUILDS[1:])]) + " |",
+            "| size | " + " | ".join([*names, *(f"{n}: part" for n in every)]) + " |",
         ]
-        lines += ["|---" * (2 * len(BUILDS)) + "|"]
-        parts: dict[str, list[float]] = {n: [] for n in BUILDS[1:]}
+        lines += ["|---" * (1 + len(names) + len(every)) + "|"]
+        parts: dict[str, list[float]] = {n: [] for n in every}
         for case, row in by.items():
-            ms = {n: row[n]["median_us"] / 1000 for n in BUILDS if n in row}
-            cells = [f"{ms[n]:.3g}" if n in ms else "-" for n in BUILDS]
-            for n in BUILDS[1:]:
+            ms = {n: row[n]["median_us"] / 1000 for n in names if n in row}
+            cells = [f"{ms[n]:.3g}" if n in ms else "-" for n in names]
+            for n in every:
                 if n in ms and "tuned" in ms:
                     parts[n].append(ms["tuned"] / ms[n])
                 cells.append(f"{parts[n][-1]:.2f}" if n in ms and "tuned" in ms else "-")
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
-        for n in BUILDS[1:]:
+        for n in every:
             every[n] += parts[n]
         told = "; ".join(f"{n} {geomean(p):.2f}, least {min(p):.2f}" for n, p in parts.items() if p)
         secs = "; ".join(

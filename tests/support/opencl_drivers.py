@@ -34,19 +34,23 @@ class Driver:
     file: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def library(self) -> str | None:
-        """Return the library of the driver as a line of an .icd file; None where it is not installed."""
+    def library(self, prefix: str = sys.prefix) -> str | None:
+        """Return the library of the driver as a line of an .icd file; None where it is not installed.
+
+        prefix: folder of the environment that has the wheels
+        """
         if self.linked:
             return ctypes.util.find_library(self.linked)
-        found = Path(sys.prefix, self.file)
+        found = Path(prefix, self.file)
         return str(found) if found.exists() else None
 
-    def environment(self, folder: Path) -> dict[str, str] | None:
+    def environment(self, folder: Path, prefix: str = sys.prefix) -> dict[str, str] | None:
         """Return the variables with which a process is offered this driver; None where it is not installed.
 
         folder: folder in which an .icd file is written
+        prefix: folder of the environment that has the wheels
         """
-        library = self.library()
+        library = self.library(prefix)
         if library is None:
             return None
         (folder / "one.icd").write_text(f"{library}\n")
