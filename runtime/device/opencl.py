@@ -434,7 +434,6 @@ def _describe(device: Any, is_cpu: bool, target: str, serial: Any, refusal: type
         "workers": min(units, host.usable_cpus()) if is_cpu else units,
         "vector_bits": host.vector_bits() if is_cpu else lanes * 32,
         "max_vector_lanes": lanes,
-        "registers": host.vector_registers() if is_cpu else 255,
         "max_local_bytes": int(device.local_mem_size),
         "max_group_size": int(device.max_work_group_size),
         **(
@@ -458,6 +457,7 @@ def _describe(device: Any, is_cpu: bool, target: str, serial: Any, refusal: type
         **({} if serial is None else {"serial": serial.name}),
     }
     limits = with_quirks("opencl", fingerprint, limits)
+    limits.setdefault("registers", host.vector_registers() if is_cpu else 255)
     facts, numbers = tuple(sorted(fingerprint.items())), tuple(sorted(limits.items()))
     unit = host.processor_unit() if is_cpu else pci_unit(device, refusal)
     return DeviceInfo("opencl", device.name, facts, numbers, unit=unit)

@@ -108,9 +108,10 @@ QUIRKS: tuple[Quirk, ...] = (
         (*_RUSTICL, ("device", r"llvmpipe")),
         "rules for GPUs are used, and no vectors within a work-item",
         "llvmpipe tells 32 work-items in lockstep and vectors of one float; what a kernel writes as vectors is taken apart, and arrays of "
-        "a work-item that are written as scalars and read as vectors gave wrong sums with 22.3",
+        "a work-item that are written as scalars and read as vectors gave wrong sums with 22.3; with the processor's 16 registers for "
+        "those of a work-item no candidate was allowed",
         caps={"max_vector_lanes": 1},
-        facts={"warp": 32},
+        facts={"warp": 32, "registers": 255},
     ),
     Quirk(
         "wrong limits of kernels",

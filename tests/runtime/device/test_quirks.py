@@ -64,6 +64,8 @@ def test_quirks_tell_opencl_drivers_apart() -> None:
     assert not mesa & (pocl | intel) and "slow launches" in pocl and intel == {"launches"}
     assert HardwareInfo.from_limits("opencl", with_quirks("opencl", RUSTICL, told)).is_gpu
     assert not HardwareInfo.from_limits("opencl", with_quirks("opencl", INTEL, told)).is_gpu
+    assert with_quirks("opencl", RUSTICL, told)["registers"] == 255, "the processor's are not those of a work-item"
+    assert "registers" not in with_quirks("opencl", INTEL, told) | with_quirks("opencl", WHEEL, told)
     assert "work-items are lanes" not in names("opencl", RUSTICL | {"device": "AMD Radeon RX 6600"})
     assert "wrong limits of kernels" not in names("opencl", RUSTICL | {"driver": "25.0.7"})
 
