@@ -21,7 +21,18 @@ from typing import Any, Literal, get_args
 from relax_tune.errors import UserError
 from relax_tune.tuner.allowed_files import is_allowed
 from relax_tune.tuner.option import (
-    BUILD, DEVICE, FLEET, MEASURE, MODEL, PROGRAM, SEARCH, TUNE, Command, Option, flag_of, option, variable_of
+    BUILD,
+    DEVICE,
+    FLEET,
+    MODEL,
+    PROGRAM,
+    SEARCH,
+    TUNE,
+    Command,
+    Option,
+    flag_of,
+    option,
+    variable_of,
 )  # fmt: skip
 from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, has_password, renamed, successor, text_of
 

@@ -13,8 +13,8 @@ from relax_tune.errors import UserError
 from relax_tune.ir.core.dtype import dtype
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.passes.graph.quantize import QuantizeWeights
-from relax_tune.ir.passes.pipeline import WEIGHT_BITS
 from relax_tune.ir.passes.graph.round_weights import round_array
+from relax_tune.ir.passes.pipeline import WEIGHT_BITS
 from relax_tune.runtime.artifact import Artifact
 from relax_tune.tuner.job.job import WeightType
 from relax_tune.tuner.quality.bound import Quality, QualityBound

@@ -28,7 +28,8 @@ from relax_tune.ir.core.stmt import (
     seq,
     when,
 )
-from relax_tune.ir.hardware.intrinsics import INTRINSICS, match
+from relax_tune.ir.hardware.intrinsic import match
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
 # Work-items of a warp; types of its shuffles.
 WARP = 32

@@ -34,7 +34,7 @@ from relax_tune.ir.core.stmt import (
     stores,
     unknown,
 )
-from relax_tune.ir.hardware.intrinsics import Intrinsic
+from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 # Names without a meaning in any language of the family or its headers: one letter, or a word, an underscore and a
 # number.

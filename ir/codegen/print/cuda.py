@@ -21,7 +21,8 @@ from relax_tune.ir.core.dtype import DType, f32, i32
 from relax_tune.ir.core.expr import Expr, as_int, const
 from relax_tune.ir.core.scalar_ops import SCALAR_OPS
 from relax_tune.ir.core.stmt import Barrier, For, Stmt, loops, stores, walk
-from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic
+from relax_tune.ir.hardware.intrinsic import Intrinsic
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
 
 SCALARS = {
     "bool": "unsigned char", "i8": "signed char", "u8": "unsigned char", "i16": "short", "i32": "int", "i64": "i64",

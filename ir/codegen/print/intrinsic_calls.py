@@ -11,7 +11,8 @@ from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int, conjuncts
 from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Stmt, accesses
-from relax_tune.ir.hardware.intrinsics import INTRINSICS, Intrinsic, match
+from relax_tune.ir.hardware.intrinsic import Intrinsic, match
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.ir.hardware.mma import ROW
 from relax_tune.ir.hardware.swizzle import LINE_BYTES, period
 

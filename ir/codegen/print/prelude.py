@@ -13,7 +13,7 @@ from relax_tune.ir.codegen.print import integers, math
 from relax_tune.ir.codegen.print.transpose_registers import transpose_text
 from relax_tune.ir.core.dtype import DType, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from relax_tune.ir.core.scalar_ops import BITS, MATH, SCALAR_OPS
-from relax_tune.ir.hardware.intrinsics import Intrinsic
+from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 # type of a comparison of vectors, by bytes of an element: the integer type of the same width
 MASKS = {1: i8, 2: i16, 4: i32, 8: i64}

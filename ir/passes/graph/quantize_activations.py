@@ -32,7 +32,8 @@ class QuantizeActivations:
     """Multiply whole numbers of 8 bits in float32 products of a weight of such numbers, or of fewer bits.
 
     The other operand is quantised first. Each of its rows gets the scale of its largest magnitude over 127. Its numbers are stored
-    with 128 added; what that adds to a product is subtracted, a constant of each column. Products are summed exactly in int32. The sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
+    with 128 added; what that adds to a product is subtracted, a constant of each column. Products are summed exactly in int32.
+    The sums are multiplied by both scales. A row with an infinity or NaN has NaN as its results.
 
     Of a weight with a scale for each group of rows, the sum of a group is multiplied by its scale. Weights with zero points or of
     other types are read as floats, as before.

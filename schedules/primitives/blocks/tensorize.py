@@ -9,7 +9,8 @@ from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.expr import TRUE, Expr, as_int
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.core.stmt import Block, For, Stmt, blocks, rewrite
-from relax_tune.ir.hardware.intrinsics import INTRINSICS, match, nest_of
+from relax_tune.ir.hardware.intrinsic import match, nest_of
+from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.ir.text.printer import print_text
 from relax_tune.schedules.loop_tree import find_loop, replace_node, require_compute_block, with_body
 from relax_tune.schedules.symbols import only_tunables

@@ -11,7 +11,7 @@ from relax_tune.ir.codegen.print.prelude import INDEX, Prelude, computed
 from relax_tune.ir.codegen.print.wgsl.functions import FUNCTIONS, conversion
 from relax_tune.ir.codegen.print.wgsl.wide import PAIR, WIDE, WORDS
 from relax_tune.ir.core.dtype import DType, bool_, f32, f64, i32, i64, u32, u64
-from relax_tune.ir.hardware.intrinsics import Intrinsic
+from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 # the type of one number in registers and in memory of a group or an item: narrow integers are held in 32 bits
 SCALARS: Mapping[str, str] = MappingProxyType(

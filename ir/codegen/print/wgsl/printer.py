@@ -25,7 +25,7 @@ from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType
 from relax_tune.ir.core.expr import Expr, const, floordiv, minimum
 from relax_tune.ir.core.stmt import Barrier, Stmt
-from relax_tune.ir.hardware.intrinsics import Intrinsic
+from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 # groups along an axis of a launch (WebGPU, maxComputeWorkgroupsPerDimension)
 AXIS_LIMIT = 65535

@@ -1,0 +1,283 @@
+"""Intrinsics of processors that sum several products at once: of bytes, of 16-bit numbers, of tiles."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from relax_tune.ir.core.dtype import DType, bf16, f32, i8, i16, i32, u8
+from relax_tune.ir.hardware.intrinsic import Intrinsic
+
+
+def _dot(name: str, left: DType, right: DType, lanes: int, steps: int, total: DType) -> str:
+    """Return the semantics of a vector of sums that grow by `steps` products each."""
+    return f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer(({steps},), {left.short}), B: Buffer(({lanes}, {steps}), {right.short}), C: Buffer(({lanes},), {total.short})):
+    for i in serial({lanes}):
+        for k in serial({steps}):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce({steps}, k)
+                C[vi] = C[vi] + cast(A[vk], {total.short}) * cast(B[vi, vk], {total.short})
+"""
+
+
+def _whole_sums(lanes: int, steps: int) -> str:
+    """Return the plain body of sums of products of whole numbers, which wrap."""
+    return (
+        f"  for (int i = 0; i < {lanes}; i++) {{\n"
+        "    unsigned sum = c[i];\n"
+        f"    for (int k = 0; k < {steps}; k++) sum += (int)a[k] * (int)b[i * b_i + k];\n"
+        "    c[i] = (int)sum;\n"
+        "  }"
+    )
+
+
+def dot4(lanes: int) -> Intrinsic:
+    """Return sums of four products of bytes for each of `lanes` columns: one instruction of VNNI."""
+    name = f"dot4_u8i8_x{lanes}"
+    has = {
+        8: "(defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__)))",
+        16: "defined(__AVX512VNNI__)",
+    }
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
+        "  int four;\n"
+        "  row columns;\n"
+        "  __builtin_memcpy(&four, a, 4);\n"
+        "  if (b_i == 4) columns = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+        f"  *(urow *)c = __builtin_ia32_vpdpbusd_v{lanes}si(*(const urow *)c, (row){{0}} + four, columns);"
+    )
+    return Intrinsic(
+        _dot(name, u8, i8, lanes, 4, i32),
+        frozenset("ABC"),
+        _whole_sums(lanes, 4),
+        MappingProxyType({"c": (f"{has[lanes]} && !defined(__clang__)", fast)}),
+    )
+
+
+def dot2_bf16(lanes: int) -> Intrinsic:
+    """Return sums of two products of bf16 for each of `lanes` columns: one instruction of AVX512-BF16.
+
+    The instruction takes subnormal numbers as 0. Elsewhere its lanes are emulated in f32.
+    """
+    name = f"dot2_bf16_x{lanes}"
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    for (int k = 0; k < 2; k++) c[i] += rt_from_bf16_f32(a[k]) * rt_from_bf16_f32(b[i * b_i + k]);"
+    )
+    loaded = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
+        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        "  int two;\n"
+        "  row right;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  if (b_i == 2) right = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
+        "  const row left = (row){0} + two;\n"
+    )
+    emulated = (
+        "  const int high = -65536;\n"
+        "  *(usums *)c += (sums)(left << 16) * (sums)(right << 16) + (sums)(left & high) * (sums)(right & high);"
+    )
+    if lanes == 16:
+        emulated = (
+            "#if defined(__AVX512BF16__)\n"
+            "  sums total = *(const usums *)c;\n"
+            '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(total) : "v"(left), "v"(right));\n'
+            "  *(usums *)c = total;\n"
+            "#else\n"
+            f"{emulated}\n"
+            "#endif"
+        )
+    return Intrinsic(
+        _dot(name, bf16, bf16, lanes, 2, f32),
+        frozenset("ABC"),
+        plain,
+        MappingProxyType({"c": ("defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__", loaded + emulated)}),
+        prelude_helpers=("from_bf16",),
+    )
+
+
+def _dot2_vectors(lanes: int) -> str:
+    """Return the body of `dot2` in vectors of GCC, for x86 and WebAssembly."""
+    vectors = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef signed char numbers __attribute__((vector_size({2 * lanes}), unused));\n"
+        f"  typedef char bytes __attribute__((vector_size({2 * lanes})));\n"
+        f"  typedef char ubytes __attribute__((vector_size({2 * lanes}), aligned(1), may_alias));\n"
+        "  int two;\n"
+        "  bytes columns;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  if (b_i == 2) columns = *(const ubytes *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 2 * i, b + i * b_i, 2);\n"
+        "  const shorts left = (shorts)((row){0} + two);\n"
+    )
+    # gcc 12 converts a vector of bytes in four instructions, where the machine has one; its names for 512 bits have a mask
+    converted = "__builtin_convertvector((numbers)columns, shorts)"
+    gcc = {
+        8: ("__builtin_ia32_pmovsxbw256(columns)", "pmaddwd256(left, right)"),
+        16: ("__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
+    }
+    widen, multiply = gcc.get(lanes, (converted, "pmaddwd128(left, right)"))
+    return vectors + (
+        "#if defined(__wasm_simd128__)\n"
+        f"  const shorts right = {converted};\n"
+        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
+        "#elif defined(__clang__)\n"
+        f"  const shorts right = {converted};\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
+        "#else\n"
+        f"  const shorts right = (shorts){widen};\n"
+        f"  *(urow *)c += (row)__builtin_ia32_{multiply};\n"
+        "#endif"
+    )
+
+
+def dot2(lanes: int) -> Intrinsic:
+    """Return sums of two products of whole numbers for each of `lanes` columns: one instruction on numbers of 16 bits."""
+    name = f"dot2_i16i8_x{lanes}"
+    plain = _whole_sums(lanes, 2)
+    opencl = (
+        "  if (b_i == 2) {\n"
+        "    const short16 right = convert_short16(vload16(0, b)), left = as_short16((int8)as_int(vload2(0, a)));\n"
+        "    const int8 low = convert_int8(left.even) * convert_int8(right.even);\n"
+        "    vstore8(vload8(0, c) + low + convert_int8(left.odd) * convert_int8(right.odd), 0, c);\n"
+        "  } else\n"
+    )
+    has = {8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}.get(
+        lanes, "defined(__SSE2__) || defined(__wasm_simd128__)"
+    )
+    fast = {"c": (has, _dot2_vectors(lanes))}
+    if lanes == 8:
+        fast["opencl"] = ("1", opencl + plain)
+    return Intrinsic(_dot(name, i16, i8, lanes, 2, i32), frozenset("ABC"), plain, MappingProxyType(fast))
+
+
+def dot2_i4(lanes: int) -> Intrinsic:
+    """Return `dot2` for columns of 4-bit numbers, of which a byte has two steps."""
+    name = f"dot2_i16i4_x{lanes}"
+    sixteen, eight = "const(16, i32)", "const(8, i32)"
+    half = f"select(vk == 0, cast(B[vi], i32) % {sixteen}, cast(B[vi], i32) // {sixteen})"
+    number = f"({half} + {eight}) % {sixteen} - {eight}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},), i32)):
+    for i in serial({lanes}):
+        for k in serial(2):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce(2, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(cast({number}, i8), i32)
+"""
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    c[i] += (int)a[0] * (((b[i] & 15) ^ 8) - 8) + (int)a[1] * (((b[i] >> 4) ^ 8) - 8);"
+    )
+    numbers = "__builtin_convertvector(bytes, row)"
+    widen = {
+        4: ("__builtin_ia32_pmovzxbd128", ""), 8: ("__builtin_ia32_pmovzxbd256", ""),
+        16: ("__builtin_ia32_pmovzxbd512_mask", ", (row){0}, -1"),
+    }  # fmt: skip
+    # a copy of fewer bytes than a vector has would pass through memory
+    part, parts, whole = {
+        4: ("int", "", "(int __attribute__((vector_size(16)))){part}"),
+        8: ("long long", "", "(long long __attribute__((vector_size(16)))){part}"),
+        16: ("char", " __attribute__((vector_size(16)))", "part"),
+    }[lanes]
+    multiply = {4: "pmaddwd128(left, right)", 8: "pmaddwd256(left, right)"}
+    gcc = multiply.get(lanes, "pmaddwd512_mask(left, right, (row){0}, -1)")
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef unsigned char ubytes __attribute__((vector_size({lanes}), aligned(1), may_alias, unused));\n"
+        "  typedef char sixteen __attribute__((vector_size(16), unused));\n"
+        "  int two;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  const shorts left = (shorts)((row){0} + two);\n"
+        "#if defined(__clang__)\n"
+        "  const ubytes bytes = *(const ubytes *)b;\n"
+        f"  const row wide = {numbers};\n"
+        "#else\n"
+        f"  {part} part{parts};\n"
+        "  __builtin_memcpy(&part, b, sizeof part);\n"
+        f"  const sixteen bytes = (sixteen){whole};\n"
+        f"  const row wide = {widen[lanes][0]}(bytes{widen[lanes][1]});\n"
+        "#endif\n"
+        "  const row halves = ((wide | wide << 12) & 0x000f000f) ^ 0x00080008;\n"  # of 16 bits
+        "  const shorts right = (shorts)halves - 8;\n"
+        "#if defined(__wasm_simd128__)\n"
+        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
+        "#elif defined(__clang__)\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
+        "#else\n"
+        f"  *(urow *)c += (row)__builtin_ia32_{gcc};\n"
+        "#endif"
+    )
+    has = {4: "defined(__SSE4_1__) || defined(__wasm_simd128__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
+    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], fast)}))
+
+
+def amx(left: DType, right: DType, total: DType, mnemonic: str, flag: str) -> Intrinsic:
+    """Return a tile product of AMX: up to 16 rows by 16 columns, over all steps of the reduction.
+
+    Columns lie as the unit wants them: the steps of 4 bytes next to each other, 16 columns of them in a row.
+    """
+    steps = 4 // left.bytes
+    name = f"amx_{left.short}{right.short if right is not left else ''}_16x16"
+    deep = 16 * steps
+    left_at = f"A[vi, vt * {deep} + vr * {steps} + vh]"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, n * {deep}), {left.short}), B: Buffer((n, 16, 16, {steps}), {right.short}), C: Buffer((m, 16), {total.short})):
+    for i in serial(m):
+        for j in serial(16):
+            for t in serial(n):
+                for r in serial(16):
+                    for h in serial({steps}):
+                        with block("dot"):
+                            vi = spatial(m, i); vj = spatial(16, j)
+                            vt = reduce(n, t); vr = reduce(16, r); vh = reduce({steps}, h)
+                            C[vi, vj] = C[vi, vj] + cast({left_at}, {total.short}) * cast(B[vt, vr, vj, vh], {total.short})
+"""
+    read = ("rt_from_bf16_f32(", ")") if left is bf16 else ("(int)", "")
+    a = f"{read[0]}a[i * a_i + t * {deep} + r * {steps} + h]{read[1]}"
+    b = f"{read[0]}b[t * b_t + r * b_r + j * b_j + h]{read[1]}"
+    plain = (
+        "  for (int i = 0; i < m; i++)\n    for (int t = 0; t < n; t++)\n      for (int r = 0; r < 16; r++)\n"
+        f"        for (int j = 0; j < 16; j++)\n          for (int h = 0; h < {steps}; h++)\n"
+        f"            c[i * c_i + j] += {a} * {b};"
+    )
+    # palette 1; tile 0: sums, 1: rows, 2: columns. Linux wants a process to ask for the registers once (its x86/xstate page).
+    fast = (
+        "  extern long syscall(long, ...);\n"
+        "  static int asked;\n"
+        "  if (!asked) {\n    syscall(158, 0x1023, 18);\n    asked = 1;\n  }\n"
+        "  struct { unsigned char palette, start, zeros[14]; unsigned short bytes[16]; unsigned char rows[16]; } tiles = {0};\n"
+        "  tiles.palette = 1;\n"
+        "  for (int k = 0; k < 3; k++) tiles.bytes[k] = 64, tiles.rows[k] = k == 2 ? 16 : m;\n"
+        '  __asm__ volatile("ldtilecfg %0" : : "m"(tiles));\n'
+        '  __asm__ volatile("tileloadd (%0,%1,1), %%tmm0" : : "r"(c), "r"((long)c_i * 4) : "memory");\n'
+        "  for (int t = 0; t < n; t++) {\n"
+        f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm1" : : "r"(a + t * {deep}), "r"((long)a_i * {left.bytes}) : "memory");\n'
+        f'    __asm__ volatile("tileloadd (%0,%1,1), %%tmm2" : : "r"(b + t * b_t), "r"((long)b_r * {left.bytes}) : "memory");\n'
+        f'    __asm__ volatile("{mnemonic} %%tmm2, %%tmm1, %%tmm0" : :);\n'
+        "  }\n"
+        '  __asm__ volatile("tilestored %%tmm0, (%0,%1,1)" : : "r"(c), "r"((long)c_i * 4) : "memory");\n'
+        '  __asm__ volatile("tilerelease" : :);'
+    )
+    return Intrinsic(
+        text,
+        frozenset("ABC"),
+        plain,
+        MappingProxyType({"c": (f"defined({flag}) && defined(__linux__)", fast)}),
+        language="c",
+        prelude_helpers=("from_bf16",) if left is bf16 else (),
+        max_extent=MappingProxyType({"m": 16}),
+        fixed_strides=(("B", "j", steps, ""),),
+    )
