@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from relax_tune.errors import UserError
+from relax_tune.tuner.option import Option, flag_of
 
 # Renamed values, and their new names.
 RENAMED_SETTINGS: Mapping[str, str] = {"products": "qkv"}
@@ -71,3 +72,23 @@ _KINDS: Mapping[type, str] = {
 _BOOLEANS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 PARSED: Mapping[type, Callable[[str, str], Any]] = {int: number_of, float: decimal_of, bool: boolean_of}
 KINDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def check_value(name: str, declared: Option, value: object) -> None:
+    """Raise UserError for a value of another type than declared, or beyond the declared choices."""
+    flag = flag_of(name)
+    if declared.choices:
+        if not isinstance(value, str) or value not in declared.choices:
+            wanted = ", ".join(declared.choices)
+            raise UserError(f"{flag} wants one of {wanted}; found {value!r:.80}{successor(name, value)}")
+    elif declared.kind is int:
+        if type(value) is not int:
+            raise UserError(f"{flag} wants a whole number, found {value!r:.80}")
+    elif declared.kind is float:
+        if type(value) not in (int, float):
+            raise UserError(f"{flag} wants a number, found {value!r:.80}")
+    elif declared.kind is bool:
+        if type(value) is not bool:
+            raise UserError(f"{flag} wants true or false, found {value!r:.80}")
+    elif not isinstance(value, str):
+        raise UserError(f"{flag} wants text, found {value!r:.80}")

@@ -34,7 +34,15 @@ from relax_tune.tuner.option import (
     option,
     variable_of,
 )  # fmt: skip
-from relax_tune.tuner.setting_values import KINDS, PARSED, RENAMED_SETTINGS, has_password, renamed, successor, text_of
+from relax_tune.tuner.setting_values import (
+    KINDS,
+    PARSED,
+    RENAMED_SETTINGS,
+    check_value,
+    has_password,
+    renamed,
+    text_of,
+)
 
 Effort = Literal["quick", "normal", "full"]
 Policy = Literal["measured", "stored", "predicted", "library", "generic"]
@@ -443,9 +451,7 @@ def read_settings_file(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(_FILE_BYTES + 1)
     except OSError as error:
-        raise UserError(
-            f"{path}: wanted a file that can be read, found: {error.strerror}; correct or remove it"
-        ) from None
+        raise UserError(f"{path}: wanted a readable file, found: {error.strerror}; correct or remove it") from None
     if len(content) > _FILE_BYTES:
         raise UserError(f"{path}: wanted settings of at most {_FILE_BYTES} bytes, found more; correct or remove it")
     return content
@@ -489,22 +495,5 @@ def _read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check(name: str, declared: Option, value: object) -> None:
-    """Raise UserError for a value of another type than declared, or beyond the declared choices."""
-    if value is None and name in _OPTIONAL:
-        return
-    flag = flag_of(name)
-    if declared.choices:
-        if not isinstance(value, str) or value not in declared.choices:
-            wanted = ", ".join(declared.choices)
-            raise UserError(f"{flag} wants one of {wanted}; found {value!r:.80}{successor(name, value)}")
-    elif declared.kind is int:
-        if type(value) is not int:
-            raise UserError(f"{flag} wants a whole number, found {value!r:.80}")
-    elif declared.kind is float:
-        if type(value) not in (int, float):
-            raise UserError(f"{flag} wants a number, found {value!r:.80}")
-    elif declared.kind is bool:
-        if type(value) is not bool:
-            raise UserError(f"{flag} wants true or false, found {value!r:.80}")
-    elif not isinstance(value, str):
-        raise UserError(f"{flag} wants text, found {value!r:.80}")
+    if value is not None or name not in _OPTIONAL:
+        check_value(name, declared, value)

@@ -120,23 +120,15 @@ def _dot2_vectors(lanes: int) -> str:
     )
     # gcc 12 converts a vector of bytes in four instructions, where the machine has one; its names for 512 bits have a mask
     converted = "__builtin_convertvector((numbers)columns, shorts)"
-    gcc = {
-        8: ("__builtin_ia32_pmovsxbw256(columns)", "pmaddwd256(left, right)"),
-        16: ("__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)", "pmaddwd512_mask(left, right, (row){0}, -1)"),
-    }
-    widen, multiply = gcc.get(lanes, (converted, "pmaddwd128(left, right)"))
-    return vectors + (
-        "#if defined(__wasm_simd128__)\n"
+    gcc = {8: "__builtin_ia32_pmovsxbw256(columns)", 16: "__builtin_ia32_pmovsxbw512_mask(columns, (shorts){0}, -1)"}
+    widened = (
+        "#if defined(__clang__)\n"
         f"  const shorts right = {converted};\n"
-        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
-        "#elif defined(__clang__)\n"
-        f"  const shorts right = {converted};\n"
-        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
         "#else\n"
-        f"  const shorts right = (shorts){widen};\n"
-        f"  *(urow *)c += (row)__builtin_ia32_{multiply};\n"
-        "#endif"
+        f"  const shorts right = (shorts){gcc.get(lanes, converted)};\n"
+        "#endif\n"
     )
+    return vectors + widened + _add_pairs(lanes)
 
 
 def dot2(lanes: int) -> Intrinsic:
@@ -159,25 +151,22 @@ def dot2(lanes: int) -> Intrinsic:
     return Intrinsic(_dot(name, i16, i8, lanes, 2, i32), frozenset("ABC"), plain, MappingProxyType(fast))
 
 
-def dot2_i4(lanes: int) -> Intrinsic:
-    """Return `dot2` for columns of 4-bit numbers, of which a byte has two steps."""
-    name = f"dot2_i16i4_x{lanes}"
-    sixteen, eight = "const(16, i32)", "const(8, i32)"
-    half = f"select(vk == 0, cast(B[vi], i32) % {sixteen}, cast(B[vi], i32) // {sixteen})"
-    number = f"({half} + {eight}) % {sixteen} - {eight}"
-    text = f"""
-@prim_func(outputs=1)
-def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},), i32)):
-    for i in serial({lanes}):
-        for k in serial(2):
-            with block("dot"):
-                vi = spatial({lanes}, i); vk = reduce(2, k)
-                C[vi] = C[vi] + cast(A[vk], i32) * cast(cast({number}, i8), i32)
-"""
-    plain = (
-        f"  for (int i = 0; i < {lanes}; i++)\n"
-        "    c[i] += (int)a[0] * (((b[i] & 15) ^ 8) - 8) + (int)a[1] * (((b[i] >> 4) ^ 8) - 8);"
+def _add_pairs(lanes: int) -> str:
+    """Return statements that add products of `left` and `right`, vectors of 16-bit numbers, to sums of pairs."""
+    gcc = {4: "pmaddwd128(left, right)", 8: "pmaddwd256(left, right)", 16: "pmaddwd512_mask(left, right, (row){0}, -1)"}
+    return (
+        "#if defined(__wasm_simd128__)\n"
+        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
+        "#elif defined(__clang__)\n"
+        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
+        "#else\n"
+        f"  *(urow *)c += (row)__builtin_ia32_{gcc[lanes]};\n"
+        "#endif"
     )
+
+
+def _dot2_i4_vectors(lanes: int) -> str:
+    """Return the body of `dot2_i4` in vectors of GCC, for x86 and WebAssembly."""
     numbers = "__builtin_convertvector(bytes, row)"
     widen = {
         4: ("__builtin_ia32_pmovzxbd128", ""), 8: ("__builtin_ia32_pmovzxbd256", ""),
@@ -189,9 +178,7 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},)
         8: ("long long", "", "(long long __attribute__((vector_size(16)))){part}"),
         16: ("char", " __attribute__((vector_size(16)))", "part"),
     }[lanes]
-    multiply = {4: "pmaddwd128(left, right)", 8: "pmaddwd256(left, right)"}
-    gcc = multiply.get(lanes, "pmaddwd512_mask(left, right, (row){0}, -1)")
-    fast = (
+    return (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
         f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
@@ -211,16 +198,30 @@ def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},)
         "#endif\n"
         "  const row halves = ((wide | wide << 12) & 0x000f000f) ^ 0x00080008;\n"  # of 16 bits
         "  const shorts right = (shorts)halves - 8;\n"
-        "#if defined(__wasm_simd128__)\n"
-        "  *(urow *)c += (row)__builtin_wasm_dot_s_i32x4_i16x8(left, right);\n"
-        "#elif defined(__clang__)\n"
-        f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{32 * lanes}(left, right);\n"
-        "#else\n"
-        f"  *(urow *)c += (row)__builtin_ia32_{gcc};\n"
-        "#endif"
+    ) + _add_pairs(lanes)
+
+
+def dot2_i4(lanes: int) -> Intrinsic:
+    """Return `dot2` for columns of 4-bit numbers, two steps in a byte."""
+    name = f"dot2_i16i4_x{lanes}"
+    sixteen, eight = "const(16, i32)", "const(8, i32)"
+    half = f"select(vk == 0, cast(B[vi], i32) % {sixteen}, cast(B[vi], i32) // {sixteen})"
+    number = f"({half} + {eight}) % {sixteen} - {eight}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},), i32)):
+    for i in serial({lanes}):
+        for k in serial(2):
+            with block("dot"):
+                vi = spatial({lanes}, i); vk = reduce(2, k)
+                C[vi] = C[vi] + cast(A[vk], i32) * cast(cast({number}, i8), i32)
+"""
+    plain = (
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    c[i] += (int)a[0] * (((b[i] & 15) ^ 8) - 8) + (int)a[1] * (((b[i] >> 4) ^ 8) - 8);"
     )
     has = {4: "defined(__SSE4_1__) || defined(__wasm_simd128__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
-    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], fast)}))
+    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], _dot2_i4_vectors(lanes))}))
 
 
 def amx(left: DType, right: DType, total: DType, mnemonic: str, flag: str) -> Intrinsic:

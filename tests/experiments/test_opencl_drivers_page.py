@@ -37,7 +37,7 @@ def test_the_page_names_the_best_driver_and_missing_ones(monkeypatch: pytest.Mon
     assert "C is not installed: `get c`." in lines
 
 
-def test_a_driver_of_wheels_is_found_by_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_driver_of_wheels_is_found_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     import opencl_drivers as experiment
 

@@ -60,7 +60,7 @@ class QuantizeActivations:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """How floats of a weight are made of numbers and scales."""
+    """A weight of numbers and scales, and the operator that makes floats of them."""
 
     op: Dequantize
     numbers: Value

@@ -162,7 +162,7 @@ def _columns(
 def _sum_groups(
     s: Schedule, main: str, steps: Sequence[str], outer: Sequence[str], inner: Sequence[str], dot: str
 ) -> None:
-    """Sum each iteration of the first of `steps` by itself, and add the sum, times the group's scale, to the total.
+    """Sum each iteration of the first of `steps` by itself. Add the sum, times the group's scale, to the total.
 
     dot: the intrinsic that sums the last of `steps` in whole numbers; empty for sums of floats
     """

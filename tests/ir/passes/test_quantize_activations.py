@@ -106,7 +106,7 @@ def test_row_of_a_nan_or_infinity_gives_nan(value: float) -> None:
     st.booleans(),
     st.integers(0, 1 << 30),
 )
-def test_sum_of_a_group_is_multiplied_by_its_scale(
+def test_sum_of_a_group_is_multiplied_by_the_scale(
     m: int, n: int, stored: tuple[int, int], transposed: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
