@@ -3,11 +3,12 @@
     python experiments/replay_ablation.py [--seeds 5] [--evaluations 200] [--variants "default,no trees"] [--spaces NAMES]
 
 A variant's score on a space is the mean, over seeds, of the fraction of the optimum reached after 50, 100 and 200 evaluations (those
-that were played). Leave one out: the variant with the best mean score on the other spaces is reported on the one left out, so that
+that were played). Leave one out: the variant that gains most on the other spaces is reported on the one left out, so that
 no choice is judged by the space it was made on. `naive ranker` is the baseline (`naive_ranker.py`).
 
 Appends to experiments/results/replay_ablation.json, and plays nothing twice while the search's code stays; replay_ablation.md is
-the table. Nothing is timed.
+the table, where every variant is compared with the default on the seeds that both have played (± the standard error). Nothing is
+timed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,52 @@ from naive_ranker import NaiveRanker
 from replay import DATA, ROOT, code_digest, environment
 
 from relax_tune.tuner.search import embedding, space
-from relax_tune.tuner.search.base import SearchProblem, SearchStrategy
+from relax_tune.tuner.search.base import SearchProblem, SearchStrategy, isin
+from relax_tune.tuner.search.models import surrogate
 from relax_tune.tuner.search.replay import RecordedSpace, recorded_spaces, replay
+from relax_tune.tuner.search.space import CodeArray, FloatArray
 from relax_tune.tuner.search.strategies import evolution
+from relax_tune.tuner.search.strategies.baselines import fresh_sample
 from relax_tune.tuner.search.strategies.evolution import EvolutionarySearch, EvolutionSettings
 
 CHECKPOINTS = (50, 100, 200)
 BATCH = 8
+
+
+def balanced(search: EvolutionarySearch, count: int, taken: CodeArray) -> CodeArray:
+    """Return a design in which each value, and then each pair of values, comes as often as the others."""
+    space, history = search.problem.space, search._history
+    if count <= 0:
+        return np.zeros((0, 1 + space.width), dtype=np.int32)
+    pool = fresh_sample(history, search._rng, max(512, 4 * count))
+    pool = pool[~isin(space.keys(pool), space.keys(taken))] if len(taken) and len(pool) else pool
+    sizes = np.array([len(np.unique(column)) for column in pool.T])
+    pairs = 0.25 * np.sqrt(sizes[:, None] * sizes[None, :])
+
+    def shared(code: CodeArray) -> FloatArray:
+        same = pool == code
+        return np.asarray((same * sizes).sum(axis=1) + ((same[:, :, None] & same[:, None, :]) * pairs).sum(axis=(1, 2)))
+
+    cost = np.sum([shared(code) for code in np.concatenate([history.seen(), taken])], axis=0) + np.zeros(len(pool))
+    chosen: list[int] = []
+    for _ in range(min(count, len(pool))):
+        chosen.append(int(np.argmin(cost)))
+        cost += shared(pool[chosen[-1]])
+        cost[chosen[-1]] = np.inf
+    return np.asarray(pool[chosen])
+
+
+def two_scales(squares: FloatArray) -> FloatArray:
+    """Evaluate the mean of two Matern kernels, one with lengths four times as long."""
+    return np.asarray(0.5 * matern(squares) + 0.5 * matern(squares / 16.0))
+
+
+def rough(squares: FloatArray) -> FloatArray:
+    """Evaluate the Matern kernel of smoothness 1/2."""
+    return np.asarray(np.exp(-np.sqrt(np.maximum(squares, 0.0))))
+
+
+matern, ask = surrogate._matern, EvolutionarySearch.ask
 # Changed settings, and parts of modules that are replaced.
 VARIANTS: dict[str, tuple[dict[str, Any], list[tuple[Any, str, Callable[..., Any]]]]] = {
     "default": ({}, []),
@@ -50,6 +90,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[tuple[Any, str, Callable[..., Any
     "random design": ({}, [(evolution, "_farthest", lambda points, count, *_: list(range(min(count, len(points)))))]),
     "design of 8": ({"design": 8}, []),
     "design of 24": ({"design": 24}, []),
+    "balanced design": ({}, [(EvolutionarySearch, "_spread", balanced)]),
+    "balanced design of 8": ({"design": 8}, [(EvolutionarySearch, "_spread", balanced)]),
+    "batches of 4": ({}, [(EvolutionarySearch, "ask", lambda search, n: ask(search, min(n, 4)))]),
+    "two length scales": ({}, [(surrogate, "_matern", two_scales)]),
+    "rough process": ({}, [(surrogate, "_matern", rough)]),
 }
 
 
@@ -88,28 +133,43 @@ def scores(runs: Runs, at: Sequence[str]) -> dict[str, dict[str, float]]:
     return out
 
 
+def against_default(runs: Runs, at: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return each variant's mean fraction less the default's on the same seeds, and its variance, on every space."""
+    out: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for variant, spaces in runs.items():
+        for name, seeds in spaces.items():
+            default = runs.get("default", {}).get(name, {})
+            both = [(seeds[k], default[k]) for k in seeds if k in default]
+            more = [float(np.mean([v[c] - d[c] for c in at])) for v, d in both if all(c in v and c in d for c in at)]
+            if more:
+                spread = float(np.var(more, ddof=1) / len(more)) if len(more) > 1 else float("nan")
+                out[variant][name] = float(np.mean(more)), spread
+    return out
+
+
 def table(runs: Runs, at: Sequence[str]) -> list[str]:
-    """The scores of the variants that played all spaces, and the choices with one space left out."""
+    """Return the scores of the variants that played all spaces, and the choices with one space left out."""
     found = scores(runs, at)
     names = sorted({name for of in found.values() for name in of})
     whole = {v: of for v, of in found.items() if len(of) == len(names)}
+    more = {v: of for v, of in against_default(runs, at).items() if len(of) == len(names)}
     seeds = {v: min(sum(all(c in run for c in at) for run in s.values()) for s in runs[v].values()) for v in whole}
     lines = ["", f"## Mean fraction at {', '.join(at)} evaluations", ""]
-    lines += ["| variant | seeds | mean | worst space | " + " | ".join(names) + " |", "|---" * (4 + len(names)) + "|"]
-    for variant in sorted(whole, key=lambda v: -np.mean(list(whole[v].values()))):
-        of = whole[variant]
-        cells = [f"{of[n]:.3f}" for n in names]
+    lines += ["| variant | seeds | against the default | its worst space | worst space | " + " | ".join(names) + " |"]
+    lines += ["|---" * (5 + len(names)) + "|"]
+    for variant in sorted(more, key=lambda v: -np.mean([m for m, _ in more[v].values()])):
+        means, spreads = zip(*more[variant].values())
+        error = np.sqrt(np.sum(spreads)) / len(spreads)
+        cells = " | ".join(f"{whole[variant][n]:.3f}" for n in names)
         lines.append(
-            f"| {variant} | {seeds[variant]} | {np.mean(list(of.values())):.4f} | {min(of.values()):.3f} | "
-            + " | ".join(cells)
-            + " |"
+            f"| {variant} | {seeds[variant]} | {np.mean(means):+.4f} ± {error:.4f} | {min(means):+.3f} | "
+            f"{min(whole[variant].values()):.3f} | {cells} |"
         )
-    lines += ["", "| left out | chosen on the others | its score | default's score |", "|---|---|---|---|"]
+    lines += ["", "| left out | chosen on the others | there, against the default |", "|---|---|---|"]
     for name in names:
         rest = [n for n in names if n != name]
-        chosen = max(whole, key=lambda v: (np.mean([whole[v][n] for n in rest]), v))
-        default = f"{whole['default'][name]:.3f}" if "default" in whole else ""
-        lines.append(f"| {name} | {chosen} | {whole[chosen][name]:.3f} | {default} |")
+        chosen = max(more, key=lambda v: (np.mean([more[v][n][0] for n in rest]), v == "default", v))
+        lines.append(f"| {name} | {chosen} | {more[chosen][name][0]:+.3f} |")
     return lines
 
 
