@@ -121,7 +121,7 @@ def test_load_settings_unreadable_file_is_named(tmp_path: Path, monkeypatch: pyt
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=r"relax-tune.toml: wanted a file that can be read, found: Permission denied"):
+    with pytest.raises(UserError, match=r"relax-tune.toml: wanted a readable file, found: Permission denied"):
         load_settings({}, {}, tmp_path)
 
 
