@@ -44,7 +44,7 @@ CLASSES: Mapping[str, Weights] = {
         ("ours.int8", "ours.activations"),
         ("onnxruntime.int8", "onnxruntime.bits8", "openvino.int8", "openvino.quantized", "llama.q8_0"),
     ),
-    "4 bits": Weights(0.6, ("ours.int4",), ("onnxruntime.bits4", "openvino.int4", "llama.q4_0")),
+    "4 bits": Weights(0.6, ("ours.int4", "ours.int4.activations"), ("onnxruntime.bits4", "openvino.int4", "llama.q4_0")),
 }
 # What a peer is served from, below the folder of its model.
 SERVED: Mapping[str, str] = {
@@ -64,6 +64,7 @@ SERVED: Mapping[str, str] = {
 ENCODERS_ONLY = ("openvino.quantized",)
 MEANINGS: Mapping[str, str] = {
     "ours.activations": "`--activations int8`: products of whole numbers",
+    "ours.int4.activations": "`--weights int4 --activations int8`",
     "torch.bf16": "torch eager, the module in bfloat16",
     "openvino.f16": "weights stored as float16, the precision that OpenVINO chooses by itself",
     "onnxruntime.int8": "`quantize_dynamic`, a scale a column",

@@ -58,7 +58,6 @@ from stronger_page import page
 from relax_tune.database.store import open_store
 from relax_tune.ir.core.function import IRModule
 from relax_tune.ir.frontend.load import load_model
-from relax_tune.ir.passes.graph.quantize import QuantizeWeights
 from relax_tune.runtime.artifact import load_artifact
 from relax_tune.tuner.job.job import Job, open_runner
 from relax_tune.tuner.settings import Settings
@@ -95,11 +94,9 @@ def tune(name: str, model: str, work: Path, db: str, trials: int) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     module, settings = imported(path.parent.name, work), Settings(target="c", trials=trials, caches="model")
-    kind = name.removeprefix("ours.")
-    if kind in ("int8", "int4"):
-        module = QuantizeWeights(int(kind[3:]))(module)
-    elif kind != "f32":
-        settings = replace(settings, **({"activations": "int8"} if kind == "activations" else {"precision": kind}))
+    kind, _, more = name.removeprefix("ours.").partition(".")
+    stored = {"weights": kind} if kind in ("int8", "int4") else {} if kind in ("f32", "activations") else {"precision": kind}
+    settings = replace(settings, **stored, **({"activations": "int8"} if "activations" in (kind, more) else {}))
     with open_store(db) as store:
         runner = open_runner(settings)
         job = Job(module, runner.device_info(), store, settings, lambda p: say(f"  {p.task[:48]:48} {p.trials:4}"))
