@@ -265,6 +265,7 @@ class Job:
                 running.beat,
                 self.notice,
                 self.elsewhere,
+                self.predictor.likely,
             )
             return tuner.run()
 

@@ -28,7 +28,7 @@ from relax_tune.tuner.job.recording import Recording
 from relax_tune.tuner.job.scheduling import WORTHWHILE
 from relax_tune.tuner.job.task_leases import TaskLeases
 from relax_tune.tuner.job.task_state import HOPELESS, TaskState, UnderWay, baselines_of
-from relax_tune.tuner.learn.like_devices import RecordedKnowledge
+from relax_tune.tuner.learn.like_devices import Likely, RecordedKnowledge
 from relax_tune.tuner.learn.recorded_rows import roofline
 from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.measure.base import Runner
@@ -98,6 +98,7 @@ class Tuner:
         beat: Callable[[], None] = lambda: None,
         notice: Callable[[str], None] = lambda _: None,
         elsewhere: Store | None = None,
+        likely: Likely = lambda choices, count: (),
     ) -> None:
         self.target_key = target.key
         self.runner = runner
@@ -119,6 +120,7 @@ class Tuner:
             target,
             RecordedHistory(store, target.key, workloads),
             None if elsewhere is None else RecordedHistory(elsewhere, target.key, workloads, target.kind),
+            likely,
         )
         self.states = [self._open(c, position) for position, c in enumerate(choices)]
 

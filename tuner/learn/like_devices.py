@@ -6,7 +6,7 @@ Times of other devices choose what is tried. They never count as times of this d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -67,6 +67,9 @@ def winners(store: Store, here: Target, choices: Choices, count: int) -> list[Ca
     return list(found)
 
 
+Likely = Callable[[Choices, int], Sequence[Candidate]]
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedKnowledge:
     """Everything on record that a search is told before its first trial.
@@ -74,11 +77,13 @@ class RecordedKnowledge:
     here: the device
     own: history in the store of the job
     elsewhere: history in the records of a pack, if there is one
+    likely: names candidates that a prior ranks first, as many as are asked for
     """
 
     here: Target
     own: RecordedHistory
     elsewhere: RecordedHistory | None = None
+    likely: Likely = lambda choices, count: ()
 
     def rows(self, choices: Choices) -> TrainingRows | None:
         """Return the training rows of all histories."""
@@ -89,14 +94,17 @@ class RecordedKnowledge:
     def seeds(self, choices: Choices, first: int) -> list[Candidate]:
         """Return the first candidates of a task, for a first batch of `first`.
 
-        A quarter is like the fastest of similar functions, a quarter of the rules. With records of a pack, half is what
-        was fastest on like devices."""
+        A quarter is like the fastest of similar functions, a quarter of the rules. Half is what was fastest on like devices, with
+        records of a pack, and what a prior ranks first."""
         half = max(1, first // 2)
         with shielded():
             there = [] if self.elsewhere is None else winners(self.elsewhere.store, self.here, choices, half)
             alike = self.own.alike(choices, half // 2)
         known = list(dict.fromkeys((*alike, *choices.seeds())))[:half]
-        return list(dict.fromkeys((*there, *known)))[: max(1, first)]
+        ranked = [c for c in self.likely(choices, first) if c not in known]
+        return list(dict.fromkeys((*there, *ranked[: max(0, first - len(known) - len(there))], *known)))[
+            : max(1, first)
+        ]
 
 
 def joined(parts: Sequence[TrainingRows]) -> TrainingRows | None:

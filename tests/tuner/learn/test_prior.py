@@ -22,7 +22,9 @@ from relax_tune.tuner.cli.app import app
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import FORMAT_VERSION
 from relax_tune.tuner.learn import prior as prior_module
+from relax_tune.tuner.learn.like_devices import RecordedKnowledge
 from relax_tune.tuner.learn.prior import Prior, PriorRows, evaluate, feature_names, packaged_prior, recorded_rows
+from relax_tune.tuner.learn.warm_start import RecordedHistory
 from relax_tune.tuner.plan.plans import plan_task
 from relax_tune.tuner.plan.predicted import Predictor
 from relax_tune.tuner.task.task import Choices, points_array
@@ -187,6 +189,30 @@ def test_nothing_is_predicted_after_a_wrong_result_or_for_generic_builds(
     generic = (choices.generic().key,)
     assert plan_task(choices, (), refused={"key": "wrong"}, predictor=predictor).plan.variants == generic
     assert plan_task(choices, (), "generic", predictor=predictor).plan.variants == generic
+
+
+def test_first_batch_has_what_the_prior_ranks_first_beside_the_guess(
+    prior: Prior, products: Sequence[Choices]
+) -> None:
+    choices, points = products[-1], points_array(products[-1].task.domain.points)
+    knowledge = RecordedKnowledge(
+        Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint),
+        RecordedHistory(MemoryStore(), HERE, ()),
+        likely=Predictor(prior).likely,
+    )
+    seeds = knowledge.seeds(choices, 8)
+    assert len(seeds) == len(set(seeds)) == 8 and choices.seeds(1)[0] in seeds
+    ranked = Predictor(prior).likely(choices, 4)
+    assert set(ranked) <= set(seeds) and ranked == Predictor(prior).likely(choices, 4)
+    drawn = choices.space.draw(np.random.default_rng(5), 0, 50)
+    best = seconds(choices, choices.space.encode(ranked), points).min(axis=0)
+    assert (best <= np.median(seconds(choices, drawn, points), axis=0)).all()
+    assert choices.seeds(1)[0] in knowledge.seeds(choices, 1)
+
+
+def test_no_candidate_is_likely_to_another_prior(prior: Prior, products: Sequence[Choices]) -> None:
+    for other in (None, replace(prior, names=("x",))):
+        assert Predictor(other).likely(products[-1], 4) == []
 
 
 def test_prior_of_other_features_leaves_the_choice_to_the_rules(prior: Prior, products: Sequence[Choices]) -> None:
