@@ -5,6 +5,7 @@ while the range was tuned), so every one weighs the same. The oracle gets as man
 Symbolic build, oracle and the oracle once more, in a process of its own, are timed in one run, in turns. By the odd rounds the faster
 of the first two is chosen, by the even rounds the symbolic build is scored against that: so luck in choosing is no merit, and an oracle
 that its own search served badly is not the bar. The oracle's second process in place of the symbolic build gives the noise floor.
+Of sizes that lose more than three in a hundred, `dynamic_losses.py` says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from contenders import Contender, visits
+from dynamic_losses import TOLERATED, reasons
 from dynamic_tuning import Work
 
 KERNELS = ("range_matmul", "range_softmax", "range_layer_norm")
@@ -59,7 +61,7 @@ def ratio(own: Rounds, rival: Rounds) -> float:
     return statistics.median(s for v in own for s in v) / statistics.median(s for v in rival for s in v)
 
 
-def case_row(by: Mapping[str, Rounds]) -> dict[str, float]:
+def case_row(by: Mapping[str, Rounds]) -> dict[str, Any]:
     """What is reported of a size."""
     return {
         "us": statistics.median(s for v in by[SYMBOLIC] for s in v) * 1e6,
@@ -70,7 +72,7 @@ def case_row(by: Mapping[str, Rounds]) -> dict[str, float]:
     }
 
 
-def summed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean and 99th percentile over sizes of equal weight; of fewer than 100 the latter is the worst."""
     if not rows:
         raise SystemExit("regret: wanted sizes timed by all contenders, found none; see what they said above")
@@ -113,6 +115,10 @@ def measured(work: Work, kernels: Sequence[str], count: int, rounds: int, repeat
             c.close()
     rows = {case: case_row(by) for case, by in found.items() if all(len(by.get(c.name, ())) >= 2 for c in contenders)}
     lacking = sorted(set(cases) - set(rows))
+    for name in kernels:
+        lost = [int(c.split("n=")[1]) for c, r in rows.items() if c.split()[0] == name and r["regret"] > TOLERATED - 1]
+        for size, reason in (reasons(work, name, lost, rounds, repeats) if lost else {}).items():
+            rows[f"{name} n={size}"]["why"] = reason
     work.keep("regret", found)
     return {"rows": rows, "lacking": lacking, "sum": summed(list(rows.values())), "tuning": tuning}
 
@@ -120,13 +126,13 @@ def measured(work: Work, kernels: Sequence[str], count: int, rounds: int, repeat
 def lines(found: Mapping[str, Any]) -> list[str]:
     """As Markdown."""
     text = [
-        "| kernel, size | symbolic, us | over its oracle | oracle again over oracle | regret | noise floor |",
-        "|---|---|---|---|---|---|",
+        "| kernel, size | symbolic, us | over its oracle | oracle again over oracle | regret | noise floor | why (best variant alone) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case, row in found["rows"].items():
         text.append(
             f"| {case} | {row['us']:.1f} | {row['over_oracle']:.3f} | {row['again_over_oracle']:.3f} "
-            f"| {100 * row['regret']:.1f} % | {100 * row['floor']:.1f} % |"
+            f"| {100 * row['regret']:.1f} % | {100 * row['floor']:.1f} % | {row.get('why', '')} |"
         )
     s = found["sum"]
     text += [

@@ -71,7 +71,7 @@ class Work:
             return Tuned(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(note.read_text()).items()})
         kernel = self.kernel(name)
         module = kernel.module(True) if size is None else replace(kernel, dims={"n": size}).module()
-        settings = Settings(target=self.target, trials=self.trials)
+        settings = Settings(target=self.target, trials=self.trials, caches="warm")
         runner = open_runner(settings)
         try:
             with open_store(f"sqlite:///{self.folder / ('ranges.db' if size is None else 'oracle.db')}") as store:

@@ -44,7 +44,9 @@ CLASSES: Mapping[str, Weights] = {
         ("ours.int8", "ours.activations"),
         ("onnxruntime.int8", "onnxruntime.bits8", "openvino.int8", "openvino.quantized", "llama.q8_0"),
     ),
-    "4 bits": Weights(0.6, ("ours.int4", "ours.int4.activations"), ("onnxruntime.bits4", "openvino.int4", "llama.q4_0")),
+    "4 bits": Weights(
+        0.6, ("ours.int4", "ours.int4.activations"), ("onnxruntime.bits4", "openvino.int4", "llama.q4_0")
+    ),
 }
 # What a peer is served from, below the folder of its model.
 SERVED: Mapping[str, str] = {

@@ -95,7 +95,9 @@ def tune(name: str, model: str, work: Path, db: str, trials: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     module, settings = imported(path.parent.name, work), Settings(target="c", trials=trials, caches="model")
     kind, _, more = name.removeprefix("ours.").partition(".")
-    stored = {"weights": kind} if kind in ("int8", "int4") else {} if kind in ("f32", "activations") else {"precision": kind}
+    stored = (
+        {"weights": kind} if kind in ("int8", "int4") else {} if kind in ("f32", "activations") else {"precision": kind}
+    )
     settings = replace(settings, **stored, **({"activations": "int8"} if "activations" in (kind, more) else {}))
     with open_store(db) as store:
         runner = open_runner(settings)
