@@ -2,7 +2,8 @@
 
     python experiments/tuning_time.py --work FOLDER --peer-python PYTHON [--only minilm:c:prior,...] [--trials 64]
 
-A run is a model of `e2e.py`, a target, and `prior` or `plain`: with the shipped prior, or without. Each run starts from an empty
+A run is a model of `e2e.py`, a target, and `prior` or `plain`: with the shipped prior, which names half of a task's first batch, or
+without. Each run starts from an empty
 database; its curve is computed from the records of that run alone. A task without a record counts with the kernel that a build
 without records dispatches: what the prior predicts, or what the rules guess. That kernel is timed once, after the tuning. From its
 first record on, a task counts with the best time on record. A task's time is the geometric mean over the shapes that it is timed at; the
@@ -251,6 +252,8 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
         runner = watch.of(open_runner(settings))
         try:
             job = Job(module, runner.device_info(), store, settings, lambda p: say(f"  {p.task[:48]:48} {p.trials:4}"))
+            if kind == "plain":
+                job.__dict__["predictor"] = Predictor()
             summary = job.tune(runner)
             wall = time.time() - begin
             shares, batches = watch.shares(wall), watch.batches
@@ -349,7 +352,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(RUNS), help="model:target:prior or model:target:plain, by commas")
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--minutes", type=float, help="limit of each run")
-    parser.add_argument("--caches", default="warm", choices=("warm", "model"))
+    parser.add_argument("--caches", default="model", choices=("warm", "model"))
     args = parser.parse_args()
     kept = args.work / "runs"
     kept.mkdir(parents=True, exist_ok=True)
