@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program
 
 
@@ -16,6 +18,7 @@ class Memory(Protocol):
     program: Program
     device: Device
     generation: int
+    sizes: BufferSizes
 
     def refresh(self, bound: BoundProgram) -> None:
         """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
@@ -23,35 +26,40 @@ class Memory(Protocol):
 
 
 class BoundProgram:
-    """A program with its symbols bound. `choices`: (call name, variant label) in call order; `values`: every slot."""
+    """A program with its symbols bound. `values`: every slot; `nbytes`: bytes of every buffer."""
 
     def __init__(self, executor: Memory, symbols: tuple[int, ...], values: list[int]) -> None:
         self._executor = executor
         self.symbols, self.values = symbols, values
-        self.shapes: dict[str, tuple[int, ...]] = {}
         program = executor.program
-        for spec in program.buffers:
-            shape = tuple(values[slot] for slot in spec.shape)
-            if any(dim < 0 for dim in shape):
-                raise ArtifactError(f"{program.name}: buffer {spec.name}: wanted dims of 0 or more, found {shape}")
-            self.shapes[spec.name] = shape
+        self.nbytes = executor.sizes.of(values)
         self.steps: list[LaunchStep] = []
-        labels: list[tuple[str, str]] = []
         for call in program.calls:
             choice = values[call.choice]
             if not 0 <= choice < len(call.variants):
                 raise ArtifactError(
                     f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
                 )
-            variant = call.variants[choice]
-            labels.append((call.name, variant.label))
-            self.steps += variant.steps
-        self.choices = tuple(labels)
+            self.steps += call.variants[choice].steps
         self._launches: list[Launch] = []
         self._recorded: Launch | None = None
         self._series: dict[int, Launch | None] = {}
         self._runs = 0
         self.generation = -1
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the dims of a buffer."""
+        return self._executor.sizes.shape(index, self.values)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The dims of every buffer, by name."""
+        return {spec.name: self.shape(index) for index, spec in enumerate(self._executor.program.buffers)}
+
+    @property
+    def choices(self) -> tuple[tuple[str, str], ...]:
+        """(call name, variant label) in call order."""
+        return tuple((c.name, c.variants[self.values[c.choice]].label) for c in self._executor.program.calls)
 
     def prepare(self) -> None:
         """Enlarge memory and refresh the closures as needed. `launch` calls this; an earlier call keeps its cost out of

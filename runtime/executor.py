@@ -10,16 +10,16 @@ closures of other bindings refer to the old one, so they are remade when they ar
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.errors import ArtifactError, MeasureError, ModelStateError, UserError
+from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
 from relax_tune.runtime.bound_program import BoundProgram
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
@@ -29,6 +29,7 @@ from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.host_pool import HostPool
 from relax_tune.runtime.memory.resident import DeviceArray, kept_array
 from relax_tune.runtime.memory.weights import DeviceWeights, check_size, load_constants
+from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
 from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.program.sharing import stored_dims, unshared, viewed_inputs
@@ -71,6 +72,7 @@ class Executor:
         self._libraries = needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
+        self.sizes = BufferSizes(program)
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
         self._results = HostPool()
@@ -98,7 +100,7 @@ class Executor:
             with device.turn:
                 values = constant_values(program.scalars, len(program.symbols))
                 numbers = [0 if value is None else value for value in values]
-                run = lambda step: self._launch_of(step, numbers)()
+                run = lambda step: self._launch_of(step, numbers, self.device_buffer)()
                 load_constants(program, values, self._weights, self._shared, run, self._fixed)
                 self.device.synchronize()
         except BaseException:
@@ -230,7 +232,7 @@ class Executor:
         self._replaced.update(buffers)
         try:
             self._grow(bound)
-            return [self._launch_of(step, bound.values) for step in bound.steps]
+            return self._launches_of(bound)
         finally:
             self._replaced.clear()
 
@@ -262,7 +264,7 @@ class Executor:
                     if isinstance(array, DeviceArray):
                         self._replaced.setdefault(index, array.buffer)
                 self._grow(bound)
-                launches = [self._launch_of(step, bound.values) for step in bound.steps]
+                launches = self._launches_of(bound)
                 for index, array in named.values():
                     if index not in self._replaced:
                         self._give(bound, index, array, True, placed)
@@ -285,7 +287,7 @@ class Executor:
     ) -> DeviceArray:
         """Let launches read an argument where it is, and write the result behind it or to the pool."""
         spec = self.program.buffers[result]
-        dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+        dtype, shape = np.dtype(spec.dtype), bound.shape(result)
         if spec.base == index and array.buffer.nbytes >= self._room(bound, index):
             buffer, owner = array.buffer, array.owner
         else:
@@ -333,7 +335,7 @@ class Executor:
                 self._give(bound, index, given, in_place, placed)
             for index in program.outputs if in_place else ():
                 spec = program.buffers[index]
-                made = self._results.empty(np.dtype(spec.dtype), stored_dims(spec, bound.shapes[spec.name]))
+                made = self._results.empty(np.dtype(spec.dtype), stored_dims(spec, bound.shape(index)))
                 self._place(index, made, placed)
             bound.launch()
         finally:
@@ -358,7 +360,7 @@ class Executor:
         view = self._viewed.get(index)
         if in_place and view is not None and self._room(bound, index):
             result = self.program.buffers[view]
-            memory = self._results.empty(np.dtype(result.dtype), stored_dims(result, bound.shapes[result.name]))
+            memory = self._results.empty(np.dtype(result.dtype), stored_dims(result, bound.shape(view)))
             if memory.size >= stored.size and self.device.place(self._own[index], memory):
                 placed[index] = placed[view] = memory
                 self.device.upload(self._own[index], stored)
@@ -376,7 +378,7 @@ class Executor:
         """Check the indices that a call made itself. Raises UserError naming the operator and the value."""
         for found in self.program.checked:
             spec = self.program.buffers[found.buffer]
-            shape = bound.shapes[spec.name]
+            shape = bound.shape(found.buffer)
             array = self.device.download(self.device_buffer(found.buffer), np.dtype(spec.dtype), shape)
             check_computed(self.program, found, array, bound.values[found.size])
 
@@ -385,7 +387,7 @@ class Executor:
     ) -> Any:
         """Return a result as an array of the host, or of the pool."""
         spec = self.program.buffers[index]
-        dtype, shape = np.dtype(spec.dtype), bound.shapes[spec.name]
+        dtype, shape = np.dtype(spec.dtype), bound.shape(index)
         if pool is not None and index not in placed:
             made = pool.empty(dtype, shape)
             self.device.copy(made.buffer, self.device_buffer(index), made.nbytes)
@@ -442,39 +444,24 @@ class Executor:
         """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
         self._grow(bound)
         if bound.generation != self.generation:
-            bound.renew([self._launch_of(step, bound.values) for step in bound.steps], self.generation)
+            bound.renew(self._launches_of(bound), self.generation)
 
     def _grow(self, bound: BoundProgram) -> None:
         """Make every slab as large as this binding needs."""
         program, values = self.program, bound.values
         for number, slot in enumerate(program.storages):
             self._storages[number] = self._slab(self._storages[number], values[slot])
-        for index, spec in enumerate(program.buffers):
-            nbytes = self._nbytes(bound, index)
-            if spec.storage is not None:
-                if nbytes > values[program.storages[spec.storage]]:
-                    raise ArtifactError(
-                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, "
-                        f"its storage has {values[program.storages[spec.storage]]}"
-                    )
-            elif spec.base is not None:
-                base, held = program.buffers[spec.base], self._nbytes(bound, spec.base)
-                if nbytes > held and base.role != "input":
-                    raise ArtifactError(
-                        f"{program.name}: buffer {spec.name}: wanted {nbytes} bytes, {base.name} that it views has {held}"
-                    )
-            elif index in self._shared:
-                check_size(program, index, self._shared[index], self._room(bound, index))
-            elif spec.role in ("input", "output") and index not in self._replaced:
+        for index in self._shared:
+            check_size(program, index, self._shared[index], self._room(bound, index))
+        for index in (*program.inputs, *program.outputs):
+            spec = program.buffers[index]
+            own = spec.role in ("input", "output") and index not in self._shared
+            if own and index not in self._replaced:
                 self._own[index] = self._slab(self._own.get(index), self._room(bound, index))
-
-    def _nbytes(self, bound: BoundProgram, index: int) -> int:
-        spec = self.program.buffers[index]
-        return math.prod(bound.shapes[spec.name]) * np.dtype(spec.dtype).itemsize
 
     def _room(self, bound: BoundProgram, index: int) -> int:
         """Return the bytes of the memory of an array: a result may extend an input in place."""
-        return max([self._nbytes(bound, index), *(self._nbytes(bound, view) for view in self._views.get(index, ()))])
+        return max([bound.nbytes[index], *(bound.nbytes[view] for view in self._views.get(index, ()))])
 
     def _slab(self, slab: DeviceBuffer | None, nbytes: int) -> DeviceBuffer:
         if slab is not None and slab.nbytes >= nbytes:
@@ -488,8 +475,13 @@ class Executor:
             self.generation += 1
         return larger
 
-    def _launch_of(self, step: LaunchStep, values: Sequence[int]) -> Launch:
-        buffers = [self.device_buffer(index) for index in step.buffers]
+    def _launches_of(self, bound: BoundProgram) -> list[Launch]:
+        """Return a launch for each step of a binding, over the present buffers."""
+        at = cache(self.device_buffer)
+        return [self._launch_of(step, bound.values, at) for step in bound.steps]
+
+    def _launch_of(self, step: LaunchStep, values: Sequence[int], at: Callable[[int], DeviceBuffer | None]) -> Launch:
+        buffers = [at(index) for index in step.buffers]
         numbers = [values[slot] for slot in step.scalars]
         if step.kind == "library":
             return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)

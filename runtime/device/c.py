@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -294,10 +294,9 @@ class CDevice:
         if grid or local:
             raise MeasureError(f"C device: wanted no grid (kernels loop inside), found grid {grid} local {local}")
         for buffer in buffers:
-            buffer.live()
-        pointers = [buffer.pointer for buffer in buffers]
-        numbers = [ctypes.c_int64(value) for value in scalars]
-        return partial(kernel, *pointers, *numbers)
+            if buffer.array is None:
+                buffer.live()  # which says that it was freed
+        return partial(kernel, *[buffer.pointer for buffer in buffers], *map(_number, scalars))
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
         own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
@@ -323,6 +322,12 @@ class CDevice:
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
+
+
+@lru_cache(maxsize=1 << 14)
+def _number(value: int) -> ctypes.c_int64:
+    """Return a kernel's argument, which nothing changes: a decoder binds much the same ones at every step."""
+    return ctypes.c_int64(value)
 
 
 def _unwritable(folder: Path, error: OSError) -> MeasureError:
