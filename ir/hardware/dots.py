@@ -165,63 +165,59 @@ def _add_pairs(lanes: int) -> str:
     )
 
 
-def _dot2_i4_vectors(lanes: int) -> str:
-    """Return the body of `dot2_i4` in vectors of GCC, for x86 and WebAssembly."""
-    numbers = "__builtin_convertvector(bytes, row)"
-    widen = {
-        4: ("__builtin_ia32_pmovzxbd128", ""), 8: ("__builtin_ia32_pmovzxbd256", ""),
-        16: ("__builtin_ia32_pmovzxbd512_mask", ", (row){0}, -1"),
-    }  # fmt: skip
-    # a copy of fewer bytes than a vector has would pass through memory
-    part, parts, whole = {
-        4: ("int", "", "(int __attribute__((vector_size(16)))){part}"),
-        8: ("long long", "", "(long long __attribute__((vector_size(16)))){part}"),
-        16: ("char", " __attribute__((vector_size(16)))", "part"),
-    }[lanes]
+def _dot8_i4_vectors(lanes: int) -> str:
+    """Return the body of `dot8_i4` in vectors of GCC, for x86: products of bytes without a sign by bytes with one."""
+    bits = 32 * lanes
+    mask = "_mask" if lanes == 16 else ""
+    multiply = lambda a, b: (
+        f"(shorts)__builtin_ia32_pmaddubsw{bits}{mask}((bytes)({a}), (bytes)({b}){', (shorts){0}, -1' if mask else ''})"
+    )
+    total = f"__builtin_ia32_pmaddwd{bits}{mask}(sums, (shorts){{0}} + 1{', (row){0}, -1' if mask else ''})"
     return (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
         f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef unsigned char ubytes __attribute__((vector_size({lanes}), aligned(1), may_alias, unused));\n"
-        "  typedef char sixteen __attribute__((vector_size(16), unused));\n"
-        "  int two;\n"
-        "  __builtin_memcpy(&two, a, 4);\n"
-        "  const shorts left = (shorts)((row){0} + two);\n"
-        "#if defined(__clang__)\n"
-        "  const ubytes bytes = *(const ubytes *)b;\n"
-        f"  const row wide = {numbers};\n"
-        "#else\n"
-        f"  {part} part{parts};\n"
-        "  __builtin_memcpy(&part, b, sizeof part);\n"
-        f"  const sixteen bytes = (sixteen){whole};\n"
-        f"  const row wide = {widen[lanes][0]}(bytes{widen[lanes][1]});\n"
-        "#endif\n"
-        "  const row halves = ((wide | wide << 12) & 0x000f000f) ^ 0x00080008;\n"  # of 16 bits
-        "  const shorts right = (shorts)halves - 8;\n"
-    ) + _add_pairs(lanes)
+        f"  typedef char bytes __attribute__((vector_size({4 * lanes})));\n"
+        "  row columns;\n"
+        "  if (b_i == 4) columns = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
+        "  const row numbers = columns ^ (int)0x88888888;\n"  # from 0, where they were from -8
+        "  const row low = numbers & 0x0f0f0f0f, high = (numbers >> 4) & 0x0f0f0f0f, eight = (row){0} + 0x08080808;\n"
+        "  const int even = (a[0] & 255) | (a[2] & 255) << 8 | (a[4] & 255) << 16 | (int)((unsigned)(a[6] & 255) << 24);\n"
+        "  const int odd = (a[1] & 255) | (a[3] & 255) << 8 | (a[5] & 255) << 16 | (int)((unsigned)(a[7] & 255) << 24);\n"
+        "  const row evens = (row){0} + even, odds = (row){0} + odd;\n"
+        f"  const shorts less = {multiply('eight', 'evens')} + {multiply('eight', 'odds')};\n"
+        f"  const shorts sums = {multiply('low', 'evens')} + {multiply('high', 'odds')} - less;\n"
+        f"  *(urow *)c += (row){total};"
+    )
 
 
-def dot2_i4(lanes: int) -> Intrinsic:
-    """Return `dot2` for columns of 4-bit numbers, two steps in a byte."""
-    name = f"dot2_i16i4_x{lanes}"
+def dot8_i4(lanes: int) -> Intrinsic:
+    """Return sums of eight products of bytes and 4-bit numbers for each of `lanes` columns, whose numbers lie in four bytes."""
+    name = f"dot8_i8i4_x{lanes}"
     sixteen, eight = "const(16, i32)", "const(8, i32)"
-    half = f"select(vk == 0, cast(B[vi], i32) % {sixteen}, cast(B[vi], i32) // {sixteen})"
+    half = f"select(vh == 0, cast(B[vi, vq], i32) % {sixteen}, cast(B[vi, vq], i32) // {sixteen})"
     number = f"({half} + {eight}) % {sixteen} - {eight}"
     text = f"""
 @prim_func(outputs=1)
-def {name}(A: Buffer((2,), i16), B: Buffer(({lanes},), u8), C: Buffer(({lanes},), i32)):
+def {name}(A: Buffer((8,), i8), B: Buffer(({lanes}, 4), u8), C: Buffer(({lanes},), i32)):
     for i in serial({lanes}):
-        for k in serial(2):
-            with block("dot"):
-                vi = spatial({lanes}, i); vk = reduce(2, k)
-                C[vi] = C[vi] + cast(A[vk], i32) * cast(cast({number}, i8), i32)
+        for q in serial(4):
+            for h in serial(2):
+                with block("dot"):
+                    vi = spatial({lanes}, i); vq = reduce(4, q); vh = reduce(2, h)
+                    C[vi] = C[vi] + cast(A[vq * 2 + vh], i32) * cast(cast({number}, i8), i32)
 """
     plain = (
         f"  for (int i = 0; i < {lanes}; i++)\n"
-        "    c[i] += (int)a[0] * (((b[i] & 15) ^ 8) - 8) + (int)a[1] * (((b[i] >> 4) ^ 8) - 8);"
+        "    for (int q = 0; q < 4; q++) {\n"
+        "      const int both = b[i * b_i + q];\n"
+        "      c[i] += (int)a[2 * q] * (((both & 15) ^ 8) - 8) + (int)a[2 * q + 1] * (((both >> 4) ^ 8) - 8);\n"
+        "    }"
     )
-    has = {4: "defined(__SSE4_1__) || defined(__wasm_simd128__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}
-    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": (has[lanes], _dot2_i4_vectors(lanes))}))
+    has = {4: "defined(__SSSE3__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}[lanes]
+    fast = (f"{has} && !defined(__clang__)", _dot8_i4_vectors(lanes))
+    return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": fast}))
 
 
 def amx(left: DType, right: DType, total: DType, mnemonic: str, flag: str) -> Intrinsic:

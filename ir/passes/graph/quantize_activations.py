@@ -14,7 +14,7 @@ from relax_tune.ir.deduce.deduce import infer_value
 from relax_tune.ir.op.base import Deduction, OperatorSpec, env_of
 from relax_tune.ir.op.math.elementwise import Add, AddScalar, Cast, MaximumScalar, Mul, MulScalar
 from relax_tune.ir.op.math.numeric import Abs
-from relax_tune.ir.op.math.quantize import Dequantize, Quantize
+from relax_tune.ir.op.math.quantize import Dequantize, Quantize, Unpack4
 from relax_tune.ir.op.reduction.linalg import Matmul
 from relax_tune.ir.op.reduction.reduce import Max, Sum
 from relax_tune.ir.passes.graph.cleanup import DeadCode
@@ -60,11 +60,12 @@ class QuantizeActivations:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A weight of numbers and scales, and the operator that makes floats of them."""
+    """A weight of numbers and scales, and the operator that makes floats of them. packed: two numbers lie in a byte"""
 
     op: Dequantize
     numbers: Value
     scale: Value
+    packed: bool
 
 
 def _weight(matmul: Matmul, value: Value, made: dict[GVar, Value]) -> _Weight | None:
@@ -83,9 +84,11 @@ def _weight(matmul: Matmul, value: Value, made: dict[GVar, Value]) -> _Weight | 
         return None
     columns = 0 if matmul.transpose_b else 1
     if op.group is None:
-        return _Weight(op, numbers, scale) if op.axis % 2 == columns else None
+        return _Weight(op, numbers, scale, False) if op.axis % 2 == columns else None
     whole = op.axis % 2 != columns and op.group % 2 == 0 and depth % op.group == 0
-    return _Weight(op, numbers, scale) if whole else None
+    inner = made.get(numbers) if isinstance(numbers, GVar) else None
+    packed = inner is not None and operator_of(inner, Unpack4) is not None
+    return _Weight(op, numbers, scale, packed) if whole else None
 
 
 def _summed_exactly(out: Emitter, matmul: Matmul, operands: Sequence[Value], weight: _Weight) -> Value:
@@ -104,11 +107,11 @@ def _summed_exactly(out: Emitter, matmul: Matmul, operands: Sequence[Value], wei
 def _summed_by_groups(out: Emitter, matmul: Matmul, operands: Sequence[Value], weight: _Weight) -> Value:
     """Emit a product of whole numbers as floats, for scales of groups of rows; a schedule may sum a group in int32."""
     x = operands[0]
-    if ("shorts", x) not in out.known:
-        out.known["shorts", x] = _emit(out, Cast(i16), _numbers(out, x))
-    return Call(
-        Mul(), (_emit(out, matmul, _emit(out, Cast(f32), out.known["shorts", x]), operands[1]), _row_scale(out, x))
-    )
+    kind = "numbers" if weight.packed else "shorts"
+    if (kind, x) not in out.known:
+        out.known[kind, x] = _numbers(out, x) if weight.packed else _emit(out, Cast(i16), _numbers(out, x))
+    sums = _emit(out, matmul, _emit(out, Cast(f32), out.known[kind, x]), operands[1])
+    return Call(Mul(), (sums, _row_scale(out, x)))
 
 
 def _row_scale(out: Emitter, x: Value) -> Value:

@@ -111,7 +111,7 @@ def _columns(
     halves, group = packed_steps(block, roles)
     if choice.grouped and (group is None or len(roles.reduce) != 1):
         raise ScheduleError(f"{s.func.name}: no factor belongs to a group of steps")
-    dot = _dot_of(s, roles, machine) if choice.whole else ""
+    dot = _dot_of(s, roles, machine, group) if choice.whole else ""
     held = roles.operand.buffer
     sizes = [as_int(d) for d in held.shape]
     few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
@@ -119,17 +119,17 @@ def _columns(
         raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _pack_panels(s, main, roles, machine)
-    if choice.whole:
-        halves = 2
-        if held.dtype is i8:  # pairs of steps lie next to each other
-            s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=2, order=[0, 1, 3, 2])
+    if choice.whole:  # the steps of an instruction lie next to each other, four bytes of two or one pair
+        factor = 4 if held.dtype is u8 else 2
+        s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=factor, order=[0, 1, 3, 2])
     j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
     panels = s.tunable("V", _dividing(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
     j_0, j_1 = s.split(j_v, [None, panels], divides=as_int(s.extent(j_v)) is not None)
     i_0, i_1 = _row_tiles(s, block, roles, nest)
     *others, k = [nest[v] for v in roles.reduce]
     if choice.grouped and group is not None:
-        steps = s.split(k, [None, group // halves, halves])
+        at_once = [halves] if not choice.whole else [4, 2] if held.dtype is u8 else [2]
+        steps = s.split(k, [None, group // prod(at_once), *at_once])
     else:
         steps = s.split(k, [None, halves]) if halves > 1 else [k]
     s.set_tail(steps[0], "peel")
@@ -164,7 +164,7 @@ def _sum_groups(
 ) -> None:
     """Sum each iteration of the first of `steps` by itself. Add the sum, times the group's scale, to the total.
 
-    dot: the intrinsic that sums the last of `steps` in whole numbers; empty for sums of floats
+    dot: the intrinsic that sums those after the second in whole numbers; empty for sums of floats
     """
     s.apply("rfactor", block=main, loop=steps[0])
     factored = f"{main}_rf"
@@ -181,7 +181,7 @@ def _sum_groups(
     for name in (f"{factored}_init", factored, main):
         own = s.loops_of(name)[len(outer) :]
         tile, reduce = own[: len(inner)], own[len(inner) :]
-        within = reduce[-1:] if dot and name == factored else []
+        within = reduce[2:] if dot and name == factored else []
         s.reorder([*reduce[: len(reduce) - len(within)], *tile, *within])
         around.append(reduce[0])
         if within:
@@ -192,15 +192,15 @@ def _sum_groups(
     s.fuse_sibling_loops(around[0], around[2])
 
 
-def _dot_of(s: Schedule, roles: Contraction, machine: HardwareInfo) -> str:
-    """Return the intrinsic that multiplies two steps of whole numbers. Raises ScheduleError for other operands."""
+def _dot_of(s: Schedule, roles: Contraction, machine: HardwareInfo, group: int | None) -> str:
+    """Return the intrinsic that multiplies some steps of whole numbers. Raises ScheduleError for other operands."""
     held = roles.operand.buffer
     found = [x.buffer for x in block_loads(roles.block) if roles.column not in free_vars(*x.indices)]
     left = [b for b in found if b is not roles.block.body.buffer]
-    name = {i8: "i8", u8: "i4"}.get(held.dtype)
-    if machine.language != "c" or len(left) != 1 or left[0].dtype is not i16 or name is None or len(held.shape) != 2:
-        raise ScheduleError(f"{s.func.name}: wanted rows of i16 and a matrix of whole numbers in groups")
-    return f"dot2_i16{name}_x{machine.lanes}"
+    name = {(i16, i8): "dot2_i16i8", (i8, u8): "dot8_i8i4"}.get((left[0].dtype, held.dtype)) if len(left) == 1 else None
+    if machine.language != "c" or name is None or len(held.shape) != 2 or (held.dtype is u8 and (group or 0) % 8):
+        raise ScheduleError(f"{s.func.name}: wanted rows and a matrix of whole numbers in groups")
+    return f"{name}_x{machine.lanes}"
 
 
 def _separate_nests(s: Schedule, stages: Sequence[str], outer: int, inner: int) -> None:
