@@ -168,11 +168,22 @@ def _add_pairs(lanes: int) -> str:
 def _dot8_i4_vectors(lanes: int) -> str:
     """Return the body of `dot8_i4` in vectors of GCC, for x86: products of bytes without a sign by bytes with one."""
     bits = 32 * lanes
-    mask = "_mask" if lanes == 16 else ""
-    multiply = lambda a, b: (
-        f"(shorts)__builtin_ia32_pmaddubsw{bits}{mask}((bytes)({a}), (bytes)({b}){', (shorts){0}, -1' if mask else ''})"
-    )
-    total = f"__builtin_ia32_pmaddwd{bits}{mask}(sums, (shorts){{0}} + 1{', (row){0}, -1' if mask else ''})"
+
+    def sums(mask: str, zeros: str) -> str:
+        def products(a: str, b: str) -> str:
+            return (
+                f"(shorts)__builtin_ia32_pmaddubsw{bits}{mask}((bytes){a}, (bytes){b}{zeros and f', (shorts){zeros}'})"
+            )
+
+        return (
+            f"  const shorts less = {products('eight', 'evens')} + {products('eight', 'odds')};\n"
+            f"  const shorts sums = {products('low', 'evens')} + {products('high', 'odds')} - less;\n"
+            f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{bits}{mask}(sums, (shorts){{0}} + 1{zeros and f', (row){zeros}'});"
+        )
+
+    # gcc 12's names for 512 bits have a mask
+    plain, masked = sums("", ""), sums("_mask", "{0}, -1")
+    chosen = plain if lanes < 16 else f"#if defined(__clang__)\n{plain}\n#else\n{masked}\n#endif"
     return (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
@@ -186,10 +197,7 @@ def _dot8_i4_vectors(lanes: int) -> str:
         "  const int even = (a[0] & 255) | (a[2] & 255) << 8 | (a[4] & 255) << 16 | (int)((unsigned)(a[6] & 255) << 24);\n"
         "  const int odd = (a[1] & 255) | (a[3] & 255) << 8 | (a[5] & 255) << 16 | (int)((unsigned)(a[7] & 255) << 24);\n"
         "  const row evens = (row){0} + even, odds = (row){0} + odd;\n"
-        f"  const shorts less = {multiply('eight', 'evens')} + {multiply('eight', 'odds')};\n"
-        f"  const shorts sums = {multiply('low', 'evens')} + {multiply('high', 'odds')} - less;\n"
-        f"  *(urow *)c += (row){total};"
-    )
+    ) + chosen
 
 
 def dot8_i4(lanes: int) -> Intrinsic:
@@ -216,7 +224,7 @@ def {name}(A: Buffer((8,), i8), B: Buffer(({lanes}, 4), u8), C: Buffer(({lanes},
         "    }"
     )
     has = {4: "defined(__SSSE3__)", 8: "defined(__AVX2__)", 16: "defined(__AVX512BW__)"}[lanes]
-    fast = (f"{has} && !defined(__clang__)", _dot8_i4_vectors(lanes))
+    fast = (has, _dot8_i4_vectors(lanes))
     return Intrinsic(text, frozenset("ABC"), plain, MappingProxyType({"c": fast}))
 
 
