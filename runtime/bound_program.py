@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.device.base import Device, Launch
 from relax_tune.runtime.program.buffer_sizes import BufferSizes
@@ -32,7 +35,8 @@ class BoundProgram:
         self._executor = executor
         self.symbols, self.values = symbols, values
         program = executor.program
-        self.nbytes = executor.sizes.of(values)
+        self.numbers = np.array([*values, 1], np.int64)  # the last stands for no slot
+        self.nbytes = executor.sizes.of(values, self.numbers)
         self.steps: list[LaunchStep] = []
         for call in program.calls:
             choice = values[call.choice]
@@ -45,11 +49,21 @@ class BoundProgram:
         self._recorded: Launch | None = None
         self._series: dict[int, Launch | None] = {}
         self._runs = 0
+        self._slots: NDArray[np.intp] | None = None
         self.generation = -1
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the dims of a buffer."""
         return self._executor.sizes.shape(index, self.values)
+
+    def changed(self, other: BoundProgram) -> list[int]:
+        """Return the numbers of the steps whose scalars or grid differ from another binding's with the same steps."""
+        if other._slots is None:
+            most = max((len(s.scalars) + len(s.grid) for s in self.steps), default=0)
+            rows = [[*s.scalars, *s.grid] for s in self.steps]
+            other._slots = np.array([[*r, *[-1] * (most - len(r))] for r in rows], np.intp).reshape(len(rows), most)
+        self._slots = other._slots
+        return [int(n) for n in np.flatnonzero((self.numbers != other.numbers)[self._slots].any(axis=1))]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -40,6 +40,8 @@ CLOSED = "one that was closed; open it again"
 FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
 """Why an executor refuses calls."""
 
+_Launched = tuple[BoundProgram, tuple[int, dict[int, DeviceBuffer]], list[Launch]]
+
 
 class Executor:
     """An executor of one program on one device. The caller owns the device; `close` frees the memory.
@@ -73,6 +75,7 @@ class Executor:
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
         self.sizes = BufferSizes(program)
+        self._last: _Launched | None = None  # of a session
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
         self._results = HostPool()
@@ -264,7 +267,10 @@ class Executor:
                     if isinstance(array, DeviceArray):
                         self._replaced.setdefault(index, array.buffer)
                 self._grow(bound)
-                launches = self._launches_of(bound)
+                last, held = self._last, (self.generation, dict(self._replaced))
+                like = last is not None and last[1] == held and last[0].steps == bound.steps
+                launches = self._launches_of(bound, last if like else None)
+                self._last = bound, held, launches
                 for index, array in named.values():
                     if index not in self._replaced:
                         self._give(bound, index, array, True, placed)
@@ -424,6 +430,7 @@ class Executor:
                 self._weights.close()
             self._storages = [None] * len(self.program.storages)
             self._bindings.clear()
+            self._last = None
             self.generation += 1
 
     def device_buffer(self, index: int) -> DeviceBuffer | None:
@@ -475,10 +482,13 @@ class Executor:
             self.generation += 1
         return larger
 
-    def _launches_of(self, bound: BoundProgram) -> list[Launch]:
-        """Return a launch for each step of a binding, over the present buffers."""
-        at = cache(self.device_buffer)
-        return [self._launch_of(step, bound.values, at) for step in bound.steps]
+    def _launches_of(self, bound: BoundProgram, like: _Launched | None = None) -> list[Launch]:
+        """Return a launch for each step over the present buffers; those of a like binding where numbers are the same."""
+        at, steps = cache(self.device_buffer), bound.steps
+        if like is None:
+            return [self._launch_of(step, bound.values, at) for step in steps]
+        remade = {n: self._launch_of(steps[n], bound.values, at) for n in bound.changed(like[0])}
+        return [remade.get(n, launch) for n, launch in enumerate(like[2])]
 
     def _launch_of(self, step: LaunchStep, values: Sequence[int], at: Callable[[int], DeviceBuffer | None]) -> Launch:
         buffers = [at(index) for index in step.buffers]

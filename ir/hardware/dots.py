@@ -201,7 +201,7 @@ def _dot8_i4_vectors(lanes: int) -> str:
 
 
 def dot8_i4(lanes: int) -> Intrinsic:
-    """Return sums of eight products of bytes and 4-bit numbers for each of `lanes` columns, whose numbers lie in four bytes."""
+    """Return sums of eight products of bytes and 4-bit numbers for each of `lanes` columns, four bytes each."""
     name = f"dot8_i8i4_x{lanes}"
     sixteen, eight = "const(16, i32)", "const(8, i32)"
     half = f"select(vh == 0, cast(B[vi, vq], i32) % {sixteen}, cast(B[vi, vq], i32) // {sixteen})"

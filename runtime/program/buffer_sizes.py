@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.program.program import Program
@@ -32,12 +33,11 @@ class BufferSizes:
         self._stored = np.array(stored, np.intp).reshape(-1, 2)
         self._views = np.array(views, np.intp).reshape(-1, 2)
 
-    def of(self, values: Sequence[int]) -> list[int]:
-        """Return the bytes of every buffer.
+    def of(self, values: Sequence[int], known: NDArray[np.int64]) -> list[int]:
+        """Return the bytes of every buffer. known: the values, and 1
 
         Raises ArtifactError for negative dims, and for buffers larger than the memory they lie in.
         """
-        known = np.array([*values, 1], np.int64)
         dims = known[self._slots]
         if (dims < 0).any():
             wrong = int(np.argmax((dims < 0).any(axis=1)))

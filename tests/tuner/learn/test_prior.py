@@ -191,7 +191,7 @@ def test_nothing_is_predicted_after_a_wrong_result_or_for_generic_builds(
     assert plan_task(choices, (), "generic", predictor=predictor).plan.variants == generic
 
 
-def test_first_batch_has_what_the_prior_ranks_first_beside_the_guess(prior: Prior, products: Sequence[Choices]) -> None:
+def test_first_batch_has_candidates_of_the_prior_beside_the_guess(prior: Prior, products: Sequence[Choices]) -> None:
     choices, points = products[-1], points_array(products[-1].task.domain.points)
     knowledge = RecordedKnowledge(
         Target(PAPER_DEVICE.kind, PAPER_DEVICE.name, PAPER_DEVICE.fingerprint),
