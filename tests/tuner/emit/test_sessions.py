@@ -77,6 +77,25 @@ def test_step_copies_no_cache(decoder: Model, monkeypatch: pytest.MonkeyPatch) -
     assert len(caches_moved) <= 4 * len(caches) and sum(caches_moved) < 2 * len(caches) * 33 * 2 * 2 * 8 * 4
 
 
+def test_step_binds_kernels_whose_numbers_change(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, *caches = decoder.run([PROMPT], "prefill")
+    executor, bound = decoder.executors["decode"], [0]
+    own = executor.device.bind
+
+    def counted(*args: Any) -> Any:
+        bound[-1] += 1
+        return own(*args)
+
+    monkeypatch.setattr(executor.device, "bind", counted)
+    with decoder.session(caches, "decode") as session:
+        for _ in range(12):
+            session.run([PROMPT[:, :1]])
+            bound.append(0)
+    steps = sum(len(call.variants[0].steps) for call in executor.program.calls)
+    # where memory grew, all of them; else those that the length reaches
+    assert bound[0] == steps and 0 < min(bound[:-1]) < steps / 2
+
+
 def size_of(arguments: tuple[Any, ...]) -> int:
     last = arguments[-1]
     if isinstance(last, np.ndarray):
