@@ -36,7 +36,7 @@ def test_all_at_once_are_as_one_by_one(shapes: list[tuple[int, ...]], values: li
     assert found(sizes_of(*buffers), values) == wanted
 
 
-def test_buffers_larger_than_their_memory_are_refused() -> None:
+def test_buffers_beyond_the_memory_are_refused() -> None:
     base = BufferSpec("x", "float32", (0,), "output")
     view = BufferSpec("y", "float32", (1,), "view", base=0)
     scratch = BufferSpec("z", "float32", (0,), "temp", storage=0)

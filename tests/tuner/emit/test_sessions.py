@@ -77,7 +77,7 @@ def test_step_copies_no_cache(decoder: Model, monkeypatch: pytest.MonkeyPatch) -
     assert len(caches_moved) <= 4 * len(caches) and sum(caches_moved) < 2 * len(caches) * 33 * 2 * 2 * 8 * 4
 
 
-def test_step_binds_kernels_whose_numbers_change(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_binds_only_changed_kernels(decoder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     _, *caches = decoder.run([PROMPT], "prefill")
     executor, bound = decoder.executors["decode"], [0]
     own = executor.device.bind
