@@ -102,6 +102,29 @@ def dot2_bf16(lanes: int) -> Intrinsic:
     )
 
 
+def dot2_f32bf16(lanes: int) -> Intrinsic:
+    """Return sums of two products of f32 and bf16 for each of `lanes` columns, read 32 bits at a time."""
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
+        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
+        "  row right;\n"
+        "  if (b_i == 2) right = *(const urow *)b;\n"
+        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
+        "  const int high = -65536;\n"
+        "  *(usums *)c += a[0] * (sums)(right << 16) + a[1] * (sums)(right & high);"
+    )
+    return Intrinsic(
+        _dot(f"dot2_f32bf16_x{lanes}", f32, bf16, lanes, 2, f32).replace("cast(A[vk], f32)", "A[vk]"),
+        frozenset("ABC"),
+        f"  for (int i = 0; i < {lanes}; i++)\n"
+        "    for (int k = 0; k < 2; k++) c[i] += a[k] * rt_from_bf16_f32(b[i * b_i + k]);",
+        MappingProxyType({"c": ("defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__", fast)}),
+        prelude_helpers=("from_bf16",),
+    )
+
+
 def _dot2_vectors(lanes: int) -> str:
     """Return the body of `dot2` in vectors of GCC, for x86 and WebAssembly."""
     vectors = (

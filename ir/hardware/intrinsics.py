@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from relax_tune.ir.core.dtype import bf16, f32, i8, i32, u8
 from relax_tune.ir.hardware import mma, wgmma
-from relax_tune.ir.hardware.dots import amx, dot2, dot2_bf16, dot4, dot8_i4
+from relax_tune.ir.hardware.dots import amx, dot2, dot2_bf16, dot2_f32bf16, dot4, dot8_i4
 from relax_tune.ir.hardware.intrinsic import Intrinsic
 
 _OUTER = """
@@ -115,6 +115,7 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     **{f"dot4_u8i8_x{lanes}": dot4(lanes) for lanes in (8, 16)},
     # sums of two products of bf16 for a vector of columns (AVX512-BF16: one instruction)
     **{f"dot2_bf16_x{lanes}": dot2_bf16(lanes) for lanes in (4, 8, 16)},
+    **{f"dot2_f32bf16_x{lanes}": dot2_f32bf16(lanes) for lanes in (4, 8, 16)},
     # sums of two products of 16 bits for a vector of columns (AVX2: one instruction and an addition)
     **{f"dot2_i16i8_x{lanes}": dot2(lanes) for lanes in (4, 8, 16)},
     # sums of eight products of bytes and 4-bit numbers for a vector of columns

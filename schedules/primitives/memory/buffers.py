@@ -144,18 +144,18 @@ def set_scope(func: PrimFunc, buffer: str, scope: Scope) -> PrimFunc:
 
 
 def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
-    """Store an intermediate of 8-bit integers as numbers of 16 bits, which represent each of them exactly.
+    """Store an intermediate as numbers of more bits, which represent each of its numbers exactly.
 
     Before: `B = alloc((I, J), i8)`, `B[i] = A[i]`, then `C[i] = f(cast(B[i], f32))`
     After, with dtype `f16`: `B = alloc((I, J), f16)`, `B[i] = cast(cast(A[i], f32), f16)`, then the same
-    Checks: it is an intermediate of 8 bits; the type is a 16-bit float, or i16. Every read is cast at once, to f32 or, from i16, to
-    i32. Nothing accumulates into it.
+    Checks: it is an intermediate of 8 bits, and the type is a 16-bit float or i16; or of 16-bit floats, and the type is f32. Every
+    read is cast at once, to f32 or, from i16, to i32. Nothing accumulates into it.
     """
     old = find_alloc(func, buffer)
-    target = next((d for d in (f16, bf16, i16) if d.short == dtype), None)
-    if old.dtype not in (i8, u8) or target is None:
+    target = next((d for d in (f16, bf16, i16, f32) if d.short == dtype), None)
+    if target is None or old.dtype not in ((f16, bf16) if target is f32 else (i8, u8)):
         raise ScheduleError(
-            f"{func.name}: store_as wants numbers of 8 bits and f16, bf16 or i16, found {old.dtype} and {dtype!r}"
+            f"{func.name}: store_as wants numbers of 8 bits and f16, bf16 or i16, or 16-bit floats and f32, found {old.dtype} and {dtype!r}"
         )
     new, wide = replace(old, dtype=target), f32 if target.is_float else i32
 
@@ -163,7 +163,7 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
         if e.op == "cast" and e.dtype is wide:
             (x,) = e.args
             if isinstance(x, Load) and x.buffer is old:
-                return cast(load(new, x.indices), wide)
+                return load(new, x.indices) if target is wide else cast(load(new, x.indices), wide)
         return None
 
     def visit(b: Block) -> Block:
@@ -172,7 +172,8 @@ def store_as(func: PrimFunc, buffer: str, dtype: str) -> PrimFunc:
             return replace(b, body=BufferStore(b.body.buffer, where, value)) if value is not b.body.value else b
         if b.init is not None:
             raise ScheduleError(f"{func.name}: store_as wants {buffer!r} stored once, found sums by {b.name!r}")
-        return replace(b, body=BufferStore(new, where, cast(cast(value, wide), target)))
+        widened = cast(value, wide)
+        return replace(b, body=BufferStore(new, where, widened if target is wide else cast(widened, target)))
 
     body = map_blocks(func.body, visit)
     left = [b.name for b in blocks(body) if any(x.buffer is old for s in (b.body, b.init) if s for x in _reads(s))]

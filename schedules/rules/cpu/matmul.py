@@ -49,23 +49,29 @@ class Dots:
     name: of the form.
     intrinsic: its name, without the number of lanes.
     steps: products in a sum.
-    left, right, total: types of the row, of the columns and of the sums.
-    widened: whether rows of whole numbers of 8 bits are copied as `left`.
+    rows, right: types of rows and columns as they are stored.
+    left, total: types of rows as the instruction reads them, and of the sums.
     """
 
     name: str
     intrinsic: str
     steps: int
+    rows: tuple[DType, ...]
     left: DType
     right: DType
     total: DType
-    widened: bool = False
+
+    @property
+    def widened(self) -> bool:
+        """Rows are copied with more bits."""
+        return self.left not in self.rows
 
 
-PAIRS = Dots("dots", "dot2_i16i8", 2, i16, i8, i32, widened=True)
-QUADS = Dots("quads", "dot4_u8i8", 4, u8, i8, i32)
-BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, bf16, bf16, f32)
-TILES = (Dots("tiles", "amx_bf16", 2, bf16, bf16, f32), Dots("tiles", "amx_u8i8", 4, u8, i8, i32))
+PAIRS = Dots("dots", "dot2_i16i8", 2, (i8, u8), i16, i8, i32)
+QUADS = Dots("quads", "dot4_u8i8", 4, (u8,), u8, i8, i32)
+BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, (bf16,), bf16, bf16, f32)
+WIDE_BF16_PAIRS = Dots("bf16_pairs", "dot2_f32bf16", 2, (bf16,), f32, bf16, f32)
+TILES = (Dots("tiles", "amx_bf16", 2, (bf16,), bf16, bf16, f32), Dots("tiles", "amx_u8i8", 4, (u8,), u8, i8, i32))
 TILE = 16
 """Rows and columns of a tile of AMX, and steps of 4 bytes in a row of it."""
 
@@ -125,7 +131,7 @@ def _dots_of(machine: HardwareInfo) -> Iterator[Dots]:
         yield QUADS
     yield PAIRS
     if machine.language == "c":
-        yield BF16_PAIRS
+        yield BF16_PAIRS if machine.has_bf16_dots else WIDE_BF16_PAIRS
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedule:
@@ -142,7 +148,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     in_call = any(not c.constant for c in copies)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
-    widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
+    widened = _prepare_rows(s, roles, choice.dots, choice.order) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
     if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
@@ -244,7 +250,7 @@ def _split_rows(
     height = s.tunable("MR", [h for h in heights if h <= most])
     if choice.dots and choice.dots.widened:
         depth = _extent(roles, roles.reduce[0]) or 0
-        s.require(le(mul(height, 2 * depth), STACK_BYTES))
+        s.require(le(mul(height, choice.dots.left.bytes * depth), STACK_BYTES))
     group: list[str] = []
     if choice.order == "blocks" or (choice.order == "panels" and not in_call):
         groups = s.tunable("RG", [g for g in GROUPS if g <= most])
@@ -261,7 +267,7 @@ def _vectors(s: Schedule, widths: Sequence[int], machine: HardwareInfo) -> Expr:
     return mul(s.tunable("V", [w // machine.lanes for w in widths]), machine.lanes)
 
 
-def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
+def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots, order: Order = "panels") -> str | None:
     """Let the contraction read rows as an instruction wants them. Returns the block of the widened copy, if there is one.
 
     Raises ScheduleError for other operands, several reduced dims, or one whose extent is not a constant multiple of the steps.
@@ -273,12 +279,13 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
     found = [x for x in block_loads(main) if x.buffer is not main.body.buffer]
     left = [x for x in found if roles.column not in free_vars(*x.indices)]
     right = [x for x in found if roles.column in free_vars(*x.indices)]
-    lefts = (i8, u8) if dots.widened else (dots.left,)
-    fits = len(left) == len(right) == 1 and left[0].buffer.dtype in lefts and right[0].buffer.dtype is dots.right
+    fits = len(left) == len(right) == 1 and left[0].buffer.dtype in dots.rows and right[0].buffer.dtype is dots.right
     if main.body.buffer.dtype is not dots.total or not fits:
         raise ScheduleError(f"{name}: wanted one product for {dots.intrinsic}, found other operands")
     if not dots.widened:
         return None
+    if order == "serial" and roles.row is not None and _extent(roles, roles.row) is None:
+        raise ScheduleError(f"{name}: copied rows of an unknown number want workers, whose panels have copies of their own")
     (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].buffer.name, scope="local")
     s.apply("store_as", buffer=f"{left[0].buffer.name}_cache", dtype=dots.left.short)
     return copy

@@ -220,7 +220,7 @@ _ARGUMENTS: dict[str, Callable[[_View], dict[str, Any]]] = {
     },
     "cache_write": lambda v: {"block": v.block(), "scope": v.rng.choice(["local", "global"])},
     "set_scope": lambda v: {"buffer": v.alloc(), "scope": v.rng.choice(["local", "shared", "global"])},
-    "store_as": lambda v: {"buffer": v.alloc(), "dtype": v.rng.choice(["f16", "bf16", "i16"])},
+    "store_as": lambda v: {"buffer": v.alloc(), "dtype": v.rng.choice(["f16", "bf16", "i16", "f32"])},
     "sum_as": lambda v: {"block": v.block(), "dtype": "i32"},
     "tile_layout": _tile_layout,
     "permute_layout": _permute_layout,
