@@ -285,7 +285,9 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots, order: Order = "p
     if not dots.widened:
         return None
     if order == "serial" and roles.row is not None and _extent(roles, roles.row) is None:
-        raise ScheduleError(f"{name}: copied rows of an unknown number want workers, whose panels have copies of their own")
+        raise ScheduleError(
+            f"{name}: copied rows of an unknown number want workers, whose panels have copies of their own"
+        )
     (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].buffer.name, scope="local")
     s.apply("store_as", buffer=f"{left[0].buffer.name}_cache", dtype=dots.left.short)
     return copy
