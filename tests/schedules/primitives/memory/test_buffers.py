@@ -121,7 +121,7 @@ REFUSALS = [
         message="runs once",
     ),
     refuse("whole numbers of few bits", make.chain, step("store_as", buffer="B", dtype="f16"), message="numbers of 8 bits"),
-    refuse("as f32", lambda: make.quantised(3, 5, 8), CACHE_Q, step("store_as", buffer="q_cache", dtype="f32"), message="or 16-bit floats and f32, found"),
+    refuse("as f32", lambda: make.quantised(3, 5, 8), CACHE_Q, step("store_as", buffer="q_cache", dtype="f32"), message="and f32, found"),
     refuse(
         "sums of whole numbers",
         lambda: make.quantised(3, 4, 4),
