@@ -75,6 +75,7 @@ class Executor:
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
         self.sizes = BufferSizes(program)
+        self._crossing = [n for n, b in enumerate(program.buffers) if b.role in ("input", "output")]
         self._last: _Launched | None = None  # of a session
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
@@ -460,10 +461,8 @@ class Executor:
             self._storages[number] = self._slab(self._storages[number], values[slot])
         for index in self._shared:
             check_size(program, index, self._shared[index], self._room(bound, index))
-        for index in (*program.inputs, *program.outputs):
-            spec = program.buffers[index]
-            own = spec.role in ("input", "output") and index not in self._shared
-            if own and index not in self._replaced:
+        for index in self._crossing:
+            if index not in self._shared and index not in self._replaced:
                 self._own[index] = self._slab(self._own.get(index), self._room(bound, index))
 
     def _room(self, bound: BoundProgram, index: int) -> int:
