@@ -34,7 +34,6 @@ import e2e
 from contenders import RESULTS, environment, write_page
 from predicted import prepared
 
-from relax_tune.database.records import VariantRecord
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.ir.core.function import IRModule
 from relax_tune.tuner.job.job import Job, open_runner
@@ -202,12 +201,9 @@ def untuned_times(job: Job, prior: bool, runner: Runner, records: Mapping[str, R
         plan = plan_task(choices, (), predictor=predictor)
         policy = TimingPolicy(7, 60, 3 * job.settings.timing_secs, 0.1, (), task.regime)
         cases = tuple(checks.case(task, n) for n in range(2))
-
-        def request(variant: VariantRecord) -> MeasureRequest:
-            program = choices.program(variant).to_json()  # noqa: B023 - called at once
-            return MeasureRequest(variant.key, program, cases, task.bindings(), policy, 180.0)  # noqa: B023
-
-        answers = runner.submit([request(plan.variants[k]) for k in plan.plan.variants]).result()
+        programs = {k: choices.program(plan.variants[k]).to_json() for k in plan.plan.variants}
+        requests = [MeasureRequest(k, p, cases, task.bindings(), policy, 180.0) for k, p in programs.items()]
+        answers = runner.submit(requests).result()
         times = {a.id: [sorted(t.samples_secs)[len(t.samples_secs) // 2] for t in a.timings] for a in answers if a.ok}
         own = []
         for number, point in enumerate(task.domain.points):

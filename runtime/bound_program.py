@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError
-from relax_tune.runtime.device.base import Device, Launch
+from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program
 
@@ -116,3 +117,15 @@ class BoundProgram:
         if times not in self._series:
             self._series[times] = self._executor.device.record(self._launches * times)
         return self._series[times]
+
+
+@dataclass(slots=True)
+class LastLaunches:
+    """The launches of a session's last call, most of which serve the next.
+
+    held: generation of the executor's memory, and the buffers in place of its own
+    """
+
+    bound: BoundProgram | None = None
+    held: tuple[int, dict[int, DeviceBuffer]] = field(default_factory=lambda: (-1, {}))
+    launches: list[Launch] = field(default_factory=list)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
-from relax_tune.runtime.bound_program import BoundProgram
+from relax_tune.runtime.bound_program import BoundProgram, LastLaunches
 from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
@@ -39,8 +39,6 @@ MAX_BINDINGS = 64
 CLOSED = "one that was closed; open it again"
 FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
 """Why an executor refuses calls."""
-
-_Launched = tuple[BoundProgram, tuple[int, dict[int, DeviceBuffer]], list[Launch]]
 
 
 class Executor:
@@ -76,7 +74,6 @@ class Executor:
         self.generation = 0
         self.sizes = BufferSizes(program)
         self._crossing = [n for n, b in enumerate(program.buffers) if b.role in ("input", "output")]
-        self._last: _Launched | None = None  # of a session
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
         self._results = HostPool()
@@ -240,11 +237,14 @@ class Executor:
         finally:
             self._replaced.clear()
 
-    def run_kept(self, inputs: Mapping[str, Any], kept: Mapping[str, int], pool: BufferPool) -> list[Any]:
+    def run_kept(
+        self, inputs: Mapping[str, Any], kept: Mapping[str, int], pool: BufferPool, last: LastLaunches
+    ) -> list[Any]:
         """Call the program. The results of `kept` take the memory of arguments, or change places with them.
 
         inputs: arrays by name, some of them on the device as they are stored there (`kept_array`); kept: by the parameter's name the
-        number of the result that replaces such an array, and is given as one of the pool
+        number of the result that replaces such an array, and is given as one of the pool; last: is used, and becomes those of
+        this call
 
         Raises: as `run`; the arguments are then as before.
         """
@@ -268,10 +268,10 @@ class Executor:
                     if isinstance(array, DeviceArray):
                         self._replaced.setdefault(index, array.buffer)
                 self._grow(bound)
-                last, held = self._last, (self.generation, dict(self._replaced))
-                like = last is not None and last[1] == held and last[0].steps == bound.steps
+                held = self.generation, dict(self._replaced)
+                like = last.bound is not None and last.held == held and last.bound.steps == bound.steps
                 launches = self._launches_of(bound, last if like else None)
-                self._last = bound, held, launches
+                last.bound, last.held, last.launches = bound, held, launches
                 for index, array in named.values():
                     if index not in self._replaced:
                         self._give(bound, index, array, True, placed)
@@ -431,7 +431,6 @@ class Executor:
                 self._weights.close()
             self._storages = [None] * len(self.program.storages)
             self._bindings.clear()
-            self._last = None
             self.generation += 1
 
     def device_buffer(self, index: int) -> DeviceBuffer | None:
@@ -481,13 +480,13 @@ class Executor:
             self.generation += 1
         return larger
 
-    def _launches_of(self, bound: BoundProgram, like: _Launched | None = None) -> list[Launch]:
+    def _launches_of(self, bound: BoundProgram, like: LastLaunches | None = None) -> list[Launch]:
         """Return a launch for each step over the present buffers; those of a like binding where numbers are the same."""
         at, steps = cache(self.device_buffer), bound.steps
-        if like is None:
+        if like is None or like.bound is None:
             return [self._launch_of(step, bound.values, at) for step in steps]
-        remade = {n: self._launch_of(steps[n], bound.values, at) for n in bound.changed(like[0])}
-        return [remade.get(n, launch) for n, launch in enumerate(like[2])]
+        remade = {n: self._launch_of(steps[n], bound.values, at) for n in bound.changed(like.bound)}
+        return [remade.get(n, launch) for n, launch in enumerate(like.launches)]
 
     def _launch_of(self, step: LaunchStep, values: Sequence[int], at: Callable[[int], DeviceBuffer | None]) -> Launch:
         buffers = [at(index) for index in step.buffers]

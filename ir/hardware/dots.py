@@ -57,72 +57,55 @@ def dot4(lanes: int) -> Intrinsic:
     )
 
 
-def dot2_bf16(lanes: int) -> Intrinsic:
-    """Return sums of two products of bf16 for each of `lanes` columns: one instruction of AVX512-BF16.
+def _dot2_of_bf16(name: str, left: DType, lanes: int, has: str, typed: str, multiply: str) -> Intrinsic:
+    """Return sums of two products with bf16, whose pairs are read as numbers of 32 bits.
 
-    The instruction takes subnormal numbers as 0. Elsewhere its lanes are emulated in f32.
+    has: condition of the statements; typed: those before, multiply: those after the columns are in `right`
     """
-    name = f"dot2_bf16_x{lanes}"
-    plain = (
-        f"  for (int i = 0; i < {lanes}; i++)\n"
-        "    for (int k = 0; k < 2; k++) c[i] += rt_from_bf16_f32(a[k]) * rt_from_bf16_f32(b[i * b_i + k]);"
-    )
-    loaded = (
-        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
-        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
-        "  int two;\n"
-        "  row right;\n"
-        "  __builtin_memcpy(&two, a, 4);\n"
-        "  if (b_i == 2) right = *(const urow *)b;\n"
-        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
-        "  const row left = (row){0} + two;\n"
-    )
-    emulated = (
-        "  const int high = -65536;\n"
-        "  *(usums *)c += (sums)(left << 16) * (sums)(right << 16) + (sums)(left & high) * (sums)(right & high);"
-    )
-    if lanes == 16:
-        emulated = (
-            "#if defined(__AVX512BF16__)\n"
-            "  sums total = *(const usums *)c;\n"
-            '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(total) : "v"(left), "v"(right));\n'
-            "  *(usums *)c = total;\n"
-            "#else\n"
-            f"{emulated}\n"
-            "#endif"
-        )
-    return Intrinsic(
-        _dot(name, bf16, bf16, lanes, 2, f32),
-        frozenset("ABC"),
-        plain,
-        MappingProxyType({"c": ("defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__", loaded + emulated)}),
-        prelude_helpers=("from_bf16",),
-    )
-
-
-def dot2_f32bf16(lanes: int) -> Intrinsic:
-    """Return sums of two products of f32 and bf16 for each of `lanes` columns, read 32 bits at a time."""
+    read = "a[k]" if left is f32 else "rt_from_bf16_f32(a[k])"
     fast = (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
         f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
         "  row right;\n"
+        f"{typed}"
         "  if (b_i == 2) right = *(const urow *)b;\n"
         f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
-        "  const int high = -65536;\n"
-        "  *(usums *)c += a[0] * (sums)(right << 16) + a[1] * (sums)(right & high);"
+        f"{multiply}"
     )
     return Intrinsic(
-        _dot(f"dot2_f32bf16_x{lanes}", f32, bf16, lanes, 2, f32).replace("cast(A[vk], f32)", "A[vk]"),
+        _dot(name, left, bf16, lanes, 2, f32).replace(
+            "cast(A[vk], f32)", "A[vk]" if left is f32 else "cast(A[vk], f32)"
+        ),
         frozenset("ABC"),
         f"  for (int i = 0; i < {lanes}; i++)\n"
-        "    for (int k = 0; k < 2; k++) c[i] += a[k] * rt_from_bf16_f32(b[i * b_i + k]);",
-        MappingProxyType({"c": ("defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__", fast)}),
+        f"    for (int k = 0; k < 2; k++) c[i] += {read} * rt_from_bf16_f32(b[i * b_i + k]);",
+        MappingProxyType({"c": (has, fast)}),
         prelude_helpers=("from_bf16",),
     )
+
+
+def dot2_bf16() -> Intrinsic:
+    """Return sums of two products of bf16 for each of 16 columns: one instruction of AVX512-BF16.
+
+    The instruction takes subnormal numbers as 0.
+    """
+    multiply = (
+        "  const row left = (row){0} + two;\n"
+        "  sums total = *(const usums *)c;\n"
+        '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(total) : "v"(left), "v"(right));\n'
+        "  *(usums *)c = total;"
+    )
+    two = "  int two;\n  __builtin_memcpy(&two, a, 4);\n"
+    return _dot2_of_bf16("dot2_bf16_x16", bf16, 16, "defined(__AVX512BF16__)", two, multiply)
+
+
+def dot2_f32bf16(lanes: int) -> Intrinsic:
+    """Return sums of two products of f32 and bf16 for each of `lanes` columns: bf16 is the high half of f32."""
+    multiply = "  const int high = -65536;\n  *(usums *)c += a[0] * (sums)(right << 16) + a[1] * (sums)(right & high);"
+    has = "defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__"
+    return _dot2_of_bf16(f"dot2_f32bf16_x{lanes}", f32, lanes, has, "", multiply)
 
 
 def _dot2_vectors(lanes: int) -> str:

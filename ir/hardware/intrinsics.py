@@ -114,7 +114,7 @@ INTRINSICS: Mapping[str, Intrinsic] = MappingProxyType({
     # sums of four products of bytes for a vector of columns (VNNI: one instruction)
     **{f"dot4_u8i8_x{lanes}": dot4(lanes) for lanes in (8, 16)},
     # sums of two products of bf16 for a vector of columns (AVX512-BF16: one instruction)
-    **{f"dot2_bf16_x{lanes}": dot2_bf16(lanes) for lanes in (4, 8, 16)},
+    "dot2_bf16_x16": dot2_bf16(),
     **{f"dot2_f32bf16_x{lanes}": dot2_f32bf16(lanes) for lanes in (4, 8, 16)},
     # sums of two products of 16 bits for a vector of columns (AVX2: one instruction and an addition)
     **{f"dot2_i16i8_x{lanes}": dot2(lanes) for lanes in (4, 8, 16)},

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.arguments import in_order
+from relax_tune.runtime.bound_program import LastLaunches
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.resident import DeviceArray, kept_array
@@ -41,7 +42,7 @@ class Session:
             )
         for name, number in kept.items():
             _check_replaces(program, name, number)
-        self._kept = dict(kept)
+        self._kept, self._last = dict(kept), LastLaunches()
         with executor.device.turn:
             self._state: dict[str, DeviceArray] | None = {n: self._upload(n, a) for n, a in start.items()}
 
@@ -75,7 +76,7 @@ class Session:
         state = self._open
         others = [n for n in self._names if n not in state]
         given = dict(zip(others, in_order(self._executor.program.name, others, inputs), strict=True))
-        results = self._executor.run_kept({**given, **state}, self._kept, self._pool)
+        results = self._executor.run_kept({**given, **state}, self._kept, self._pool, self._last)
         self._state = {**state, **{name: results[number] for name, number in self._kept.items()}}
         return [r for number, r in enumerate(results) if number not in self._kept.values()]
 
@@ -85,7 +86,7 @@ class Session:
 
     def close(self) -> None:
         """Free the memory. May be called twice."""
-        self._state = None
+        self._state, self._last = None, LastLaunches()  # which hold the arrays
         self._pool.close()
 
     def __enter__(self) -> Session:

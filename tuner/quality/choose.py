@@ -44,7 +44,10 @@ def read_goal(settings: Settings, module: IRModule, policy: Policy = "measured")
             SplitSamples.read(Path(settings.samples), module, settings.seed)
         return None
     if settings.quality is None:
-        raise UserError(f"--samples wants --quality too, found {settings.samples!r:.80} alone; give both or neither")
+        raise UserError(
+            f"--samples wants --quality too, found {settings.samples!r:.80} alone; give both or neither, or --activations or --weights, "
+            "whose loss samples measure"
+        )
     if settings.samples is None:
         raise UserError(f"--quality wants --samples too, found {settings.quality!r:.80} alone; give both or neither")
     bound = QualityBound.parse(settings.quality)

@@ -119,16 +119,16 @@ def _columns(
         raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
     nest = dict(zip((i.var for i in block.iters), s.loops_of(main), strict=True))
     _pack_panels(s, main, roles, machine)
+    at_once = [halves]
     if choice.whole:  # the steps of an instruction lie next to each other, four bytes of two or one pair
-        factor = 4 if held.dtype is u8 else 2
-        s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=factor, order=[0, 1, 3, 2])
+        at_once = [4, 2] if held.dtype is u8 else [2]
+        s.apply("tile_layout", buffer=f"{held.name}_cache", dim=1, factor=at_once[0], order=[0, 1, 3, 2])
     j_v, j_2 = s.split(nest[roles.column], [None, machine.lanes], divides=_divides(block, roles.column, machine.lanes))
     panels = s.tunable("V", _dividing(s.extent(j_v), (1, 2, 3, 4, 6, 8)))
     j_0, j_1 = s.split(j_v, [None, panels], divides=as_int(s.extent(j_v)) is not None)
     i_0, i_1 = _row_tiles(s, block, roles, nest)
     *others, k = [nest[v] for v in roles.reduce]
     if choice.grouped and group is not None:
-        at_once = [halves] if not choice.whole else [4, 2] if held.dtype is u8 else [2]
         steps = s.split(k, [None, group // prod(at_once), *at_once])
     else:
         steps = s.split(k, [None, halves]) if halves > 1 else [k]

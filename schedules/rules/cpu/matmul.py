@@ -148,7 +148,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     in_call = any(not c.constant for c in copies)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
-    widened = _prepare_rows(s, roles, choice.dots, choice.order) if choice.dots else None
+    widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
     if not choice.packed:
         _require_contiguous(s, roles)
     if not choice.packed and find_block(s.func, main).body.buffer in s.func.output_buffers:
@@ -249,6 +249,8 @@ def _split_rows(
     most = _extent(roles, roles.row) or GROUPS[-1]
     height = s.tunable("MR", [h for h in heights if h <= most])
     if choice.dots and choice.dots.widened:
+        if choice.order == "serial" and _extent(roles, roles.row) is None:  # the copy would outlive its panel
+            raise ScheduleError(f"{s.func.name}: copied rows of an unknown number want workers")
         depth = _extent(roles, roles.reduce[0]) or 0
         s.require(le(mul(height, choice.dots.left.bytes * depth), STACK_BYTES))
     group: list[str] = []
@@ -267,7 +269,7 @@ def _vectors(s: Schedule, widths: Sequence[int], machine: HardwareInfo) -> Expr:
     return mul(s.tunable("V", [w // machine.lanes for w in widths]), machine.lanes)
 
 
-def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots, order: Order = "panels") -> str | None:
+def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
     """Let the contraction read rows as an instruction wants them. Returns the block of the widened copy, if there is one.
 
     Raises ScheduleError for other operands, several reduced dims, or one whose extent is not a constant multiple of the steps.
@@ -284,10 +286,6 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots, order: Order = "p
         raise ScheduleError(f"{name}: wanted one product for {dots.intrinsic}, found other operands")
     if not dots.widened:
         return None
-    if order == "serial" and roles.row is not None and _extent(roles, roles.row) is None:
-        raise ScheduleError(
-            f"{name}: copied rows of an unknown number want workers, whose panels have copies of their own"
-        )
     (copy,) = s.apply("cache_read", block=main.name, buffer=left[0].buffer.name, scope="local")
     s.apply("store_as", buffer=f"{left[0].buffer.name}_cache", dtype=dots.left.short)
     return copy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support import schedule_functions as make
 from tests.support import zoo
-from tests.support.candidates import MACHINES, by_rule, drawn
+from tests.support.candidates import CASES, MACHINES, by_rule, drawn
 from tests.support.effort import some, thinned
 from tests.support.meaning import assert_same_meaning
 
@@ -372,3 +372,13 @@ def test_widened_rows_fit_the_stack_of_a_thread() -> None:
         sketch = next(s for s in found if s.name == "matmul.panels.dots")
         rng = random.Random(steps)
         assert {drawn(sketch, rng)["MR"] for _ in range(20)} <= set(range(1, most + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_guesses_have_code(case: str) -> None:
+    """A form without code costs a search its candidates, and nothing else says so."""
+    for sketch in generate_sketches(CASES[case][0](), MACHINES["c"]):
+        values = sketch.guesses[0] if sketch.guesses else {t.name: t.domain[0] for t in sketch.tunables}
+        for part in split_kernels(instantiate(sketch, values)):
+            generate(part, CodeTarget("c", MACHINES["c"].lanes))

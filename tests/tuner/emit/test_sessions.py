@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,20 @@ def test_step_binds_only_changed_kernels(decoder: Model, monkeypatch: pytest.Mon
     steps = sum(len(call.variants[0].steps) for call in executor.program.calls)
     # where memory grew, all of them; else those that the length reaches
     assert bound[0] == steps and 0 < min(bound[:-1]) < steps / 2
+
+
+def test_closed_session_keeps_no_memory(decoder: Model) -> None:
+    _, *caches = decoder.run([PROMPT], "prefill")
+    session = decoder.session(caches, "decode")
+    for _ in range(3):
+        session.run([PROMPT[:, :1]])
+    arrays = [a.buffer.array for a in (session._state or {}).values()]
+    held = [weakref.ref(a) for a in arrays if a is not None]  # memory of the host
+    assert len(arrays) == len(caches)
+    del arrays
+    session.close()
+    gc.collect()
+    assert [h() for h in held] == [None] * len(held) and not session._last.launches
 
 
 def size_of(arguments: tuple[Any, ...]) -> int:
