@@ -121,7 +121,7 @@ class BoundProgram:
 
 @dataclass(slots=True)
 class LastLaunches:
-    """The launches of a session's last call, most of which serve the next.
+    """The launches of the last call of a session, for the next one.
 
     held: generation of the executor's memory, and the buffers in place of its own
     """
