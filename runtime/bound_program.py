@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ArtifactError
-from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
+from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch
 from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program
+
+Numbers = NDArray[np.int64]
 
 
 class Memory(Protocol):
@@ -123,9 +125,38 @@ class BoundProgram:
 class LastLaunches:
     """The launches of the last call of a session, for the next one.
 
-    held: generation of the executor's memory, and the buffers in place of its own
+    held: generation of the executor's memory, and the buffers in place of its own; numbers: what the launches of a device that
+    joins them read; joined: what does the same at less cost
     """
 
     bound: BoundProgram | None = None
     held: tuple[int, dict[int, DeviceBuffer]] = field(default_factory=lambda: (-1, {}))
     launches: list[Launch] = field(default_factory=list)
+    numbers: Numbers = field(default_factory=lambda: np.empty(0, np.int64))
+    joined: list[Launch] = field(default_factory=list)
+
+    def renew(
+        self,
+        bound: BoundProgram,
+        held: tuple[int, dict[int, DeviceBuffer]],
+        joins: JoinsLaunches | None,
+        launch_of: Callable[[LaunchStep, Numbers], Launch],
+    ) -> None:
+        """Make the launches those of a binding; what has the same numbers stays, or reads them anew.
+
+        joins: the device, if it joins launches; launch_of: the launch of a step, which may read the numbers when it runs
+        """
+        known, self.bound = self.bound, None  # none, should anything fail
+        if known is not None and self.held == held and known.steps == bound.steps:
+            changed = bound.changed(known)
+            if joins is not None:
+                changed = [n for n in changed if bound.steps[n].kind == "library"]
+            for n in changed:
+                self.launches[n] = launch_of(bound.steps[n], self.numbers)
+            np.copyto(self.numbers, bound.numbers)
+        else:
+            self.numbers, changed = bound.numbers.copy(), list(range(len(bound.steps)))
+            self.launches = [launch_of(step, self.numbers) for step in bound.steps]
+        if changed:
+            self.joined = self.launches if joins is None else joins.joined(self.launches)
+        self.bound, self.held = bound, held

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
-from relax_tune.runtime.bound_program import BoundProgram, LastLaunches
-from relax_tune.runtime.device.base import Device, DeviceBuffer, Launch
+from relax_tune.runtime.bound_program import BoundProgram, LastLaunches, Numbers
+from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
 from relax_tune.runtime.memory.buffer_pool import BufferPool
@@ -35,6 +35,7 @@ from relax_tune.runtime.program.scalars import compile_scalars, constant_values
 from relax_tune.runtime.program.sharing import stored_dims, unshared, viewed_inputs
 from relax_tune.runtime.shapes import Recorder
 
+At = Callable[[int], DeviceBuffer | None]
 MAX_BINDINGS = 64
 CLOSED = "one that was closed; open it again"
 FORKED = "one of the process that forked this one, which lacks its threads; open it after the fork"
@@ -67,6 +68,7 @@ class Executor:
     ) -> None:
         verify_program(program)
         self.program, self.device = program, device
+        self._joins = device if isinstance(device, JoinsLaunches) else None
         self._evaluate = compile_scalars(program.scalars, len(program.symbols))
         self._binders = find_binders(program)
         self._libraries = needed_libraries(program, libraries)
@@ -269,13 +271,12 @@ class Executor:
                         self._replaced.setdefault(index, array.buffer)
                 self._grow(bound)
                 held = self.generation, dict(self._replaced)
-                like = last.bound is not None and last.held == held and last.bound.steps == bound.steps
-                launches = self._launches_of(bound, last if like else None)
-                last.bound, last.held, last.launches = bound, held, launches
+                at = cache(self.device_buffer)
+                last.renew(bound, held, self._joins, lambda step, live: self._launch_of(step, bound.values, at, live))
                 for index, array in named.values():
                     if index not in self._replaced:
                         self._give(bound, index, array, True, placed)
-                for launch in launches:
+                for launch in last.joined:
                     launch()
                 if self.record is not None:
                     self.record(key)
@@ -480,18 +481,18 @@ class Executor:
             self.generation += 1
         return larger
 
-    def _launches_of(self, bound: BoundProgram, like: LastLaunches | None = None) -> list[Launch]:
-        """Return a launch for each step over the present buffers; those of a like binding where numbers are the same."""
-        at, steps = cache(self.device_buffer), bound.steps
-        if like is None or like.bound is None:
-            return [self._launch_of(step, bound.values, at) for step in steps]
-        remade = {n: self._launch_of(steps[n], bound.values, at) for n in bound.changed(like.bound)}
-        return [remade.get(n, launch) for n, launch in enumerate(like.launches)]
+    def _launches_of(self, bound: BoundProgram) -> list[Launch]:
+        """Return a launch for each step over the present buffers."""
+        at = cache(self.device_buffer)
+        return [self._launch_of(step, bound.values, at) for step in bound.steps]
 
-    def _launch_of(self, step: LaunchStep, values: Sequence[int], at: Callable[[int], DeviceBuffer | None]) -> Launch:
+    def _launch_of(self, step: LaunchStep, values: Sequence[int], at: At, live: Numbers | None = None) -> Launch:
+        """Return a launch of a step. live: the values, from which it reads its own each time, where the device can"""
         buffers = [at(index) for index in step.buffers]
         numbers = [values[slot] for slot in step.scalars]
         if step.kind == "library":
             return self._libraries[step.target.split(".")[0]].bind(step.target, self.device, buffers, numbers)
+        if live is not None and self._joins is not None:
+            return self._joins.bind_numbers(self._kernels[step.target], buffers, step.scalars, live)
         grid = [values[slot] for slot in step.grid]
         return self.device.bind(self._kernels[step.target], buffers, numbers, grid, step.local)

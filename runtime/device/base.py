@@ -150,6 +150,21 @@ class Device(Protocol):
 
 
 @runtime_checkable
+class JoinsLaunches(Protocol):
+    """A device whose launches are joined at little cost, for calls that differ in a few numbers."""
+
+    def joined(self, launches: Sequence[Launch]) -> list[Launch]:
+        """Return fewer launches that do the same in the same order, valid as long as the given ones are."""
+        ...
+
+    def bind_numbers(
+        self, kernel: OwnKernel, buffers: Sequence[OwnBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
+    ) -> Launch:
+        """Return a launch as of `bind`, without a grid, whose scalars are read from slots of an array whenever it runs."""
+        ...
+
+
+@runtime_checkable
 class DeviceClock(Protocol):
     """A device that may have a clock of its own: by that launches are timed without the host's waiting."""
 

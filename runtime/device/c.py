@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,24 @@ void relax_tune_copy(char* to, const char* from, int64_t n0, int64_t s0, int64_t
         memcpy(to + (i * n1 + j) * run + low, from + i * s0 + j * s1 + low, high - low);
       }
 }
+"""
+_MOST_ARGUMENTS = 48
+"""Arguments of a kernel that the loop over launches can call; more are called one by one."""
+_LAUNCHES = f"""#include <stdint.h>
+void relax_tune_launches(const int64_t* rows, int64_t count) {{
+  for (int64_t n = 0; n < count; ++n, rows += 3) {{
+    const int64_t* const* cells = (const int64_t* const*)rows[2];
+    int64_t a[{_MOST_ARGUMENTS}];
+    for (int64_t i = 0; i < rows[1]; ++i) a[i] = *cells[i];
+    switch (rows[1]) {{
+{
+    "".join(
+        f"      case {n}: ((void (*)({', '.join(['int64_t'] * n)}))rows[0])({', '.join(f'a[{i}]' for i in range(n))}); break;{chr(10)}"
+        for n in range(1, _MOST_ARGUMENTS + 1)
+    )
+}    }}
+  }}
+}}
 """
 _PROBE = """#include <math.h>
 #include <stdint.h>
@@ -95,6 +114,19 @@ class Pointer(ctypes.c_void_p):
     def __init__(self, address: int, array: NDArray[np.uint8]) -> None:
         super().__init__(address)
         self.array = array
+
+
+class KernelLaunch(partial[None]):
+    """A launch of a kernel through ctypes, which says what a loop in C needs to do the same."""
+
+    @cached_property
+    def row(self) -> tuple[int, int, int]:
+        """The kernel's address, the number of arguments, and the address of the addresses of their values, which may change."""
+        self._cells = (ctypes.c_void_p * len(self.args))(*map(ctypes.addressof, self.args))
+        function: Any = self.func
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        return address, len(self.args), ctypes.addressof(self._cells)
 
 
 class CDevice:
@@ -143,8 +175,9 @@ class CDevice:
     def _try_compiler(self) -> None:
         """Try the compiler, once per cache, so that a missing part is reported before any kernel is compiled."""
         try:
-            sources = [KernelSource("relax_tune_probe", "c", _PROBE), KernelSource("relax_tune_copy", "c", _COPY)]
-            self._copy = self.compile(sources)["relax_tune_copy"]
+            sources = {"relax_tune_probe": _PROBE, "relax_tune_copy": _COPY, "relax_tune_launches": _LAUNCHES}
+            own = self.compile([KernelSource(name, "c", text) for name, text in sources.items()])
+            self._copy, self._launch = own["relax_tune_copy"], own["relax_tune_launches"]
         except BuildError as error:
             reason, _, log = str(error).partition("\n")
             if not log:
@@ -296,7 +329,7 @@ class CDevice:
         for buffer in buffers:
             if buffer.array is None:
                 buffer.live()  # which says that it was freed
-        return partial(kernel, *[buffer.pointer for buffer in buffers], *map(_number, scalars))
+        return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *map(_number, scalars))
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
         own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
@@ -314,14 +347,48 @@ class CDevice:
         """Return None: there is no queue."""
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """Return None: a launch is a plain call."""
-        return None
+        """Return the launches with each run of kernels as one call; None where no two are next to each other."""
+        joined = self.joined(launches)
+        return None if len(joined) == len(launches) else partial(_call_all, joined)
+
+    def joined(self, launches: Sequence[Launch]) -> list[Launch]:
+        """Return launches that do the same, each run of several kernels as one call of a loop in C."""
+        found: list[Launch] = []
+        for together, run in groupby(launches, _can_join):
+            own = list(run)
+            if not together or len(own) == 1:
+                found += own
+                continue
+            rows = np.array([launch.row for launch in own if isinstance(launch, KernelLaunch)], np.int64)
+            address = ctypes.c_void_p(int(rows.__array_interface__["data"][0]))
+            found.append(partial(_call_loop, self._launch, address, ctypes.c_int64(len(own)), (rows, own)))
+        return found
+
+    def bind_numbers(
+        self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
+    ) -> Launch:
+        cells = [ctypes.c_int64.from_buffer(numbers.data, slot * numbers.itemsize) for slot in slots]
+        return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *cells)
 
     def synchronize(self) -> None:
         """Return at once: launches return when they are done."""
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
+
+
+def _can_join(launch: Launch) -> bool:
+    return isinstance(launch, KernelLaunch) and 0 < len(launch.args) <= _MOST_ARGUMENTS
+
+
+def _call_loop(loop: Any, rows: ctypes.c_void_p, count: ctypes.c_int64, _: object) -> None:
+    """Call the loop over launches; the last argument keeps alive what its rows point to."""
+    loop(rows, count)
+
+
+def _call_all(launches: Sequence[Launch]) -> None:
+    for launch in launches:
+        launch()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -15,7 +15,7 @@ from tests.cuda_emulation.driver import emulated
 from tests.support.opencl_drivers import device_name
 
 from relax_tune.errors import BuildError, MeasureError, UserError
-from relax_tune.runtime.device.base import Device, DeviceClock
+from relax_tune.runtime.device.base import Device, DeviceClock, JoinsLaunches
 from relax_tune.runtime.device.c import CDevice
 from relax_tune.runtime.device.host import short_hash
 from relax_tune.runtime.device.opencl import OpenCLDevice
@@ -243,12 +243,46 @@ def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> N
     twice = device.bind(kernels["twice"], [buffer], [40], *grid(device, 40))
     one = device.record([add, twice, add])
     assert device.download(buffer, F32, (40,)).tolist() == list(range(40)), "nothing has run"
-    assert device.record([]) is None and (one is None) == (
-        not isinstance(device, WasmDevice) and device.info.kind != "cuda"
-    )
+    assert device.record([]) is None
+    assert (one is None) == (not isinstance(device, WasmDevice) and device.info.kind not in ("c", "cuda"))
     for launch in (add, *([add, twice, add] if one is None else [one]), twice):
         launch()
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)
+
+
+def test_joined_launches_keep_their_order(device: Device, kernels: dict[str, Any]) -> None:
+    """Host code between kernels, an array in place of a buffer, and a kernel of more arguments than a loop passes on."""
+    if not isinstance(device, JoinsLaunches):
+        return
+    count = 60
+    parameters = ", ".join(f"int64_t n{i}" for i in range(count))
+    terms = " + ".join(f"{i + 1} * n{i}" for i in range(count))
+    text = f"#include <stdint.h>\nvoid many(float* restrict a, {parameters}) {{ a[0] += (float)({terms}); }}\n"
+    many = device.compile([KernelSource("many", "c", text)])["many"]
+    buffer = filled(device, np.arange(40))
+    add = device.bind(kernels["add"], [buffer], [40, 3], (), ())
+    twice = device.bind(kernels["twice"], [buffer], [40], (), ())
+    wide = device.bind(many, [buffer], range(count), (), ())
+    host = device.bind_host(lambda views: np.negative(views[0].view(F32), out=views[0].view(F32)), [buffer])
+    assert host is not None
+    steps = [add, twice, add, host, wide, twice, twice]
+    joined = device.joined(steps)
+    assert len(joined) == 4 and device.joined([add]) == [add] and not device.joined([])
+
+    def done(values: Any) -> Any:
+        found = -((values + 3) * 2 + 3)
+        found[0] += sum((i + 1) * i for i in range(count))
+        return found * 4
+
+    other = np.full(40, 7, F32)
+    assert device.place(buffer, other)
+    for launch in joined:
+        launch()
+    assert device.place(buffer, None)
+    np.testing.assert_array_equal(other, done(np.full(40, 7, F32)))
+    for launch in joined:
+        launch()
+    np.testing.assert_array_equal(device.download(buffer, F32, (40,)), done(np.arange(40, dtype=F32)))
 
 
 def test_clock_of_the_device_times_launches(device: Device, kernels: dict[str, Any]) -> None:
