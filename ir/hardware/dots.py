@@ -176,12 +176,15 @@ def _dot8_i4_vectors(lanes: int) -> str:
     bits = 32 * lanes
 
     def sums(mask: str, zeros: str) -> str:
+        def of_bytes(name: str, a: str, b: str, kind: str) -> str:
+            return f"({kind})__builtin_ia32_{name}{bits}{mask}((bytes){a}, {b}{zeros and f', ({kind}){zeros}'})"
+
         def products(a: str, b: str) -> str:
-            return (
-                f"(shorts)__builtin_ia32_pmaddubsw{bits}{mask}((bytes){a}, (bytes){b}{zeros and f', (shorts){zeros}'})"
-            )
+            return of_bytes("pmaddubsw", a, b, "shorts")
 
         return (
+            f"  const bytes evens = {of_bytes('pshufb', 'all', 'pick', 'bytes')};\n"
+            f"  const bytes odds = {of_bytes('pshufb', 'all', 'pick + 1', 'bytes')};\n"
             f"  const shorts less = {products('eight', 'evens')} + {products('eight', 'odds')};\n"
             f"  const shorts sums = {products('low', 'evens')} + {products('high', 'odds')} - less;\n"
             f"  *(urow *)c += (row)__builtin_ia32_pmaddwd{bits}{mask}(sums, (shorts){{0}} + 1{zeros and f', (row){zeros}'});"
@@ -193,16 +196,17 @@ def _dot8_i4_vectors(lanes: int) -> str:
     return (
         f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(1), may_alias));\n"
+        f"  typedef long long wide __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef short shorts __attribute__((vector_size({4 * lanes})));\n"
         f"  typedef char bytes __attribute__((vector_size({4 * lanes})));\n"
+        "  long long eight_rows;\n"
         "  row columns;\n"
+        "  __builtin_memcpy(&eight_rows, a, 8);\n"
         "  if (b_i == 4) columns = *(const urow *)b;\n"
         f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&columns + 4 * i, b + i * b_i, 4);\n"
         "  const row numbers = columns ^ (int)0x88888888;\n"  # from 0, where they were from -8
         "  const row low = numbers & 0x0f0f0f0f, high = (numbers >> 4) & 0x0f0f0f0f, eight = (row){0} + 0x08080808;\n"
-        "  const int even = (a[0] & 255) | (a[2] & 255) << 8 | (a[4] & 255) << 16 | (int)((unsigned)(a[6] & 255) << 24);\n"
-        "  const int odd = (a[1] & 255) | (a[3] & 255) << 8 | (a[5] & 255) << 16 | (int)((unsigned)(a[7] & 255) << 24);\n"
-        "  const row evens = (row){0} + even, odds = (row){0} + odd;\n"
+        f"  const bytes all = (bytes)((wide){{0}} + eight_rows), pick = {{{', '.join(['0, 2, 4, 6'] * lanes)}}};\n"
     ) + chosen
 
 

@@ -37,10 +37,10 @@ def with_activation_loss(job: Job, built: BuildResult) -> BuildResult:
     settings = job.settings
     if settings.activations == "f32" and settings.weights == "stored":
         return built
-    exact = replace(job, settings=replace(settings, activations="f32", weights="stored", self_test=False))
-    which = f"activations {settings.activations}" if settings.activations != "f32" else f"weights {settings.weights}"
-    if settings.activations != "f32" and settings.weights != "stored":
-        which += f", weights {settings.weights}"
+    plain = replace(settings, activations="f32", weights="stored", precision="f32", self_test=False)
+    exact = replace(job, settings=plain)
+    chosen = {name: getattr(settings, name) for name in ("activations", "weights", "precision")}
+    which = ", ".join(f"{name} {value}" for name, value in chosen.items() if value != getattr(plain, name))
     samples = None
     if settings.samples is not None:
         samples = SplitSamples.read(Path(settings.samples), job.module, settings.seed)
@@ -51,7 +51,7 @@ def with_activation_loss(job: Job, built: BuildResult) -> BuildResult:
     else:
         values = ", ".join(f"{name} {found[name]:.6g}" for name in SHOWN)
         where = "drawn inputs" if samples is None else f"the samples of {settings.samples}"
-        note = f"{which}: {values} against f32, on {where}"
+        note = f"{which}: {values} against the model as it is, on {where}"
     return replace(built, notes=(*built.notes, note))
 
 

@@ -141,6 +141,8 @@ def _columns(
         mul(sums, 2) if choice.grouped and not choice.whole else sums
     )  # totals change once for a group of whole numbers
     s.require(le(add(add(kept, panels), 2), machine.registers))
+    heights = [{"MR": h} for h in (4, 2, 1) if h in s.tunables["MR"].domain] if i_1 else [{}]
+    s.guess(*({"V": v, **h} for h in heights for v in (4, 2, 1) if v in panels.domain))
     _place_epilogue(s, epilogue, outer[-1])
     if choice.grouped:
         _sum_groups(s, main, steps, outer, inner, dot)
@@ -185,8 +187,8 @@ def _sum_groups(
         s.reorder([*reduce[: len(reduce) - len(within)], *tile, *within])
         around.append(reduce[0])
         if within:
-            for x in tile[:-1]:
-                s.set_kind(x, "unrolled")
+            for x in (reduce[1], *tile[:-1]):
+                s.set_kind(x, "unrolled")  # sums stay in registers
             s.apply("tensorize", loop=tile[-1], intrinsic=dot)
     s.fuse_sibling_loops(around[0], around[1])
     s.fuse_sibling_loops(around[0], around[2])

@@ -40,8 +40,14 @@ def cosine_of(note: str) -> float:
 
 def test_build_says_the_loss_of_activations() -> None:
     note = noted()
-    assert note.endswith("against f32, on drawn inputs")
+    assert note.endswith("against the model as it is, on drawn inputs")
     assert 0.999 < cosine_of(note) < 1
+
+
+def test_precision_adds_to_the_loss() -> None:
+    note = noted(activations="f32", weights="int8", precision="bf16")
+    assert note.startswith("weights int8, precision bf16: ")
+    assert cosine_of(note) < cosine_of(noted(activations="f32", weights="int8"))
 
 
 def test_fewer_bits_lose_more() -> None:
