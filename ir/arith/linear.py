@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.arith import poly as P
@@ -12,7 +12,7 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, minimum, mul, sub
+from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, minimum, mul, postorder, sub
 
 
 def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:
@@ -52,15 +52,22 @@ def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = Non
             f"region inference: wanted an index that is linear in {', '.join(v.name for v in ranges)}, found {e}; "
             "split or fuse by simpler loops, or compute at an outer loop"
         )
+    return simplify(_length(e, parts[0], ranges, env), env)
+
+
+def _length(e: Expr, strides: Mapping[Var, Expr], ranges: Mapping[Var, ExprLike], env: Env) -> Expr:
+    """Return the length of a range from the coefficients of the variables; see `extent_of`."""
     size: Expr = const(1, e.dtype)
-    for v, k in parts[0].items():
+    for v, k in strides.items():
+        if v not in ranges:
+            continue
         low, high = interval(k, env)
         if low is None or low < 0:
             if high is None or high > 0:
                 raise ScheduleError(f"region inference: the sign of {k}, the stride of {v.name} in {e}, is not known")
             k = simplify(mul(k, -1), env)
         size = add(size, mul(k, sub(expr(ranges[v]), 1)))
-    return simplify(size, env)
+    return size
 
 
 def extent_within(e: ExprLike, ranges: Mapping[Var, ExprLike], dim: Expr) -> Expr:
@@ -69,6 +76,26 @@ def extent_within(e: ExprLike, ranges: Mapping[Var, ExprLike], dim: Expr) -> Exp
         return minimum(extent_of(e, ranges), dim)
     except ScheduleError:
         return dim
+
+
+def extents_within(e: Expr, levels: Sequence[Mapping[Var, ExprLike]], dim: Expr) -> list[Expr]:
+    """Return `extent_within` of a simplified index for each of several sets of variables, not simplified: it is read once."""
+    clamped = {v for n in postorder((e,)) if n.op in ("min", "max", "select") for v in free_vars(n)}
+    known = [clamped.isdisjoint(ranges) for ranges in levels]  # no other is linear
+    wanted = {v: None for ranges, can_be in zip(levels, known, strict=True) for v in ranges if can_be}
+    parts = linear(e, wanted) if wanted else None
+    found = []
+    for ranges, can_be in zip(levels, known, strict=True):
+        if not can_be:
+            found.append(dim)
+        elif parts is None:
+            found.append(extent_within(e, ranges, dim))
+        else:
+            try:
+                found.append(minimum(_length(e, parts[0], ranges, EMPTY), dim))
+            except ScheduleError:
+                found.append(dim)
+    return found
 
 
 def is_dense(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = None) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_tune.ir.arith.linear import extent_within, linear
+from relax_tune.ir.arith.linear import extents_within, linear
 from relax_tune.ir.arith.simplify import simplify
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, as_int, ceildiv, const, free_vars, maximum, minimum, mul, postorder
@@ -127,17 +127,20 @@ def _accesses(func: PrimFunc, block: Block) -> list[_Access]:
     return list(seen.values())
 
 
-def _footprint(access: _Access, inner: Sequence[For]) -> Expr:
-    """Return the bytes that an access touches while `inner` loops run."""
-    ranges = {p.var: p.extent for p in inner}
-    total: Expr = const(access.buffer.dtype.bytes)
+# The loops of a tile (the innermost serial one and below), of a worker, and all around the main block.
+_Levels = tuple[Sequence[For], Sequence[For], Sequence[For]]
+_Footprints = Mapping[_Access, tuple[Expr, ...]]
+
+
+def _footprints(access: _Access, levels: _Levels) -> tuple[Expr, ...]:
+    """Return the bytes that an access touches while the loops of each level run."""
+    totals: list[Expr] = [const(access.buffer.dtype.bytes)] * len(levels)
     for e, dim in zip(access.indices, access.buffer.shape):
-        own = {v: ranges[v] for v in free_vars(e) if v in ranges}
-        if not own:
-            continue
-        covered = extent_within(e, own, dim)
-        total = mul(total, covered)
-    return total
+        free = free_vars(e)
+        own = [{p.var: p.extent for p in inner if p.var in free} for inner in levels]
+        covered = extents_within(e, own, dim) if any(own) else []
+        totals = [mul(t, c) if ranges else t for t, c, ranges in zip(totals, covered or totals, own)]
+    return tuple(totals)
 
 
 def _stride(access: _Access, var: Var | None) -> Expr:
@@ -176,6 +179,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
     reach = _accesses(func, main)
     reads = [a for a in reach if a.buffer is not main.body.buffer][:OPERANDS]
     tile = (serial and path[path.index(serial[-1]) :]) or path
+    touched = {a: _footprints(a, (tile, within, path)) for a in reach}
     flops = _sum([mul(const(_operations(b)), points_of(b)) for b in compute])
     bytes_moved = _sum([_param_bytes(b) for b in func.buffers])
     others = [b for b in compute if b is not main]
@@ -198,7 +202,7 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("inner_trip", serial[-1].extent if serial else ONE),
         Feature("outer_trip", _product([p.extent for p in serial[:-1]])),
         Feature("trip_each", _product([p.extent for p in serial])),
-        *_footprint_features(reach, (tile, within, path), machine, parallel),
+        *_footprint_features(touched, (tile, within, path), machine, parallel),
         Feature("other_work", other_points),
         Feature("scalar_work", scalar_others),
         Feature("tail_pow2", const(sum(p.tail == "pow2" for p in path)), log=False),
@@ -208,14 +212,10 @@ def sketch_features(func: PrimFunc, machine: HardwareInfo) -> tuple[Feature, ...
         Feature("blocks", const(len(compute)), log=False),
         Feature("scratch", _sum([_param_bytes(a) for a in func.allocs if a.scope == "global"])),
     ]
-    out += _operand_features(reads, (tile, within, path))
+    out += _operand_features(reads, touched, path)
     if machine.is_gpu:
         out += [Feature(*f) for f in gpu_features(func, main, machine)]
     return tuple(out)
-
-
-# The loops of a tile (the innermost serial one and below), of a worker, and all around the main block.
-_Levels = tuple[Sequence[For], Sequence[For], Sequence[For]]
 
 
 def _register_tile_features(path: Sequence[For], machine: HardwareInfo) -> list[Feature]:
@@ -235,12 +235,10 @@ def _register_tile_features(path: Sequence[For], machine: HardwareInfo) -> list[
     ]
 
 
-def _footprint_features(
-    reach: Sequence[_Access], levels: _Levels, machine: HardwareInfo, parallel: Expr
-) -> list[Feature]:
+def _footprint_features(touched: _Footprints, levels: _Levels, machine: HardwareInfo, parallel: Expr) -> list[Feature]:
     """Return the features that relate footprints of tile, worker and nest to the caches."""
     _, within, path = levels
-    per_tile, per_worker, everything = (_sum([_footprint(a, level) for a in reach]) for level in levels)
+    per_tile, per_worker, everything = (_sum(of_level) for of_level in zip(*touched.values(), strict=True))
     return [
         Feature("tile_bytes", per_tile),
         Feature("tile_l1", per_tile, const(machine.l1_bytes)),
@@ -254,17 +252,17 @@ def _footprint_features(
     ]
 
 
-def _operand_features(reads: Sequence[_Access], levels: _Levels) -> list[Feature]:
+def _operand_features(reads: Sequence[_Access], touched: _Footprints, path: Sequence[For]) -> list[Feature]:
     """Return stride and footprints of each of the first operands; zeros for missing ones."""
-    tile, within, path = levels
     vector, out = _vector_of(path), list[Feature]()
     for number in range(OPERANDS):
         access = reads[number] if number < len(reads) else None
         stride = _stride(access, vector.var if vector else None) if access else const(0)
         out.append(Feature(f"stride{number}", minimum(maximum(stride, 0), 64)))
-        out.append(Feature(f"tile{number}", _footprint(access, tile) if access else const(0)))
-        out.append(Feature(f"worker{number}", _footprint(access, within) if access else const(0)))
-        out.append(Feature(f"whole{number}", _footprint(access, path) if access else const(0)))
+        footprints = touched[access] if access else (const(0), const(0), const(0))
+        out += [
+            Feature(f"{level}{number}", f) for level, f in zip(("tile", "worker", "whole"), footprints, strict=True)
+        ]
     return out
 
 

@@ -29,7 +29,7 @@ from relax_tune.ir.text.printer import print_text
 from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.constraints import ConstraintFunction
-from relax_tune.schedules.cost.features import FeatureFunction, sketch_features
+from relax_tune.schedules.cost.features import FeatureFunction
 from relax_tune.schedules.rules.cpu import fallback, injective
 from relax_tune.schedules.sketch import (
     Sketch,
@@ -49,8 +49,6 @@ from relax_tune.tuner.task.domain import Domain
 from relax_tune.tuner.task.own_records import keep_as_own, known_as_own
 from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of
 
-# Sketches that the epilogue of a library call is tried with.
-EPILOGUES = ("injective.parallel", "injective.serial")
 # Rows of a sketch that are scored to seed a search.
 SEED_ROWS = 4096
 # Combinations of values near the middle that are tried as a guess.
@@ -104,6 +102,7 @@ class Choices:
     _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
     _cuts: dict[tuple[str, ...], tuple[tuple[FunctionStep, Choices], ...]] = field(default_factory=dict)
     _drawn: dict[str, tuple[list[Sketch], Iterator[Sketch]]] = field(default_factory=dict)
+    _after: dict[str, list[tuple[str, Trace]]] = field(default_factory=dict)
 
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
@@ -115,12 +114,15 @@ class Choices:
     @cached_property
     def space(self) -> search_space.ParameterSpace:
         """The union of the sketches as integers, with vectorised constraints and features."""
-        return search_space.ParameterSpace([self._sketch_space(s) for s in self.sketches])
+        return search_space.ParameterSpace([self._sketch_space(*s) for s in zip(self.sketches, self._features)])
 
-    def _sketch_space(self, sketch: Sketch) -> search_space.SketchSpace:
+    @cached_property
+    def _features(self) -> tuple[FeatureFunction, ...]:
+        return tuple(FeatureFunction(sketch, self.hardware) for sketch in self.sketches)
+
+    def _sketch_space(self, sketch: Sketch, features: FeatureFunction) -> search_space.SketchSpace:
         names = [t.name for t in sketch.tunables]
-        valid, features = ConstraintFunction(sketch), FeatureFunction(sketch, self.hardware)
-        symbols = [v.name for v in self.task.func.symbols]
+        valid, symbols = ConstraintFunction(sketch), [v.name for v in self.task.func.symbols]
 
         def constraint(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
             return valid(dict(zip(names, rows.T))) if names else np.ones(len(rows), np.bool_)
@@ -150,11 +152,11 @@ class Choices:
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]
         drawn = self.space.sample(np.random.default_rng(0), SEED_ROWS * len(self.sketches))
         found = []
-        for number, sketch in enumerate(self.sketches):
+        for number in range(len(self.sketches)):
             codes = drawn[drawn[:, 0] == number]
             if number in known or not len(codes):
                 continue
-            names = [f.name for f in sketch_features(sketch.func, self.hardware)]
+            names = self._features[number].names
             rows = self.space.features(codes, points)[:, 0, :]
             padding, loads = (rows[:, names.index(n)] for n in ("padding", "loads_per_point"))
             score = loads + padding - rows[:, names.index("wave_use")]
@@ -222,14 +224,18 @@ class Choices:
         if form.after is None:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
-        for name, schedule in injective.sketches(form.after.func, self.hardware):
-            if name not in EPILOGUES:
-                continue
-            trace = schedule.trace
+        for name, trace in self._epilogues(form.after.func):
             sizes = [(d.domain[-1] if d.name == "VL" else d.domain[len(d.domain) // 2]) for d in trace.tunables]
             values = dict(zip((t.name for t in trace.tunables), sizes))
             found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
+
+    def _epilogues(self, func: PrimFunc) -> list[tuple[str, Trace]]:
+        """Return the sketches of what follows a library's call, which is much the same for each routine."""
+        text = print_text(func)
+        if text not in self._after:
+            self._after[text] = [(name, s.trace) for name, s in injective.epilogues(func, self.hardware)]
+        return self._after[text]
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
         """Return the variants with a library call: of the whole task, or unfused ones if no routine takes the whole."""

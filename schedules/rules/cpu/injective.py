@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
@@ -13,6 +14,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.hardware.intrinsics import INTRINSICS
 from relax_tune.schedules.analysis import reductions
 from relax_tune.schedules.loop_tree import find_block, find_loop
+from relax_tune.schedules.rules.shared.forms import try_forms
 from relax_tune.schedules.rules.shared.injective import inline_into_outputs, transposed_reads
 from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.target import HardwareInfo
@@ -36,12 +38,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     if reductions(func):
         return
     possible = _useful_forms(func, machine)
-    for form in possible:
-        try:
-            schedule = build(func, machine, form)
-        except ScheduleError:
-            continue
-        yield f"injective.{form}", schedule
+    yield from _along_rows(func, machine, possible)
     for form, inside in TRANSPOSED:
         if form not in possible or (form == "nontemporal" and machine.lanes * 4 < LINE_BYTES):
             continue
@@ -50,6 +47,16 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         except ScheduleError:
             break
         yield f"injective.transposed.{form}.{inside}", schedule
+
+
+def epilogues(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield the sketches of what follows a library's call: with plain stores, along rows."""
+    if not reductions(func):
+        yield from _along_rows(func, machine, [f for f in _useful_forms(func, machine) if f != "nontemporal"])
+
+
+def _along_rows(func: PrimFunc, machine: HardwareInfo, forms: Sequence[Form]) -> Iterator[tuple[str, Schedule]]:
+    return try_forms((f"injective.{form}", partial(build, func, machine, form)) for form in forms)
 
 
 def _useful_forms(func: PrimFunc, machine: HardwareInfo) -> tuple[Form, ...]:
