@@ -103,7 +103,12 @@ def dot2_bf16() -> Intrinsic:
 
 def dot2_f32bf16(lanes: int) -> Intrinsic:
     """Return sums of two products of f32 and bf16 for each of `lanes` columns: bf16 is the high half of f32."""
-    multiply = "  const int high = -65536;\n  *(usums *)c += a[0] * (sums)(right << 16) + a[1] * (sums)(right & high);"
+    # each product is added by itself: one instruction, where a sum of both takes a multiplication more
+    multiply = (
+        "  const int high = -65536;\n"
+        "  const sums first = *(const usums *)c + a[0] * (sums)(right << 16);\n"
+        "  *(usums *)c = first + a[1] * (sums)(right & high);"
+    )
     has = "defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__"
     return _dot2_of_bf16(f"dot2_f32bf16_x{lanes}", f32, lanes, has, "", multiply)
 

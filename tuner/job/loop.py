@@ -307,7 +307,8 @@ class Tuner:
         if state.lacking is None or state.lacking[0] != len(state.records):
             with shielded():
                 found = self.store.query(self.target_key, state.task.key, regime=state.task.regime)
-            records = [r for r in found if r.id in state.records and state.counts(r)]
+            own = [r for r in found if r.variant.key not in state.foreign]
+            records = [r for r in own if r.id in state.records and state.counts(r)]
             state.lacking = len(state.records), {}
             with self._isolated(state, give_up=True):
                 state.lacking = len(state.records), unvalidated(state.choices, records, self.settings.effort)

@@ -32,6 +32,7 @@ class TaskState:
     times: seconds per variant key and anchor, medians of all samples, for variants without a failure
     failed: variants with a failure
     tuned: candidates of this version's space that need no more measuring
+    foreign: tuned variants on record that this version's rules do not make
     attempted, retimed: variants that this job has measured, and measured once more
     visits: records per variant and anchor
     counts: a test for records that are valid here; others are ignored
@@ -55,6 +56,7 @@ class TaskState:
     times: dict[str, list[float | None]] = field(default_factory=dict)
     variants: dict[str, VariantRecord] = field(default_factory=dict)
     records: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
     attempted: set[str] = field(default_factory=set)
     retimed: set[str] = field(default_factory=set)
     samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -163,6 +165,8 @@ class TaskState:
             if (record.stage == "device-lost" and record.job != job) or not self.counts(record):
                 continue  # says nothing of the variant
             key = record.variant.key
+            if self._is_foreign(record.variant):
+                continue  # no build dispatches it, so it must not stand for what there is
             self.variants[key] = record.variant
             outcomes = told.setdefault(key, {})
             if record.status == "failed":
@@ -182,6 +186,14 @@ class TaskState:
         for key in self.failed:
             self.times.pop(key, None)
         self._tell(told)
+
+    def _is_foreign(self, variant: VariantRecord) -> bool:
+        """Return True if a tuned variant is not one that the rules of this version make."""
+        if variant.kind != "tuned" or in_parts(variant) or variant.key in self.variants:
+            return False
+        if variant.key not in self.foreign and self.choices.own_sketch(variant) is None:
+            self.foreign.add(variant.key)
+        return variant.key in self.foreign
 
     def untried(self) -> bool:
         """Return True if candidates are on record, and none was counted since the strategy is not begun."""

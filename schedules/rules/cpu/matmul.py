@@ -191,7 +191,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
-    s.guess(*_guesses(s, roles, machine))
+    s.guess(*_guesses(s, roles, machine, choice.dots is not None and choice.dots.widened))
     return s
 
 
@@ -415,16 +415,22 @@ def _always_divides(roles: Contraction, widths: Sequence[int]) -> bool:
     return extent is not None and all(extent % w == 0 for w in widths)
 
 
-def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo) -> list[Mapping[str, int]]:
+def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo, widened: bool = False) -> list[Mapping[str, int]]:
     """Return the two tiles with the fewest loads per product, counting the waste at constant extents.
 
-    The number of row groups is the first that gives every worker the same number of tiles.
+    The number of row groups is the first that gives every worker the same number of tiles. widened: both halves of each vector
+    of a tile are in registers too, so that more than two vectors leave none for rows
     """
     found: list[Mapping[str, int]] = []
     columns, rows = _extent(roles, roles.column), _extent(roles, roles.row)
     heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
     by_vectors = "V" in s.tunables
     widths = [v * machine.lanes for v in s.tunables["V"].domain] if by_vectors else s.tunables["NR"].domain
+    if widened:
+        widths, machine = (
+            [w for w in widths if w <= 2 * machine.lanes],
+            replace(machine, registers=machine.registers - 3),
+        )
     for _, height, width in register_tiles(heights, widths, machine, rows, columns)[:2]:
         values = {"NR": width, "V": width // machine.lanes, "MR": height}
         panels = 1 if columns is None else -(-columns // width)

@@ -424,6 +424,23 @@ def test_a_job_is_given_records_of_a_bad_database_without_harm() -> None:
     assert not {v.key for v in odd} & set(built.plans[task.name].plan.variants)
 
 
+def test_records_of_other_rules_do_not_end_the_search() -> None:
+    """No build dispatches them: were they the best known, no other candidate would seem worth its trial."""
+    settings = replace(QUICK, trials=24)
+    runners = []
+    for others in (False, True):
+        job = paper_job(feed_forward, settings=settings)
+        job.store.add_target(job.target)
+        (task, *_) = job.tasks
+        (own,) = (job.choices[task.name].tuned(c) for c in job.choices[task.name].seeds(1))
+        foreign = [replace(own, sketch=f"{own.sketch}.{n}") for n in range(8)]
+        records = [ok_record(task, job.target.key, v, p, 1e-9) for v in foreign for p in task.domain.points]
+        add_records(job.store, task, records if others else ())
+        runners.append(RecordedRunner())
+        job.tune(runners[-1])
+    assert asked(runners[0]) == asked(runners[1])
+
+
 def test_tuner_asks_nothing_of_an_empty_model() -> None:
     job = paper_job(row_scale)
     job.store.add_target(job.target)
