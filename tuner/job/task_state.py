@@ -191,7 +191,7 @@ class TaskState:
         """Return True if a tuned variant is not one that the rules of this version make."""
         if variant.kind != "tuned" or in_parts(variant) or variant.key in self.variants:
             return False
-        if variant.key not in self.foreign and self.choices.own_sketch(variant) is None:
+        if variant.key not in self.foreign and self.choices.candidate_of(variant) is None:
             self.foreign.add(variant.key)
         return variant.key in self.foreign
 
