@@ -274,8 +274,18 @@ class Tuner:
         return count > 0
 
     def _claim(self, state: TaskState, wanted: int) -> int:
-        """Claim candidates of the budget that all jobs on these tasks share; return their number."""
-        while (count := self._leases.claim(state.task, wanted, self._budget, self._spent())) is None:
+        """Claim candidates of the budget that all jobs on these tasks share; return their number.
+
+        Raises DatabaseError where the store counts other records than it has, which only an altered one does.
+        """
+        before: dict[str, Spent] = {}
+        while (count := self._leases.claim(state.task, wanted, self._budget, spent := self._spent())) is None:
+            if spent == before:
+                raise DatabaseError(
+                    f"{self.store.where}: wanted as many records of a task as the database counts, found others; its rows were "
+                    "altered: `relax-tune db check` says which"
+                )
+            before = spent
             for other in self.states:
                 self._refresh(other)
         return count

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +28,7 @@ from tests.support.tuner_models import (
 )
 
 from relax_tune.database.store import MemoryStore, open_store
-from relax_tune.errors import MeasureError, VerifyError
+from relax_tune.errors import DatabaseError, MeasureError, VerifyError
 from relax_tune.tuner.job import loop, task_leases
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import Tuner
@@ -439,6 +441,18 @@ def test_records_of_other_rules_do_not_end_the_search() -> None:
         runners.append(RecordedRunner())
         job.tune(runners[-1])
     assert asked(runners[0]) == asked(runners[1])
+
+
+def test_an_altered_database_is_an_error(tmp_path: Path) -> None:
+    """Rows that somebody deleted by hand are still counted. A job would wait for them for ever."""
+    file = tmp_path / "t.db"
+    with open_store(f"sqlite:///{file}") as store:
+        paper_job(row_scale, store, FOUR).tune(RecordedRunner())
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("DELETE FROM measurements WHERE id = (SELECT min(id) FROM measurements)")
+            connection.commit()
+        with pytest.raises(DatabaseError, match="altered: `relax-tune db check` says which"):
+            paper_job(row_scale, store, replace(QUICK, trials=24)).tune(RecordedRunner())
 
 
 def test_tuner_asks_nothing_of_an_empty_model() -> None:
