@@ -86,10 +86,11 @@ def page(found: Records, processor: str | None = None) -> list[str]:
     if not found:
         return ["# Whole models beside stronger peers", "", "Nothing was timed."]
     first: Mapping[str, Any] = next(iter(found.values()))
+    told = [f"{model} with {r['trials']} trials a task, {r['rounds']} rounds" for model, r in found.items()]
     lines = [
         "# Whole models beside stronger peers", "",
-        f"Written by `experiments/stronger_peers.py`, {first['trials']} trials a task, {first['rounds']} rounds; medians in milliseconds, "
-        "in turns, two threads. minilm: batch x length; prefill: tokens; decode: one token after as many.", "",
+        f"Written by `experiments/stronger_peers.py`: {'; '.join(told)}. Medians in milliseconds, in turns, two threads. minilm: batch x "
+        "length; prefill: tokens; decode: one token after as many. A line of contenders without times was not asked, or is below.", "",
         f"The processor ({first['environment']['cpu']}) {instructions(processor)}.", "",
         "## Times of the best peer over ours", "", *overview(found),
     ]  # fmt: skip
@@ -105,8 +106,9 @@ def page(found: Records, processor: str | None = None) -> list[str]:
         f"* {model}, {name} says: {note}" for model, r in found.items() for name, note in r["notes"].items()
     ]
     lines += ["", *dict.fromkeys(notes), "", "## Tuning of ours", ""]
+    lines += ["By the last call; what earlier ones measured is used again.", ""]
     for model, record in found.items():
-        told = (f"{n} {t['candidates']} candidates in {t['wall_secs']} s" for n, t in record["tuning"].items())
-        lines.append(f"* {model}: {'; '.join(told) or 'none'}")
+        tuned = (f"{n} {t['candidates']} candidates in {t['wall_secs']} s" for n, t in record["tuning"].items())
+        lines.append(f"* {model}: {'; '.join(tuned) or 'none'}")
     lines += ["", "Versions: " + ", ".join(f"{p} {v}" for p, v in first["asked"]["versions"].items()) + ".", ""]
     return [*lines, *(f"{model}: {json.dumps(record['environment'])}" for model, record in found.items())]
