@@ -12,7 +12,21 @@ from relax_tune.ir.arith.poly import Poly
 from relax_tune.ir.arith.prove import EMPTY, Proof, prove, prove_equal
 from relax_tune.ir.arith.render import Renderer
 from relax_tune.ir.arith.simplify import simplify
-from relax_tune.ir.core.expr import Expr, ExprLike, Var, add, const, expr, free_vars, le, minimum, mul, postorder, sub
+from relax_tune.ir.core.expr import (
+    Expr,
+    ExprLike,
+    Var,
+    add,
+    as_int,
+    const,
+    expr,
+    free_vars,
+    le,
+    minimum,
+    mul,
+    postorder,
+    sub,
+)
 
 
 def linear(e: ExprLike, vars: Iterable[Var], env: Env | None = None) -> tuple[dict[Var, Expr], Expr] | None:
@@ -57,7 +71,8 @@ def extent_of(e: ExprLike, ranges: Mapping[Var, ExprLike], env: Env | None = Non
 
 def _length(e: Expr, strides: Mapping[Var, Expr], ranges: Mapping[Var, ExprLike], env: Env) -> Expr:
     """Return the length of a range from the coefficients of the variables; see `extent_of`."""
-    size: Expr = const(1, e.dtype)
+    size: Expr = const(0, e.dtype)
+    rest = 1  # less every constant stride
     for v, k in strides.items():
         if v not in ranges:
             continue
@@ -66,8 +81,10 @@ def _length(e: Expr, strides: Mapping[Var, Expr], ranges: Mapping[Var, ExprLike]
             if high is None or high > 0:
                 raise ScheduleError(f"region inference: the sign of {k}, the stride of {v.name} in {e}, is not known")
             k = simplify(mul(k, -1), env)
-        size = add(size, mul(k, sub(expr(ranges[v]), 1)))
-    return size
+        stride = as_int(k)
+        size = add(size, mul(k, sub(expr(ranges[v]), 1) if stride is None else expr(ranges[v])))
+        rest -= stride or 0
+    return add(size, rest)
 
 
 def extent_within(e: ExprLike, ranges: Mapping[Var, ExprLike], dim: Expr) -> Expr:

@@ -160,7 +160,7 @@ class JoinsLaunches(Protocol):
     def bind_numbers(
         self, kernel: OwnKernel, buffers: Sequence[OwnBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
     ) -> Launch:
-        """Return a launch as of `bind`, without a grid, whose scalars are read from slots of an array whenever it runs."""
+        """Return a launch without a grid, which reads its scalars from slots of an array whenever it runs."""
         ...
 
 

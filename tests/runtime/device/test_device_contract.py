@@ -250,7 +250,7 @@ def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> N
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), ((np.arange(40) + 6) * 2 + 3) * 2)
 
 
-def test_joined_launches_keep_their_order(device: Device, kernels: dict[str, Any]) -> None:
+def test_joined_launches_keep_order(device: Device, kernels: dict[str, Any]) -> None:
     """Host code between kernels, an array in place of a buffer, and a kernel of more arguments than a loop passes on."""
     if not isinstance(device, JoinsLaunches):
         return
