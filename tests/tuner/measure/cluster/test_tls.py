@@ -310,7 +310,10 @@ def relay(address: str) -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.process
-def test_scheduler_with_given_certificates_is_not_found_without(scheduler: str) -> None:
+def test_scheduler_with_given_certificates_is_not_found_without(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # where no earlier scheduler of this port has left certificates
     for address in (scheduler, scheduler.replace("tls:", "tcp:")):
         with pytest.raises(FleetAway, match=r"within 0\.5 s, found none that this user has started"):
             DaskRunner(address, "c", open_secs=0.5)
