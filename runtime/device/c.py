@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
@@ -326,10 +326,7 @@ class CDevice:
     ) -> Launch:
         if grid or local:
             raise MeasureError(f"C device: wanted no grid (kernels loop inside), found grid {grid} local {local}")
-        for buffer in buffers:
-            if buffer.array is None:
-                buffer.live()  # which says that it was freed
-        return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *map(_number, scalars))
+        return _bound(kernel, buffers, map(_number, scalars))
 
     def bind_host(self, function: Callable[[list[NDArray[Any]]], None], buffers: Sequence[CBuffer]) -> Launch:
         own = [(buffer, buffer.live()[: buffer.nbytes]) for buffer in buffers]
@@ -368,13 +365,21 @@ class CDevice:
         self, kernel: Any, buffers: Sequence[CBuffer], slots: Sequence[int], numbers: NDArray[np.int64]
     ) -> Launch:
         cells = [ctypes.c_int64.from_buffer(numbers.data, slot * numbers.itemsize) for slot in slots]
-        return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *cells)
+        return _bound(kernel, buffers, cells)
 
     def synchronize(self) -> None:
         """Return at once: launches return when they are done."""
 
     def close(self) -> None:
         self._libraries.clear()  # the code stays mapped: closures that still exist must not jump into nothing
+
+
+def _bound(kernel: Any, buffers: Sequence[CBuffer], numbers: Iterable[ctypes.c_int64]) -> KernelLaunch:
+    """Return a launch over buffers. Raises MeasureError for one that was freed."""
+    for buffer in buffers:
+        if buffer.array is None:
+            buffer.live()  # which says so
+    return KernelLaunch(kernel, *[buffer.pointer for buffer in buffers], *numbers)
 
 
 def _can_join(launch: Launch) -> bool:

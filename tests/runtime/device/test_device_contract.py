@@ -285,6 +285,22 @@ def test_joined_launches_keep_order(device: Device, kernels: dict[str, Any]) -> 
     np.testing.assert_array_equal(device.download(buffer, F32, (40,)), done(np.arange(40, dtype=F32)))
 
 
+def test_launches_reading_numbers_want_live_buffers(device: Device, kernels: dict[str, Any]) -> None:
+    """A launch reads its scalars when it runs; over a buffer that was freed there is none."""
+    if not isinstance(device, JoinsLaunches):
+        return
+    buffer, numbers = filled(device, np.zeros(8)), np.array([5, 8, 3], np.int64)
+    add = device.bind_numbers(kernels["add"], [buffer], [1, 2], numbers)
+    add()
+    numbers[:] = 0, 4, 1
+    for launch in (add, *device.joined([add, add])):
+        launch()
+    assert device.download(buffer, F32, (8,)).tolist() == [6] * 4 + [3] * 4
+    device.free(buffer)
+    with pytest.raises(MeasureError, match="freed"):
+        device.bind_numbers(kernels["add"], [buffer], [1, 2], numbers)
+
+
 def test_clock_of_the_device_times_launches(device: Device, kernels: dict[str, Any]) -> None:
     """The time by the device's clock lies within that of the host, and the launches are done. Only WebGPU's adapters and node have one."""
     buffer = filled(device, np.zeros(4096))
