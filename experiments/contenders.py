@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import select
 import statistics
 import subprocess
 import sys
@@ -87,11 +88,14 @@ class Contender:
     def takes(self, case: str, round_: int = 0) -> bool:
         return (self.cases is None or case in self.cases) and (self.rounds is None or round_ < self.rounds)
 
-    def time(self, case: str, repeats: int) -> dict[str, Any]:
-        """`secs` and `head` of a case, or `error`."""
-        assert self.process.stdin is not None
+    def time(self, case: str, repeats: int, limit_secs: float | None = None) -> dict[str, Any]:
+        """`secs` and `head` of a case, or `error`. A contender that has not answered after `limit_secs` is stopped."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"case": case, "repeats": repeats}) + "\n")
         self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], limit_secs)[0]:
+            self.process.kill()
+            return {"error": f"no answer after {limit_secs:g} s"}
         line = self._line()
         if not line:
             raise SystemExit(f"contender {self.name} died at {case}")

@@ -67,7 +67,7 @@ PACKAGES = (
     "torch", "transformers", "onnxruntime", "openvino", "nncf", "iree-base-compiler", "iree-base-runtime", "llama-cpp-python", "gguf",
 )  # fmt: skip
 REPEATS, VISIT_SECS = 5, 0.5
-EXPORT_SECS = 1800
+EXPORT_SECS, FIRST_SECS = 1800, 180
 
 
 @cache
@@ -192,7 +192,7 @@ def checked(
         tolerance, own, said = tolerance_of(c.name), errors.setdefault(c.name, {}), dict[str, str]()
         for case in cases:
             try:
-                found = c.time(case, 0)
+                found = c.time(case, 0, FIRST_SECS)
             except (SystemExit, BrokenPipeError):
                 found = {"error": f"died: {last_line((work / model / f'{c.name}.log').read_text())}"}
             if "error" in found:

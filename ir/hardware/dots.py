@@ -57,60 +57,89 @@ def dot4(lanes: int) -> Intrinsic:
     )
 
 
-def _dot2_of_bf16(name: str, left: DType, lanes: int, has: str, typed: str, multiply: str) -> Intrinsic:
-    """Return sums of two products with bf16, whose pairs are read as numbers of 32 bits.
-
-    has: condition of the statements; typed: those before, multiply: those after the columns are in `right`
-    """
-    read = "a[k]" if left is f32 else "rt_from_bf16_f32(a[k])"
-    fast = (
-        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
-        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
-        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
-        "  row right;\n"
-        f"{typed}"
-        "  if (b_i == 2) right = *(const urow *)b;\n"
-        f"  else for (int i = 0; i < {lanes}; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
-        f"{multiply}"
-    )
-    return Intrinsic(
-        _dot(name, left, bf16, lanes, 2, f32).replace(
-            "cast(A[vk], f32)", "A[vk]" if left is f32 else "cast(A[vk], f32)"
-        ),
-        frozenset("ABC"),
-        f"  for (int i = 0; i < {lanes}; i++)\n"
-        f"    for (int k = 0; k < 2; k++) c[i] += {read} * rt_from_bf16_f32(b[i * b_i + k]);",
-        MappingProxyType({"c": (has, fast)}),
-        prelude_helpers=("from_bf16",),
-    )
-
-
 def dot2_bf16() -> Intrinsic:
     """Return sums of two products of bf16 for each of 16 columns: one instruction of AVX512-BF16.
 
     The instruction takes subnormal numbers as 0.
     """
-    multiply = (
+    fast = (
+        "  typedef int row __attribute__((vector_size(64)));\n"
+        "  typedef int urow __attribute__((vector_size(64), aligned(2), may_alias));\n"
+        "  typedef float sums __attribute__((vector_size(64)));\n"
+        "  typedef float usums __attribute__((vector_size(64), aligned(4), may_alias));\n"
+        "  row right;\n"
+        "  int two;\n"
+        "  __builtin_memcpy(&two, a, 4);\n"
+        "  if (b_i == 2) right = *(const urow *)b;\n"
+        "  else for (int i = 0; i < 16; i++) __builtin_memcpy((char *)&right + 4 * i, b + i * b_i, 4);\n"
         "  const row left = (row){0} + two;\n"
         "  sums total = *(const usums *)c;\n"
         '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(total) : "v"(left), "v"(right));\n'
         "  *(usums *)c = total;"
     )
-    two = "  int two;\n  __builtin_memcpy(&two, a, 4);\n"
-    return _dot2_of_bf16("dot2_bf16_x16", bf16, 16, "defined(__AVX512BF16__)", two, multiply)
+    return Intrinsic(
+        _dot("dot2_bf16_x16", bf16, bf16, 16, 2, f32),
+        frozenset("ABC"),
+        "  for (int i = 0; i < 16; i++)\n"
+        "    for (int k = 0; k < 2; k++) c[i] += rt_from_bf16_f32(a[k]) * rt_from_bf16_f32(b[i * b_i + k]);",
+        MappingProxyType({"c": ("defined(__AVX512BF16__)", fast)}),
+        prelude_helpers=("from_bf16",),
+    )
 
 
 def dot2_f32bf16(lanes: int) -> Intrinsic:
-    """Return sums of two products of f32 and bf16 for each of `lanes` columns: bf16 is the high half of f32."""
-    # each product is added by itself: one instruction, where a sum of both takes a multiplication more
-    multiply = (
+    """Return sums of two products of f32 and bf16 for a tile of some rows by some vectors of `lanes` columns.
+
+    bf16 is the high half of f32. All columns of the first step are multiplied before those of the second are read, so that
+    registers hold one f32 vector for each vector of columns.
+    """
+    name = f"dot2_f32bf16_x{lanes}"
+    text = f"""
+@prim_func(outputs=1)
+def {name}(A: Buffer((m, 2), f32), B: Buffer((n, {lanes}, 2), bf16), C: Buffer((m, n, {lanes}), f32)):
+    for i in serial(m):
+        for j in serial(n):
+            for l in serial({lanes}):
+                for k in serial(2):
+                    with block("dot"):
+                        vi = spatial(m, i); vj = spatial(n, j); vl = spatial({lanes}, l); vk = reduce(2, k)
+                        C[vi, vj, vl] = C[vi, vj, vl] + A[vi, vk] * cast(B[vj, vl, vk], f32)
+"""
+    plain = (
+        "  for (int i = 0; i < m; i++)\n    for (int j = 0; j < n; j++)\n"
+        f"      for (int l = 0; l < {lanes}; l++)\n        for (int k = 0; k < 2; k++)\n"
+        "          c[i * c_i + j * c_j + l] += a[i * a_i + k] * rt_from_bf16_f32(b[j * b_j + l * b_l + k]);"
+    )
+
+    def step(k: int, widened: str) -> str:
+        return (
+            "#pragma GCC unroll 4\n"
+            f"  for (int j = 0; j < n; j++) right[j] = (sums)({widened});\n"
+            "#pragma GCC unroll 16\n"
+            "  for (int i = 0; i < m; i++)\n"
+            "#pragma GCC unroll 4\n"
+            f"    for (int j = 0; j < n; j++) *(usums *)(c + i * c_i + j * c_j) += a[i * a_i + {k}] * right[j];\n"
+        )
+
+    fast = (
+        f"  typedef int row __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef int urow __attribute__((vector_size({4 * lanes}), aligned(2), may_alias));\n"
+        f"  typedef float sums __attribute__((vector_size({4 * lanes})));\n"
+        f"  typedef float usums __attribute__((vector_size({4 * lanes}), aligned(4), may_alias));\n"
         "  const int high = -65536;\n"
-        "  const sums first = *(const usums *)c + a[0] * (sums)(right << 16);\n"
-        "  *(usums *)c = first + a[1] * (sums)(right & high);"
+        "  sums right[n];\n"
+        f"{step(0, '*(const urow *)(b + j * b_j) << 16')}{step(1, '*(const urow *)(b + j * b_j) & high')}"
     )
     has = "defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__"
-    return _dot2_of_bf16(f"dot2_f32bf16_x{lanes}", f32, lanes, has, "", multiply)
+    return Intrinsic(
+        text,
+        frozenset("ABC"),
+        plain,
+        MappingProxyType({"c": (has, fast)}),
+        prelude_helpers=("from_bf16",),
+        max_extent=MappingProxyType({"m": 16, "n": 4}),
+        fixed_strides=(("B", "l", 2, ""),),
+    )
 
 
 def _dot2_vectors(lanes: int) -> str:

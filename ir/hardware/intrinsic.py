@@ -85,6 +85,13 @@ class Intrinsic:
         assert meant is not None
         return meant[0]
 
+    def nests(self) -> Iterator[Sequence[For]]:
+        """Yield the loops of every nest that may stand for the operation: those of symbolic extent may be missing."""
+        symbolic = [f for f in self.loops if as_int(f.extent) is None]
+        for left in range(len(symbolic) + 1):
+            for missing in combinations(symbolic, left):
+                yield [f for f in self.loops if f not in missing]
+
     def strides(self) -> Iterator[tuple[str, str]]:
         """Yield (operand, loop variable) of every stride that the body takes, in order."""
         meant = nest_of(self.semantics.body)
@@ -154,21 +161,17 @@ def match(intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore) -> Mat
     # a condition on a step may be written with the loops around, which do not matter to it
     value = transform(store.value, lambda e: simplify(e, env) if e.dtype is bool_ else None)
     store = BufferStore(store.buffer, store.indices, value)
-    own = intrinsic.loops
-    open_ = [f for f in own if as_int(f.extent) is None]
-    for left in range(len(open_) + 1):
-        for missing in combinations(open_, left):
-            found = _match([f for f in own if f not in missing], missing, intrinsic, loops, store)
-            if found is not None:
-                return found
+    for meant in intrinsic.nests():
+        found = _match(meant, intrinsic, loops, store)
+        if found is not None:
+            return found
     return None
 
 
-def _match(
-    meant: Sequence[For], missing: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore
-) -> Matched | None:
+def _match(meant: Sequence[For], intrinsic: Intrinsic, loops: Sequence[For], store: BufferStore) -> Matched | None:
     if len(meant) != len(loops):
         return None
+    missing = [f for f in intrinsic.loops if f not in meant]
     sizes: dict[str, Expr] = {f.extent.name: const(1) for f in missing if isinstance(f.extent, Var)}
     for f, g in zip(meant, loops):
         if isinstance(f.extent, Var):

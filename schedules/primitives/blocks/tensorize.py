@@ -42,7 +42,7 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
             raise ScheduleError(f"{func.name}: tensorize wants serial loops, found {body.var.name!r} marked")
         nest.append(body)
         body = body.body
-    if not isinstance(body, Block) or not _alike(wanted.loops, nest):
+    if not isinstance(body, Block) or not any(_alike(meant, nest) for meant in wanted.nests()):
         shown = " around ".join(f"{f.var.name!r} of extent {f.extent!r}" for f in nest)
         more = "" if isinstance(body, Block) else ", which holds several statements"
         raise ScheduleError(

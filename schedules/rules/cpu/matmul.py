@@ -51,6 +51,7 @@ class Dots:
     steps: products in a sum.
     rows, right: types of rows and columns as they are stored.
     left, total: types of rows as the instruction reads them, and of the sums.
+    tiled: whether the intrinsic takes a tile of rows and vectors.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dots:
     left: DType
     right: DType
     total: DType
+    tiled: bool = False
 
     @property
     def widened(self) -> bool:
@@ -70,7 +72,7 @@ class Dots:
 PAIRS = Dots("dots", "dot2_i16i8", 2, (i8, u8), i16, i8, i32)
 QUADS = Dots("quads", "dot4_u8i8", 4, (u8,), u8, i8, i32)
 BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, (bf16,), bf16, bf16, f32)
-WIDE_BF16_PAIRS = Dots("bf16_pairs", "dot2_f32bf16", 2, (bf16,), f32, bf16, f32)
+WIDE_BF16_PAIRS = Dots("bf16_pairs", "dot2_f32bf16", 2, (bf16,), f32, bf16, f32, tiled=True)
 TILES = (Dots("tiles", "amx_bf16", 2, (bf16,), bf16, bf16, f32), Dots("tiles", "amx_u8i8", 4, (u8,), u8, i8, i32))
 TILE = 16
 """Rows and columns of a tile of AMX, and steps of 4 bytes in a row of it."""
@@ -179,7 +181,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         s.compute_at(widened, tile)
     e_loops = s.reverse_compute_at(epilogue.name, tile)
     s.set_kind(e_loops[-1], "vectorized")
-    for name in [*e_loops[:-1], *rows[1:]]:
+    tiled = choice.dots is not None and choice.dots.tiled
+    for name in [*e_loops[:-1], *([] if tiled else rows[1:])]:
         s.set_kind(name, "unrolled")
     if not choice.dots:
         s.set_kind(columns[0], "vectorized")
@@ -187,11 +190,11 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     for copy in copies:
         _store_in_panels(s, copy, width)
     if choice.dots:
-        _multiply_at_once(s, choice.dots, copies[0], columns, machine)
+        _multiply_at_once(s, main, choice.dots, copies[0], [*rows[1:], *columns], machine)
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
-    s.guess(*_guesses(s, roles, machine, choice.dots is not None and choice.dots.widened))
+    s.guess(*_guesses(s, roles, machine, choice.dots))
     return s
 
 
@@ -292,12 +295,18 @@ def _prepare_rows(s: Schedule, roles: Contraction, dots: Dots) -> str | None:
 
 
 def _multiply_at_once(
-    s: Schedule, dots: Dots, copy: PaddedOperand, columns: Sequence[str], machine: HardwareInfo
+    s: Schedule, main: str, dots: Dots, copy: PaddedOperand, tile: Sequence[str], machine: HardwareInfo
 ) -> None:
-    """Let an instruction multiply its steps for a vector of columns."""
+    """Let an instruction multiply its steps for a vector of columns, or a tile of rows and vectors."""
     _store_steps_together(s, dots, copy)
-    s.set_kind(columns[0], "unrolled")
-    s.apply("tensorize", loop=columns[1], intrinsic=f"{dots.intrinsic}_x{machine.lanes}")
+    if dots.tiled:
+        *outer, vector = s.loops_of(f"{main}_init")[-len(tile) :]
+        s.set_kind(vector, "vectorized")
+        for name in outer:
+            s.set_kind(name, "unrolled")
+    else:
+        s.set_kind(tile[-2], "unrolled")
+    s.apply("tensorize", loop=tile[0 if dots.tiled else -1], intrinsic=f"{dots.intrinsic}_x{machine.lanes}")
 
 
 def _store_steps_together(s: Schedule, dots: Dots, copy: PaddedOperand) -> None:
@@ -415,22 +424,20 @@ def _always_divides(roles: Contraction, widths: Sequence[int]) -> bool:
     return extent is not None and all(extent % w == 0 for w in widths)
 
 
-def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo, widened: bool = False) -> list[Mapping[str, int]]:
+def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo, dots: Dots | None) -> list[Mapping[str, int]]:
     """Return the two tiles with the fewest loads per product, counting the waste at constant extents.
 
-    The number of row groups is the first that gives every worker the same number of tiles. widened: both halves of each vector
-    of a tile are in registers too, so that more than two vectors leave none for rows
+    The number of row groups is the first that gives every worker the same number of tiles. Where operands are widened beside the
+    sums, fewer registers are left for these; with both halves of each vector at once, none where there are more than two vectors.
     """
     found: list[Mapping[str, int]] = []
     columns, rows = _extent(roles, roles.column), _extent(roles, roles.row)
     heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
     by_vectors = "V" in s.tunables
     widths = [v * machine.lanes for v in s.tunables["V"].domain] if by_vectors else s.tunables["NR"].domain
-    if widened:
-        widths, machine = (
-            [w for w in widths if w <= 2 * machine.lanes],
-            replace(machine, registers=machine.registers - 3),
-        )
+    if dots is not None and dots.widened:
+        widths = [w for w in widths if dots.tiled or w <= 2 * machine.lanes]
+        machine = replace(machine, registers=machine.registers - 3)
     for _, height, width in register_tiles(heights, widths, machine, rows, columns)[:2]:
         values = {"NR": width, "V": width // machine.lanes, "MR": height}
         panels = 1 if columns is None else -(-columns // width)
