@@ -87,10 +87,10 @@ def artifact_of(name: str, model: str, work: Path) -> Path:
 
 
 def tune(name: str, model: str, work: Path, db: str, trials: int) -> None:
-    """Tune and save one of ours, unless it was with as many trials."""
+    """Tune and save one of ours, unless it was with as many trials or more."""
     path = artifact_of(name, model, work)
     told = path.with_suffix(".json")
-    if path.exists() and told.exists() and json.loads(told.read_text())["trials"] == trials:
+    if path.exists() and told.exists() and json.loads(told.read_text())["trials"] >= trials:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     module, settings = imported(path.parent.name, work), Settings(target="c", trials=trials, caches="model")

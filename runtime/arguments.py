@@ -18,13 +18,18 @@ from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
 
-def check_arguments(program: Program, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray[Any] | DeviceArray]:
+def check_arguments(
+    program: Program, inputs: Mapping[str, Any] | Sequence[Any], known: Container[int] = ()
+) -> list[NDArray[Any] | DeviceArray]:
     """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
     parameter.
+
+    known: positions of arrays that need no check
     """
     arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
     for position, array in enumerate(arrays):
-        _check_array(program, position, array)
+        if position not in known:
+            _check_array(program, position, array)
     return arrays
 
 

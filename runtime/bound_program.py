@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -25,10 +25,36 @@ class Memory(Protocol):
     device: Device
     generation: int
     sizes: BufferSizes
+    variants: ChosenSteps
 
     def refresh(self, bound: BoundProgram) -> None:
         """Enlarge memory for a binding as needed, and remake its closures if memory has moved."""
         ...
+
+
+class ChosenSteps:
+    """The steps of a program by the variants that its calls choose; those of the last choice are kept."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._slots = np.array([call.choice for call in program.calls], np.intp)
+        self._last: tuple[bytes | None, Sequence[LaunchStep]] = None, ()
+
+    def of(self, numbers: Numbers) -> Sequence[LaunchStep]:
+        """Return the steps for the values of all slots. Raises ArtifactError for a variant that a call lacks."""
+        chosen = numbers[self._slots]
+        key, (known, steps) = chosen.tobytes(), self._last
+        if key == known:
+            return steps
+        found: list[LaunchStep] = []
+        for call, choice in zip(self._program.calls, chosen.tolist()):
+            if not 0 <= choice < len(call.variants):
+                raise ArtifactError(
+                    f"{self._program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
+                )
+            found += call.variants[choice].steps
+        self._last = key, tuple(found)
+        return self._last[1]
 
 
 class BoundProgram:
@@ -37,36 +63,34 @@ class BoundProgram:
     def __init__(self, executor: Memory, symbols: tuple[int, ...], values: list[int]) -> None:
         self._executor = executor
         self.symbols, self.values = symbols, values
-        program = executor.program
         self.numbers = np.array([*values, 1], np.int64)  # the last stands for no slot
         self.nbytes = executor.sizes.of(values, self.numbers)
-        self.steps: list[LaunchStep] = []
-        for call in program.calls:
-            choice = values[call.choice]
-            if not 0 <= choice < len(call.variants):
-                raise ArtifactError(
-                    f"{program.name}: call {call.name}: wanted a variant 0..{len(call.variants) - 1}, found {choice}"
-                )
-            self.steps += call.variants[choice].steps
+        self.steps = executor.variants.of(self.numbers)
         self._launches: list[Launch] = []
         self._recorded: Launch | None = None
         self._series: dict[int, Launch | None] = {}
         self._runs = 0
-        self._slots: NDArray[np.intp] | None = None
+        self._slots: tuple[list[int], NDArray[np.intp]] | None = None
         self.generation = -1
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the dims of a buffer."""
         return self._executor.sizes.shape(index, self.values)
 
-    def changed(self, other: BoundProgram) -> list[int]:
-        """Return the numbers of the steps whose scalars or grid differ from another binding's with the same steps."""
+    def changed(self, other: BoundProgram, kinds: Container[str]) -> list[int]:
+        """Return the numbers of the steps of some kinds whose scalars or grid differ from another binding's with the same steps."""
         if other._slots is None:
-            most = max((len(s.scalars) + len(s.grid) for s in self.steps), default=0)
-            rows = [[*s.scalars, *s.grid] for s in self.steps]
-            other._slots = np.array([[*r, *[-1] * (most - len(r))] for r in rows], np.intp).reshape(len(rows), most)
-        self._slots = other._slots
-        return [int(n) for n in np.flatnonzero((self.numbers != other.numbers)[self._slots].any(axis=1))]
+            of_kind = [n for n, step in enumerate(self.steps) if step.kind in kinds]
+            rows = [[*self.steps[n].scalars, *self.steps[n].grid] for n in of_kind]
+            most = max(map(len, rows), default=0)
+            other._slots = (
+                of_kind,
+                np.array([[*r, *[-1] * (most - len(r))] for r in rows], np.intp).reshape(len(rows), most),
+            )
+        self._slots = of_kind, slots = other._slots
+        if not of_kind:
+            return []
+        return [of_kind[n] for n in np.flatnonzero((self.numbers != other.numbers)[slots].any(axis=1))]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -148,9 +172,7 @@ class LastLaunches:
         """
         known, self.bound = self.bound, None  # none, should anything fail
         if known is not None and self.held == held and known.steps == bound.steps:
-            changed = bound.changed(known)
-            if joins is not None:
-                changed = [n for n in changed if bound.steps[n].kind == "library"]
+            changed = bound.changed(known, ("library",) if joins is not None else ("kernel", "library"))
             for n in changed:
                 self.launches[n] = launch_of(bound.steps[n], self.numbers)
             np.copyto(self.numbers, bound.numbers)

@@ -11,7 +11,7 @@ closures of other bindings refer to the old one, so they are remade when they ar
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import MeasureError, ModelStateError, UserError
 from relax_tune.runtime.arguments import check_arguments, check_computed, check_values, find_binders, match_symbols
-from relax_tune.runtime.bound_program import BoundProgram, LastLaunches, Numbers
+from relax_tune.runtime.bound_program import BoundProgram, ChosenSteps, LastLaunches, Numbers
 from relax_tune.runtime.device.base import Device, DeviceBuffer, JoinsLaunches, Launch
 from relax_tune.runtime.library.base import Library
 from relax_tune.runtime.library.registry import needed_libraries
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.host_pool import HostPool
-from relax_tune.runtime.memory.resident import DeviceArray, kept_array
+from relax_tune.runtime.memory.resident import DeviceArray
 from relax_tune.runtime.memory.weights import DeviceWeights, check_size, load_constants
 from relax_tune.runtime.program.buffer_sizes import BufferSizes
 from relax_tune.runtime.program.program import LaunchStep, Program, format_message, verify_program
@@ -74,7 +74,7 @@ class Executor:
         self._libraries = needed_libraries(program, libraries)
         self._bindings: OrderedDict[tuple[int, ...], BoundProgram] = OrderedDict()
         self.generation = 0
-        self.sizes = BufferSizes(program)
+        self.sizes, self.variants = BufferSizes(program), ChosenSteps(program)
         self._crossing = [n for n, b in enumerate(program.buffers) if b.role in ("input", "output")]
         self._storages: list[DeviceBuffer | None] = [None] * len(program.storages)
         self._own: dict[int, DeviceBuffer] = {}
@@ -156,7 +156,7 @@ class Executor:
             self._bindings.move_to_end(key)
             return bound
         program = self.program
-        bound = self._checked(key, values)
+        bound = self.new_binding(key, values)
         try:
             bound.prepare()
         except MeasureError as error:
@@ -169,8 +169,8 @@ class Executor:
             self._bindings.popitem(last=False)
         return bound
 
-    def _checked(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
-        """Return a new binding whose run-time checks hold."""
+    def new_binding(self, key: tuple[int, ...], values: list[int]) -> BoundProgram:
+        """Return a binding of checked symbol values, with their slots, which is not kept. Raises as `bind`."""
         self.check_open()
         for check in self.program.checks:
             if not values[check.slot]:
@@ -213,10 +213,16 @@ class Executor:
             return self._run(key, values, arrays, in_place, pool)
 
     def matched(
-        self, inputs: Mapping[str, Any] | Sequence[Any], symbols: Sequence[int] | None = None
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        symbols: Sequence[int] | None = None,
+        known: Container[int] = (),
     ) -> tuple[list[NDArray[Any] | DeviceArray], tuple[int, ...], list[int]]:
-        """Check arguments but their elements; return them in order, the values of the symbols and of all slots. Raises as `run`."""
-        arrays = check_arguments(self.program, inputs)
+        """Check arguments but their elements; return them in order, the values of the symbols and of all slots. Raises as `run`.
+
+        known: positions of arrays of the right types and ranks
+        """
+        arrays = check_arguments(self.program, inputs, known)
         return arrays, *match_symbols(self.program, self._binders, arrays, symbols, self._values)
 
     @contextmanager
@@ -239,74 +245,37 @@ class Executor:
         finally:
             self._replaced.clear()
 
-    def run_kept(
-        self, inputs: Mapping[str, Any], kept: Mapping[str, int], pool: BufferPool, last: LastLaunches
-    ) -> list[Any]:
-        """Call the program. The results of `kept` take the memory of arguments, or change places with them.
+    def run_over(
+        self,
+        bound: BoundProgram,
+        buffers: dict[int, DeviceBuffer],
+        inputs: Sequence[tuple[int, NDArray[Any] | DeviceArray]],
+        outputs: Sequence[int],
+        last: LastLaunches,
+    ) -> list[NDArray[Any]]:
+        """Run a binding of a session, within `call`, over these buffers in place of own ones. Raises as `run`.
 
-        inputs: arrays by name, some of them on the device as they are stored there (`kept_array`); kept: by the parameter's name the
-        number of the result that replaces such an array, and is given as one of the pool; last: is used, and becomes those of
-        this call
-
-        Raises: as `run`; the arguments are then as before.
+        inputs: the other inputs' numbers and arrays; outputs: numbers of the results to return; last: becomes this call's
         """
-        program = self.program
-        arrays, key, values = self.matched(inputs)
-        check_values(program, arrays, values)
-        named = {program.buffers[index].name: (index, array) for index, array in zip(program.inputs, arrays)}
-        with self.call():
-            placed: dict[int, NDArray[Any]] = {}
-            try:
-                bound = self._checked(key, values)
-                found: dict[int, DeviceArray] = {}
-                for name, number in kept.items():
-                    index, array = named[name]
-                    if not isinstance(array, DeviceArray):
-                        raise UserError(
-                            f"{program.name}: parameter {name}: wanted an array of a session, found a host's"
-                        )
-                    found[number] = self._replace(bound, index, program.outputs[number], array, pool)
-                for index, array in named.values():
-                    if isinstance(array, DeviceArray):
-                        self._replaced.setdefault(index, array.buffer)
-                self._grow(bound)
-                held = self.generation, dict(self._replaced)
-                at = cache(self.device_buffer)
-                last.renew(bound, held, self._joins, lambda step, live: self._launch_of(step, bound.values, at, live))
-                for index, array in named.values():
-                    if index not in self._replaced:
-                        self._give(bound, index, array, True, placed)
-                for launch in last.joined:
-                    launch()
-                if self.record is not None:
-                    self.record(key)
-                self.device.synchronize()  # arrays of the pool may be freed as soon as this returns
-                self.check_computed(bound)
-                return [
-                    found[n] if n in found else self._result(bound, index, placed, None)
-                    for n, index in enumerate(program.outputs)
-                ]
-            finally:
-                self._unplace(placed)
-                self._replaced.clear()
-
-    def _replace(
-        self, bound: BoundProgram, index: int, result: int, array: DeviceArray, pool: BufferPool
-    ) -> DeviceArray:
-        """Let launches read an argument where it is, and write the result behind it or to the pool."""
-        spec = self.program.buffers[result]
-        dtype, shape = np.dtype(spec.dtype), bound.shape(result)
-        if spec.base == index and array.buffer.nbytes >= self._room(bound, index):
-            buffer, owner = array.buffer, array.owner
-        else:
-            owner = pool.empty(dtype, shape)
-            buffer = owner.buffer
-            if spec.base == index:
-                self.device.copy(buffer, array.buffer, array.nbytes)
-        self._replaced[index] = buffer if spec.base == index else array.buffer
-        if spec.base != index:
-            self._replaced[result] = buffer
-        return kept_array(self.device, spec, buffer, shape, owner)
+        placed: dict[int, NDArray[Any]] = {}
+        self._replaced.update(buffers)
+        try:
+            self._grow(bound)
+            at = cache(self.device_buffer)
+            launch_of = lambda step, live: self._launch_of(step, bound.values, at, live)
+            last.renew(bound, (self.generation, buffers), self._joins, launch_of)
+            for index, array in inputs:
+                self._give(bound, index, array, True, placed)
+            for launch in last.joined:
+                launch()
+            if self.record is not None:
+                self.record(bound.symbols)
+            self.device.synchronize()  # arrays of a pool may be freed as soon as this returns
+            self.check_computed(bound)
+            return [self._result(bound, index, placed, None) for index in outputs]
+        finally:
+            self._unplace(placed)
+            self._replaced.clear()
 
     def check_open(self) -> None:
         """Raise ModelStateError where `refusal` says why it cannot be called any more."""
@@ -366,7 +335,7 @@ class Executor:
         spec = self.program.buffers[index]
         stored = np.moveaxis(given, spec.outer, 0) if spec.outer else given
         view = self._viewed.get(index)
-        if in_place and view is not None and self._room(bound, index):
+        if in_place and view is not None and self.room(bound, index):
             result = self.program.buffers[view]
             memory = self._results.empty(np.dtype(result.dtype), stored_dims(result, bound.shape(view)))
             if memory.size >= stored.size and self.device.place(self._own[index], memory):
@@ -460,12 +429,12 @@ class Executor:
         for number, slot in enumerate(program.storages):
             self._storages[number] = self._slab(self._storages[number], values[slot])
         for index in self._shared:
-            check_size(program, index, self._shared[index], self._room(bound, index))
+            check_size(program, index, self._shared[index], self.room(bound, index))
         for index in self._crossing:
             if index not in self._shared and index not in self._replaced:
-                self._own[index] = self._slab(self._own.get(index), self._room(bound, index))
+                self._own[index] = self._slab(self._own.get(index), self.room(bound, index))
 
-    def _room(self, bound: BoundProgram, index: int) -> int:
+    def room(self, bound: BoundProgram, index: int) -> int:
         """Return the bytes of the memory of an array: a result may extend an input in place."""
         return max([bound.nbytes[index], *(bound.nbytes[view] for view in self._views.get(index, ()))])
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_tune.errors import ModelStateError, UserError
-from relax_tune.runtime.arguments import in_order
-from relax_tune.runtime.bound_program import LastLaunches
+from relax_tune.runtime.arguments import check_values, in_order
+from relax_tune.runtime.bound_program import BoundProgram, LastLaunches
+from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool
 from relax_tune.runtime.memory.resident import DeviceArray, kept_array
 from relax_tune.runtime.program.program import Program
+
+
+class _Replaced(NamedTuple):
+    """An argument that a result replaces.
+
+    position: among the inputs; argument, result: their buffers' numbers; extends: the result is the argument with more elements
+    """
+
+    position: int
+    argument: int
+    result: int
+    extends: bool
 
 
 class Session:
@@ -34,26 +47,30 @@ class Session:
     def __init__(self, executor: Executor, start: Mapping[str, NDArray[Any]], kept: Mapping[str, int]) -> None:
         program = executor.program
         self._executor, self._pool = executor, BufferPool(executor.device)
-        self._names = [program.buffers[i].name for i in program.inputs]
-        if not set(kept) <= set(start) <= set(self._names):
+        names = [program.buffers[i].name for i in program.inputs]
+        if not set(kept) <= set(start) <= set(names):
             raise UserError(
                 f"{program.name}: wanted an array to start with for each parameter that a result replaces, {', '.join(kept) or 'none'}, "
-                f"found {', '.join(start) or 'none'}; the parameters are {', '.join(self._names)}"
+                f"found {', '.join(start) or 'none'}; the parameters are {', '.join(names)}"
             )
         for name, number in kept.items():
             _check_replaces(program, name, number)
-        self._kept, self._last = dict(kept), LastLaunches()
+        self._kept = {name: _replaced(program, names.index(name), number) for name, number in kept.items()}
+        self._others = {position: name for position, name in enumerate(names) if name not in start}
+        self._held = {position: program.inputs[position] for position, name in enumerate(names) if name in start}
+        self._results = [i for number, i in enumerate(program.outputs) if number not in kept.values()]
+        self._last = LastLaunches()
         with executor.device.turn:
-            self._state: dict[str, DeviceArray] | None = {n: self._upload(n, a) for n, a in start.items()}
+            self._state: dict[int, DeviceArray] | None = {p: self._upload(p, start[names[p]]) for p in self._held}
 
-    def _upload(self, name: str, array: NDArray[Any]) -> DeviceArray:
+    def _upload(self, position: int, array: NDArray[Any]) -> DeviceArray:
         """Copy an argument to the device, as it is stored there."""
         program = self._executor.program
-        spec = program.buffers[program.inputs[self._names.index(name)]]
+        spec = program.buffers[program.inputs[position]]
         given = np.asarray(array)
         if given.dtype != np.dtype(spec.dtype) or given.ndim != len(spec.shape):
             raise UserError(
-                f"{program.name}: parameter {name}: wanted {len(spec.shape)} dims of {spec.dtype}, found {given.ndim} of {given.dtype}"
+                f"{program.name}: parameter {spec.name}: wanted {len(spec.shape)} dims of {spec.dtype}, found {given.ndim} of {given.dtype}"
             )
         made = self._pool.empty(given.dtype, given.shape)
         stored = np.moveaxis(given, spec.outer, 0) if spec.outer else given
@@ -61,7 +78,7 @@ class Session:
         return kept_array(self._executor.device, spec, made.buffer, given.shape, made)
 
     @property
-    def _open(self) -> dict[str, DeviceArray]:
+    def _open(self) -> dict[int, DeviceArray]:
         if self._state is None:
             raise ModelStateError(
                 f"{self._executor.program.name}: wanted an open session, found one that was closed; make another"
@@ -73,16 +90,40 @@ class Session:
 
         Raises: as `Model.run`; the state is then as before.
         """
-        state = self._open
-        others = [n for n in self._names if n not in state]
-        given = dict(zip(others, in_order(self._executor.program.name, others, inputs), strict=True))
-        results = self._executor.run_kept({**given, **state}, self._kept, self._pool, self._last)
-        self._state = {**state, **{name: results[number] for name, number in self._kept.items()}}
-        return [r for number, r in enumerate(results) if number not in self._kept.values()]
+        state, executor = self._open, self._executor
+        program = executor.program
+        given = dict(zip(self._others, in_order(program.name, list(self._others.values()), inputs), strict=True))
+        arrays, key, values = executor.matched(
+            [given[p] if p in given else state[p] for p in range(len(program.inputs))], known=self._held
+        )
+        check_values(program, arrays, values)
+        with executor.call():
+            bound = executor.new_binding(key, values)
+            buffers = {index: state[position].buffer for position, index in self._held.items()}
+            made = {r.position: self._replace(bound, r, state[r.position], buffers) for r in self._kept.values()}
+            others = [(program.inputs[position], arrays[position]) for position in self._others]
+            results = executor.run_over(bound, buffers, others, self._results, self._last)
+        self._state = {**state, **made}
+        return results
+
+    def _replace(
+        self, bound: BoundProgram, replaced: _Replaced, array: DeviceArray, buffers: dict[int, DeviceBuffer]
+    ) -> DeviceArray:
+        """Return the array of a result, behind the argument's elements or in memory of the pool, and let launches write it there."""
+        shape = bound.shape(replaced.result)
+        if replaced.extends and array.buffer.nbytes >= self._executor.room(bound, replaced.argument):
+            return array.moved(array.buffer, shape, array)
+        owner = self._pool.empty(array.dtype, shape)
+        if replaced.extends:
+            self._executor.device.copy(owner.buffer, array.buffer, array.nbytes)
+            buffers[replaced.argument] = owner.buffer
+        else:
+            buffers[replaced.result] = owner.buffer
+        return array.moved(owner.buffer, shape, owner)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return copies of the arguments that results have replaced, by name."""
-        return {name: np.array(self._open[name].numpy()) for name in self._kept}
+        return {name: np.array(self._open[r.position].numpy()) for name, r in self._kept.items()}
 
     def close(self) -> None:
         """Free the memory. May be called twice."""
@@ -94,6 +135,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _replaced(program: Program, position: int, number: int) -> _Replaced:
+    argument, result = program.inputs[position], program.outputs[number]
+    return _Replaced(position, argument, result, program.buffers[result].base == argument)
 
 
 def _check_replaces(program: Program, name: str, number: int) -> None:

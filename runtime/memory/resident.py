@@ -56,6 +56,10 @@ class DeviceArray:
             self.host.flags.writeable = False
         return self.host
 
+    def moved(self, buffer: DeviceBuffer, shape: tuple[int, ...], owner: DeviceArray) -> DeviceArray:
+        """Return an array like this one, as it is stored, in other memory and of other dims."""
+        return DeviceArray(self.download, buffer, self.dtype, shape, owner=owner.owner)
+
     def reshape(self, shape: Sequence[int]) -> DeviceArray:
         """Return the same memory under other dims. Raises UserError for another number of elements."""
         if math.prod(shape) != math.prod(self.shape):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from relax_tune.errors import ArtifactError
 from relax_tune.runtime.program.program import Program
 
-LARGEST = 2.0**62
+EXACT = 2.0**53
+"""Up to here f64 holds every whole number."""
 
 
 class BufferSizes:
@@ -34,10 +35,10 @@ class BufferSizes:
             if b.storage is None and b.base is not None and program.buffers[b.base].role != "input"
         ]
         self._stored, self._views = stored, views
-        # by kind, each once: a kind and its storage's slot, a kind and that of what it views
-        self._kinds_stored = np.array(list({(self._kinds[n], s) for n, s in stored}), np.intp).reshape(-1, 2)
+        # by kind, each once: kinds and their storages' slots, kinds and those of what they view
         bases = {(self._kinds[n], self._kinds[base]) for n, base in views}
-        self._kinds_viewed = np.array(list(bases), np.intp).reshape(-1, 2)
+        self._kinds_stored = _columns({(self._kinds[n], s) for n, s in stored})
+        self._kinds_viewed = _columns(bases)
 
     def of(self, values: Sequence[int], known: NDArray[np.int64]) -> list[int]:
         """Return the bytes of every buffer. known: the values, and 1
@@ -45,19 +46,19 @@ class BufferSizes:
         Raises ArtifactError for negative dims, and for buffers larger than the memory they lie in.
         """
         dims = known[self._slots]
-        if (dims < 0).any():
+        if dims.min(initial=0) < 0:
             wrong = self._kinds.index(int(np.argmax((dims < 0).any(axis=1))))
             where = f"{self._program.name}: buffer {self._program.buffers[wrong].name}"
             raise ArtifactError(f"{where}: wanted dims of 0 or more, found {self.shape(wrong, values)}")
-        if (dims.prod(axis=1, dtype=np.float64) * self._itemsize).max(initial=0.0) > LARGEST:
+        nbytes = dims.prod(axis=1, dtype=np.float64) * self._itemsize
+        if nbytes.max(initial=0.0) > EXACT:
             sizes = [math.prod(self.shape(n, values)) * int(self._itemsize[k]) for n, k in enumerate(self._kinds)]
             self._check(sizes, values)
             return sizes
-        nbytes = dims.prod(axis=1) * self._itemsize
-        known_sizes: list[int] = nbytes.tolist()
-        sizes = [known_sizes[kind] for kind in self._kinds]
-        over = (nbytes[self._kinds_stored[:, 0]] > known[self._kinds_stored[:, 1]]).any()
-        if over or (nbytes[self._kinds_viewed[:, 0]] > nbytes[self._kinds_viewed[:, 1]]).any():
+        (stored, slots), (viewed, bases) = self._kinds_stored, self._kinds_viewed
+        by_kind = nbytes.astype(np.int64).tolist()
+        sizes = [by_kind[kind] for kind in self._kinds]
+        if (nbytes[stored] > known[slots]).any() or (nbytes[viewed] > nbytes[bases]).any():
             self._check(sizes, values)
         return sizes
 
@@ -78,3 +79,8 @@ class BufferSizes:
                     f"{program.name}: buffer {program.buffers[index].name}: wanted {sizes[index]} bytes, "
                     f"{program.buffers[base].name} that it views has {sizes[base]}"
                 )
+
+
+def _columns(pairs: set[tuple[int, int]]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    found = np.array(sorted(pairs), np.intp).reshape(-1, 2)
+    return found[:, 0].copy(), found[:, 1].copy()

@@ -15,7 +15,7 @@ from typing import Literal
 
 from relax_tune.errors import ScheduleError
 from relax_tune.ir.core.dtype import DType, bf16, f32, i8, i16, i32, u8
-from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, free_vars, le, mul
+from relax_tune.ir.core.expr import Expr, Var, add, as_int, ceildiv, const, free_vars, le, mul
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
@@ -171,7 +171,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     group, rows = _split_rows(s, roles, nest, choice, in_call)
     if rows:
         vectors = ceildiv(width, machine.lanes)
-        sums = mul(s.tunables["MR"], vectors)
+        sums = mul(s.tunables.get("MR", const(1)), vectors)
         s.require(le(add(add(sums, vectors), 2 if choice.dots else 1), machine.registers))
     s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], *columns, *pair])
     for copy in copies:
@@ -250,7 +250,8 @@ def _split_rows(
             raise ScheduleError(f"{s.func.name}: without rows there is nothing to pack for")
         return [], []
     most = _extent(roles, roles.row) or GROUPS[-1]
-    height = s.tunable("MR", [h for h in heights if h <= most])
+    single = most == 1 and choice.dots is not None and choice.dots.tiled  # a tile's loops move, unless they have one iteration
+    height = const(1) if single else s.tunable("MR", [h for h in heights if h <= most])
     if choice.dots and choice.dots.widened:
         if choice.order == "serial" and _extent(roles, roles.row) is None:  # the copy would outlive its panel
             raise ScheduleError(f"{s.func.name}: copied rows of an unknown number want workers")
