@@ -174,29 +174,33 @@ def match_symbols(
     binders: Mapping[int, tuple[int, int]],
     arrays: Sequence[NDArray[Any] | DeviceArray],
     given: Sequence[int] | None,
-    evaluate: Callable[[tuple[int, ...], Mapping[int, str]], list[int]],
+    evaluate: Callable[[tuple[int, ...], Callable[[int], str]], list[int]],
 ) -> tuple[tuple[int, ...], list[int]]:
     """Return symbol values, given or read off the dims of the inputs, and all slots. Every other dim is checked.
 
-    binders: as of `find_binders`; evaluate: computes the slots of symbol values, which came from what is named
+    binders: as of `find_binders`; evaluate: computes the slots of symbol values, given what says where a symbol's came from
     """
     symbols = [0] * len(program.symbols)
-    origin: dict[int, str] = {}
     if given is not None:
         symbols = list(given)
-        origin = {index: "its caller" for index in range(len(symbols))}
     elif len(binders) < len(symbols):
         check_binders(program)
     for index, (position, dim) in binders.items() if given is None else ():
         symbols[index] = arrays[position].shape[dim]
-        origin[index] = f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
+
+    def origin(symbol: int) -> str:
+        if given is not None:
+            return "its caller"
+        position, dim = binders[symbol]
+        return f"dim {dim} of parameter {program.buffers[program.inputs[position]].name}"
+
     key = tuple(symbols)
     values = evaluate(key, origin)
     for index, array in zip(program.inputs, arrays):
         spec = program.buffers[index]
         for dim, slot in enumerate(spec.shape):
             if array.shape[dim] != values[slot]:
-                known = [f"{s.name} = {symbols[i]} from {origin[i]}" for i, s in enumerate(program.symbols)]
+                known = [f"{s.name} = {symbols[i]} from {origin(i)}" for i, s in enumerate(program.symbols)]
                 raise UserError(
                     f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
                     f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"

@@ -58,13 +58,13 @@ class ChosenSteps:
 
 
 class BoundProgram:
-    """A program with its symbols bound. `values`: every slot; `nbytes`: bytes of every buffer."""
+    """A program with its symbols bound. `values`: every slot."""
 
     def __init__(self, executor: Memory, symbols: tuple[int, ...], values: list[int]) -> None:
         self._executor = executor
         self.symbols, self.values = symbols, values
         self.numbers = np.array([*values, 1], np.int64)  # the last stands for no slot
-        self.nbytes = executor.sizes.of(values, self.numbers)
+        self._sizes = executor.sizes.of(values)
         self.steps = executor.variants.of(self.numbers)
         self._launches: list[Launch] = []
         self._recorded: Launch | None = None
@@ -72,6 +72,10 @@ class BoundProgram:
         self._runs = 0
         self._slots: tuple[list[int], NDArray[np.intp]] | None = None
         self.generation = -1
+
+    def nbytes(self, index: int) -> int:
+        """Return the bytes of a buffer."""
+        return self._sizes[self._executor.sizes.kinds[index]]
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the dims of a buffer."""

@@ -123,22 +123,26 @@ class Executor:
             raise UserError(f"{program.name}: wanted values for the symbols {names}, found {sorted(symbols)}")
         key = tuple(int(symbols[name]) for name in names)
         with self.device.turn:
-            return self.open_binding(key, self._values(key, {}))
+            return self.open_binding(key, self._values(key))
 
-    def _values(self, key: tuple[int, ...], origin: Mapping[int, str]) -> list[int]:
-        """Return the value of every slot for these symbol values. Declared bounds are checked on first use."""
+    def _values(self, key: tuple[int, ...], origin: Callable[[int], str] = lambda _: "") -> list[int]:
+        """Return the value of every slot for these symbol values. Declared bounds are checked on first use.
+
+        origin: says where a symbol's value came from
+        """
         bound = self._bindings.get(key)
         if bound is not None:
             return bound.values
         program = self.program
         for index, (symbol, value) in enumerate(zip(program.symbols, key)):
-            source = f" (from {origin[index]})" if index in origin else ""
             if value < symbol.lower:
+                source = f" (from {known})" if (known := origin(index)) else ""
                 raise UserError(
                     f"{program.name}: wanted {symbol.name} >= {symbol.lower}, found {value}{source}; pad the input, or "
                     f"build for smaller ones (--bound {symbol.name}=LOW:HIGH)"
                 )
             if symbol.upper is not None and value > symbol.upper:
+                source = f" (from {known})" if (known := origin(index)) else ""
                 raise UserError(
                     f"{program.name}: wanted {symbol.name} <= {symbol.upper}, found {value}{source}; give a smaller "
                     f"input, or build for larger ones (--bound {symbol.name}=LOW:HIGH)"
@@ -436,7 +440,7 @@ class Executor:
 
     def room(self, bound: BoundProgram, index: int) -> int:
         """Return the bytes of the memory of an array: a result may extend an input in place."""
-        return max([bound.nbytes[index], *(bound.nbytes[view] for view in self._views.get(index, ()))])
+        return max([bound.nbytes(index), *(bound.nbytes(view) for view in self._views.get(index, ()))])
 
     def _slab(self, slab: DeviceBuffer | None, nbytes: int) -> DeviceBuffer:
         if slab is not None and slab.nbytes >= nbytes:
