@@ -22,7 +22,9 @@ class BufferSizes:
         self._rows = list(dict.fromkeys(rows))  # many buffers are alike
         number = {row: n for n, row in enumerate(self._rows)}
         self.kinds = [number[row] for row in rows]
-        self._stored = [(n, program.storages[b.storage]) for n, b in enumerate(program.buffers) if b.storage is not None]
+        self._stored = [
+            (n, program.storages[b.storage]) for n, b in enumerate(program.buffers) if b.storage is not None
+        ]
         self._views = [
             (n, b.base)
             for n, b in enumerate(program.buffers)
