@@ -204,7 +204,7 @@ class Tuner:
         """
         able = [s for s in self.states if s.position not in but and not s.given_up]
         idle = [s for s in able if not s.under_way]
-        for wanted in (self._missing, self._wants_first):
+        for wanted in (TaskState.missing, self._wants_first):
             for state in idle:
                 if wanted(state):
                     return state
@@ -230,7 +230,7 @@ class Tuner:
 
     def _advance(self, state: TaskState) -> bool:
         """Start the next batch of a task, if it still wants one. Returns False if the budget is claimed by other jobs."""
-        if state.under_way != "trials" and (missing := self._missing(state)):
+        if state.under_way != "trials" and (missing := state.missing()):
             self._measure(state, missing)
         elif self._wants_first(state):
             if state.strategy is None:
@@ -350,9 +350,6 @@ class Tuner:
         """Candidates left in the budget, less those under way and the first batches of tasks held by other jobs."""
         tried = [(s, len(s.tuned) + s.flying) for s in self.states]
         return self._budget - sum(count if self._ended(s) else max(count, self._first) for s, count in tried)
-
-    def _missing(self, state: TaskState) -> list[VariantRecord]:
-        return [v for v in state.baselines if not state.settled(v.key)]
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
         """Return the seconds of the whole model that another batch is expected to save, and the task's key."""

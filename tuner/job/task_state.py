@@ -32,7 +32,7 @@ class TaskState:
     times: seconds per variant key and anchor, medians of all samples, for variants without a failure
     failed: variants with a failure
     tuned: candidates of this version's space that need no more measuring
-    foreign: tuned variants on record that this version's rules do not make
+    foreign: sketch of each tuned variant on record that this version's rules do not make
     attempted, retimed: variants that this job has measured, and measured once more
     visits: records per variant and anchor
     counts: a test for records that are valid here; others are ignored
@@ -56,7 +56,7 @@ class TaskState:
     times: dict[str, list[float | None]] = field(default_factory=dict)
     variants: dict[str, VariantRecord] = field(default_factory=dict)
     records: set[str] = field(default_factory=set)
-    foreign: set[str] = field(default_factory=set)
+    foreign: dict[str, str] = field(default_factory=dict)
     attempted: set[str] = field(default_factory=set)
     retimed: set[str] = field(default_factory=set)
     samples: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -81,6 +81,15 @@ class TaskState:
     def settled(self, key: str) -> bool:
         """Return True if this job has no reason to measure a variant."""
         return self.known(key) or key in self.attempted
+
+    def missing(self) -> list[VariantRecord]:
+        """Return the variants that are always timed, and are not settled.
+
+        Guesses of a sketch are among them where only variants of its name that other rules made are on record: nothing else says
+        that a candidate of it is worth a trial.
+        """
+        made = set(self.foreign.values()) - {v.sketch for v in self.variants.values()}
+        return [v for v in (*self.baselines, *(self.choices.guesses(made) if made else ())) if not self.settled(v.key)]
 
     def best(self, kind: str | None = None) -> float | None:
         """Return the weighted seconds over the anchors of the best variant at each; None when some anchor lacks a time."""
@@ -192,7 +201,7 @@ class TaskState:
         if variant.kind != "tuned" or in_parts(variant) or variant.key in self.variants:
             return False
         if variant.key not in self.foreign and self.choices.candidate_of(variant) is None:
-            self.foreign.add(variant.key)
+            self.foreign[variant.key] = variant.sketch
         return variant.key in self.foreign
 
     def untried(self) -> bool:

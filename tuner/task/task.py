@@ -147,6 +147,10 @@ class Choices:
         guessed = [c for _, _, c in sorted(ranked, key=lambda g: g[:2]) if self.space.contains(c)]
         return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
 
+    def guesses(self, sketches: Collection[str]) -> list[VariantRecord]:
+        """Return the rules' guesses of the sketches of these names, or one sampled candidate of a sketch without."""
+        return [self.tuned(c) for c in self.seeds() if self.sketches[c.sketch].name in sketches]
+
     def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
         """Return the best sampled candidate of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]

@@ -19,6 +19,7 @@ import pytest
 from tests.support.tuner_models import (
     QUICK,
     RecordedRunner,
+    add_environment,
     add_records,
     by_text,
     feed_forward,
@@ -441,6 +442,29 @@ def test_records_of_other_rules_do_not_end_the_search() -> None:
         runners.append(RecordedRunner())
         job.tune(runners[-1])
     assert asked(runners[0]) == asked(runners[1])
+
+
+def test_guesses_of_a_sketch_that_changed_are_tried() -> None:
+    """Its records say nothing of it any more, however many trials other candidates have had."""
+    first = paper_job(row_scale, settings=replace(QUICK, trials=24))
+    first.tune(RecordedRunner())
+    (task,) = first.tasks
+    (seed,) = (first.choices[task.name].tuned(c) for c in first.choices[task.name].seeds(1))
+    records = all_records(first)
+    assert seed.sketch in {r.variant.sketch for r in records}
+    for changed in (False, True):
+        store = MemoryStore()
+        job = paper_job(row_scale, store, FOUR)
+        store.add_target(job.target)
+        add_environment(job)
+        trace = lambda v: "[]" if changed and v.sketch == seed.sketch else v.trace
+        old = [
+            replace(r, id=f"old{n}", variant=replace(r.variant, trace=trace(r.variant))) for n, r in enumerate(records)
+        ]
+        add_records(store, task, old)
+        job.tune(RecordedRunner())
+        guesses = {v.key for v in job.choices[task.name].guesses({seed.sketch})}
+        assert {r.variant.key for r in all_records(job) if r.id[:3] != "old"} == (guesses if changed else set())
 
 
 def test_an_altered_database_is_an_error(tmp_path: Path) -> None:
