@@ -86,7 +86,8 @@ def page(found: Records, processor: str | None = None) -> list[str]:
     if not found:
         return ["# Whole models beside stronger peers", "", "Nothing was timed."]
     first: Mapping[str, Any] = next(iter(found.values()))
-    told = [f"{model} with {r['trials']} trials a task, {r['rounds']} rounds" for model, r in found.items()]
+    trials = {m: ", ".join(f"{n} {t['trials']}" for n, t in r["tuning"].items()) for m, r in found.items()}
+    told = [f"{model} in {r['rounds']} rounds, trials a task: {trials[model]}" for model, r in found.items()]
     lines = [
         "# Whole models beside stronger peers", "",
         f"Written by `experiments/stronger_peers.py`: {'; '.join(told)}. Medians in milliseconds, in turns, two threads. minilm: batch x "
