@@ -38,7 +38,9 @@ CLASSES: Mapping[str, Weights] = {
         ("ours.f32",),
         (REFERENCE, "torch.compile", "onnxruntime.f32", "openvino.f32", "iree.f32", "llama.f32"),
     ),
-    "16 bits": Weights(3e-2, ("ours.bf16",), ("torch.bf16", "openvino.f16", "llama.f16", "llama.bf16")),
+    "16 bits": Weights(
+        3e-2, ("ours.bf16", "ours.bf16.weights"), ("torch.bf16", "openvino.f16", "llama.f16", "llama.bf16")
+    ),
     "8 bits": Weights(
         0.25,
         ("ours.int8", "ours.activations"),
@@ -65,6 +67,8 @@ SERVED: Mapping[str, str] = {
 # Of encoders alone.
 ENCODERS_ONLY = ("openvino.quantized",)
 MEANINGS: Mapping[str, str] = {
+    "ours.bf16": "`--precision bf16`: what products read is stored so",
+    "ours.bf16.weights": "`--weights bf16`: weights alone are, and multiplied with float32",
     "ours.activations": "`--activations int8`: products of whole numbers",
     "ours.int4.activations": "`--weights int4 --activations int8`",
     "torch.bf16": "torch eager, the module in bfloat16",

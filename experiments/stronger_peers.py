@@ -95,10 +95,12 @@ def tune(name: str, model: str, work: Path, db: str, trials: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     module, settings = imported(path.parent.name, work), Settings(target="c", trials=trials, caches="model")
     kind, _, more = name.removeprefix("ours.").partition(".")
-    stored = (
-        {"weights": kind} if kind in ("int8", "int4") else {} if kind in ("f32", "activations") else {"precision": kind}
-    )
-    settings = replace(settings, **stored, **({"activations": "int8"} if "activations" in (kind, more) else {}))
+    if more == "weights" or kind in ("int8", "int4"):
+        settings = replace(settings, weights=kind)
+    elif kind not in ("f32", "activations"):
+        settings = replace(settings, precision=kind)
+    if "activations" in (kind, more):
+        settings = replace(settings, activations="int8")
     with open_store(db) as store:
         runner = open_runner(settings)
         job = Job(module, runner.device_info(), store, settings, lambda p: say(f"  {p.task[:48]:48} {p.trials:4}"))

@@ -50,7 +50,7 @@ Qkv = Literal["separate", "merged"]
 AttentionForm = Literal["fused", "unfused"]
 Precision = Literal["f32", "f16", "bf16"]
 Activations = Literal["f32", "int8"]
-Weights = Literal["stored", "int8", "int4"]
+Weights = Literal["stored", "bf16", "f16", "int8", "int4"]
 Shapes = Literal["uniform", "profile"]
 Caches = Literal["warm", "model"]
 Logs = Literal["text", "json"]
@@ -198,7 +198,7 @@ class Settings:
     )
     weights: Weights = option(
         "stored",
-        "Weights of matrix products: as stored, or int8 with a scale a column, or int4 with one for 32 rows; the loss is printed.",
+        "Weights of products: as stored, in 16 bits, int8 with a scale a column, int4 with one for 32 rows; the loss is printed.",
         commands=PROGRAM,
         choices=get_args(Weights),
     )
@@ -312,10 +312,13 @@ class Settings:
             raise UserError(f"--wait-secs wants a number of seconds, at least 1; found {self.wait_secs}")
         if self.max_minutes is not None and not 0 < self.max_minutes < 1e6:
             raise UserError(f"--max-minutes wants a number of minutes above 0, found {self.max_minutes:g}")
-        if self.trials is not None and self.trials < 0:
-            raise UserError(f"--trials wants a number of candidates per task, at least 0; found {self.trials}")
-        if self.budget is not None and self.budget < 0:
-            raise UserError(f"--budget wants a number of candidates of all tasks, at least 0; found {self.budget}")
+        for name, what in (("trials", "per task"), ("budget", "of all tasks")):
+            if (found := getattr(self, name)) is not None and found < 0:
+                raise UserError(f"--{name} wants a number of candidates {what}, at least 0; found {found}")
+        if self.weights in ("bf16", "f16") and (other := (self.precision, self.activations)) != ("f32", "f32"):
+            raise UserError(
+                f"--weights {self.weights} wants --precision and --activations f32, found {' and '.join(other)}"
+            )
 
     @property
     def candidates(self) -> int:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from relax_tune.errors import UserError, VerifyError
 from relax_tune.ir.check.verify import verify as verify_module
-from relax_tune.ir.core.dtype import DType, f32
+from relax_tune.ir.core.dtype import DType, dtype, f32
 from relax_tune.ir.core.function import Bound, IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Function
 from relax_tune.ir.core.graph_walk import all_bindings, callees, entries
@@ -66,7 +66,7 @@ def passes_for(
     attention: Literal["fused", "unfused"] = "fused",
     rounded: Mapping[str, DType] = MappingProxyType({}),
     activations: Literal["f32", "int8"] = "f32",
-    weights: Literal["stored", "int8", "int4"] = "stored",
+    weights: Literal["stored", "bf16", "f16", "int8", "int4"] = "stored",
 ) -> tuple[Pass, ...]:
     """Return the standard passes.
 
@@ -77,8 +77,9 @@ def passes_for(
     rounded: 16-bit float of each weight that is stored as one, by name (`RoundWeights`).
     activations: what products of float32 weights multiply. `int8` quantises it in the call (`QuantizeActivations`), and stores the
         weights in 8 bits where `weights` does not say otherwise.
-    weights: numbers as which weights of products are stored (`QuantizeWeights`)."""
+    weights: numbers as which weights of products are stored (`QuantizeWeights`, `RoundWeights`)."""
     whole = "int8" if activations == "int8" and weights == "stored" else weights
+    half = dtype(weights) if weights in ("bf16", "f16") else None
     merged, fused = qkv == "merged", attention == "fused"
     decompose = Decompose(("attention",) if fused else ())
     lowering = (decompose, Legalize(strict=True), SeparateOutputs(), DeadCode())
@@ -95,7 +96,7 @@ def passes_for(
         *((QuantizeWeights(WEIGHT_BITS[whole]),) if whole in WEIGHT_BITS else ()),
         *((QuantizeActivations(),) if activations == "int8" else ()),
         MixedPrecision(precision),
-        *((RoundWeights(rounded),) if rounded else ()),
+        *((RoundWeights(rounded, half),) if rounded or half else ()),
         Legalize(strict=True),
         SeparateOutputs(),
         CommonSubexpressions(repeat_spatial=True),

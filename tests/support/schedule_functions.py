@@ -253,13 +253,13 @@ def transposed_product(stored: DType = f32) -> PrimFunc:
     return b.finish()
 
 
-def dense(n: int, k: int, rows: int | None = None, stored: DType = f32) -> PrimFunc:
-    """max(x @ w.T + bias, 0) with a constant w of (n, k)."""
+def dense(n: int, k: int, rows: int | None = None, stored: DType = f32, weights: DType | None = None) -> PrimFunc:
+    """max(x @ w.T + bias, 0) with a constant w of (n, k), stored as x or in a type of its own."""
     m = Var("m") if rows is None else const(rows)
     b = TensorBuilder("dense")
     x, w, bias = (
         b.input("x", (m, k), stored),
-        b.input("w", (n, k), stored, const=True),
+        b.input("w", (n, k), weights or stored, const=True),
         b.input("bias", (n,), const=True),
     )
     c, d = b.alloc("C", (m, n)), b.output("D", (m, n))

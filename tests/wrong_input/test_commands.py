@@ -163,6 +163,12 @@ def test_other_mistakes_of_run(unchanged: Path) -> None:
     assert "found 'metal'" in refused("run", "m.rta", "--inputs", "right.npz", "--device", "metal")
 
 
+@pytest.mark.parametrize("more", [("--activations", "int8"), ("--precision", "f16")])
+def test_weights_of_16_bits_beside_other_types(unchanged: Path, more: tuple[str, str]) -> None:
+    text = refused("build", "bert", "--target", "c", "--weights", "bf16", *more)
+    assert "wants --precision and --activations f32" in text and more[1] in text.split("found")[1]
+
+
 LONG = "x" * 300
 
 

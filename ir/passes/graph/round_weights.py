@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,23 @@ class RoundWeights:
     """Store each of these float32 weights as its 16-bit type. Kernels convert it while loading, and compute in float32.
 
     types: 16-bit float of each weight to round, by name.
+    others: that of the weights which have none of their own; None leaves them as they are.
 
     Products, convolutions and gathers may read a rounded weight (`OperatorSpec.halves`). A weight that anything else reads
     stays, and so does one with numbers beyond the range of its type. Activations stay as they are.
     """
 
-    types: Mapping[str, DType]
+    types: Mapping[str, DType] = field(default_factory=dict)
+    others: DType | None = None
 
     def __call__(self, module: IRModule) -> IRModule:
         constants: dict[str, Array] = dict(module.constants)
         rounded: dict[str, Constant] = {}
-        for name in sorted(_roundable(module) & set(self.types)):
-            array = round_array(constants[name], self.types[name])
+        for name in sorted(_roundable(module)):
+            half = self.types.get(name, self.others)
+            array = None if half is None else round_array(constants[name], half)
             if array is not None:
-                rounded[name] = add_constant(constants, f"{name}.{self.types[name]}", array)
+                rounded[name] = add_constant(constants, f"{name}.{half}", array)
         if not rounded:
             return module
 
@@ -53,8 +56,8 @@ class RoundWeights:
             if op.halves == "gathered":
                 (table, *rest) = value.operands
                 assert isinstance(table, Constant)
-                half = replace(tensor_info(binding.var), dtype=self.types[table.name])
-                rows = out.bind(value.with_operands((rounded[table.name], *rest)), half, f"{binding.var.name}_rows")
+                info = replace(tensor_info(binding.var), dtype=rounded[table.name].info.dtype)
+                rows = out.bind(value.with_operands((rounded[table.name], *rest)), info, f"{binding.var.name}_rows")
                 out.bindings.append(replace(binding, value=Call(Cast(f32), (rows,))))
                 return
             args = tuple(

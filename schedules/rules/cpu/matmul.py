@@ -73,6 +73,7 @@ PAIRS = Dots("dots", "dot2_i16i8", 2, (i8, u8), i16, i8, i32)
 QUADS = Dots("quads", "dot4_u8i8", 4, (u8,), u8, i8, i32)
 BF16_PAIRS = Dots("bf16_dots", "dot2_bf16", 2, (bf16,), bf16, bf16, f32)
 WIDE_BF16_PAIRS = Dots("bf16_pairs", "dot2_f32bf16", 2, (bf16,), f32, bf16, f32, tiled=True)
+BF16_COLUMNS = Dots("bf16_columns", "dot2_f32bf16", 2, (f32,), f32, bf16, f32, tiled=True)
 TILES = (Dots("tiles", "amx_bf16", 2, (bf16,), bf16, bf16, f32), Dots("tiles", "amx_u8i8", 4, (u8,), u8, i8, i32))
 TILE = 16
 """Rows and columns of a tile of AMX, and steps of 4 bytes in a row of it."""
@@ -134,6 +135,7 @@ def _dots_of(machine: HardwareInfo) -> Iterator[Dots]:
     yield PAIRS
     if machine.language == "c":
         yield BF16_PAIRS if machine.has_bf16_dots else WIDE_BF16_PAIRS
+        yield BF16_COLUMNS
 
 
 def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedule:
@@ -438,7 +440,7 @@ def _guesses(s: Schedule, roles: Contraction, machine: HardwareInfo, dots: Dots 
     heights = s.tunables["MR"].domain if "MR" in s.tunables else (1,)
     by_vectors = "V" in s.tunables
     widths = [v * machine.lanes for v in s.tunables["V"].domain] if by_vectors else s.tunables["NR"].domain
-    if dots is not None and dots.widened:
+    if dots is not None and (dots.widened or dots.tiled):
         widths = [w for w in widths if dots.tiled or w <= 2 * machine.lanes]
         machine = replace(machine, registers=machine.registers - 3)
     for _, height, width in register_tiles(heights, widths, machine, rows, columns)[:2]:

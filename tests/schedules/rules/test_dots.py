@@ -37,6 +37,7 @@ def test_dot_products_of_other_processors_compute_the_same() -> None:
         "matmul.panels.quads": make.quantised(37, 24, 8, activations="int8"),
         "matmul.panels.bf16_dots": make.dense(37, 24, stored=bf16),
         "matmul.panels.bf16_pairs": make.dense(37, 24, stored=bf16),
+        "matmul.panels.bf16_columns": [make.dense(37, 24, rows, weights=bf16) for rows in (None, 1)],
         "gemv.columns.grouped.whole.parallel": make.quantised(40, 64, 4, activations="int8"),
     }
     machines = {"matmul.panels.bf16_pairs": replace(machine, has_bf16_dots=False)}
