@@ -457,10 +457,10 @@ def test_guesses_of_a_sketch_that_changed_are_tried() -> None:
         job = paper_job(row_scale, store, FOUR)
         store.add_target(job.target)
         add_environment(job)
-        trace = lambda v: "[]" if changed and v.sketch == seed.sketch else v.trace
-        old = [
-            replace(r, id=f"old{n}", variant=replace(r.variant, trace=trace(r.variant))) for n, r in enumerate(records)
-        ]
+        old = [replace(r, id=f"old{n}") for n, r in enumerate(records)]
+        if changed:
+            own = [r.variant.sketch == seed.sketch for r in old]
+            old = [replace(r, variant=replace(r.variant, trace="[]")) if o else r for r, o in zip(old, own)]
         add_records(store, task, old)
         job.tune(RecordedRunner())
         guesses = {v.key for v in job.choices[task.name].guesses({seed.sketch})}
