@@ -4,7 +4,7 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -19,14 +19,16 @@ from relax_tune.runtime.signature import tensor_specs
 
 
 def check_arguments(
-    program: Program, inputs: Mapping[str, Any] | Sequence[Any], known: Container[int] = ()
+    program: Program, inputs: Mapping[str, Any] | Sequence[Any], known: Collection[int] = ()
 ) -> list[NDArray[Any] | DeviceArray]:
     """Check the arrays' number, rank and dtype; return them in the order of the parameters. Raises UserError naming the
     parameter.
 
-    known: positions of arrays that need no check
+    known: positions of arrays that need no check, in a list of all
     """
-    arrays = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
+    if not known:
+        inputs = in_order(program.name, [program.buffers[index].name for index in program.inputs], inputs)
+    arrays = list(inputs)
     for position, array in enumerate(arrays):
         if position not in known:
             _check_array(program, position, array)

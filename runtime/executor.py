@@ -11,7 +11,7 @@ closures of other bindings refer to the old one, so they are remade when they ar
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -220,11 +220,11 @@ class Executor:
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
         symbols: Sequence[int] | None = None,
-        known: Container[int] = (),
+        known: Collection[int] = (),
     ) -> tuple[list[NDArray[Any] | DeviceArray], tuple[int, ...], list[int]]:
         """Check arguments but their elements; return them in order, the values of the symbols and of all slots. Raises as `run`.
 
-        known: positions of arrays of the right types and ranks
+        known: positions of arrays of the right types and ranks, in a list of all
         """
         arrays = check_arguments(self.program, inputs, known)
         return arrays, *match_symbols(self.program, self._binders, arrays, symbols, self._values)
