@@ -82,7 +82,10 @@ class BoundProgram:
         return self._executor.sizes.shape(index, self.values)
 
     def changed(self, other: BoundProgram, kinds: Container[str]) -> list[int]:
-        """Return the numbers of the steps of some kinds whose scalars or grid differ from another binding's with the same steps."""
+        """Return the numbers of steps whose scalars or grid differ from another binding's, which has the same steps.
+
+        kinds: of the steps that count
+        """
         if other._slots is None:
             of_kind = [n for n, step in enumerate(self.steps) if step.kind in kinds]
             rows = [[*self.steps[n].scalars, *self.steps[n].grid] for n in of_kind]

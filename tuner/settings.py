@@ -316,9 +316,7 @@ class Settings:
             if (found := getattr(self, name)) is not None and found < 0:
                 raise UserError(f"--{name} wants a number of candidates {what}, at least 0; found {found}")
         if self.weights in ("bf16", "f16") and (other := (self.precision, self.activations)) != ("f32", "f32"):
-            raise UserError(
-                f"--weights {self.weights} wants --precision and --activations f32, found {' and '.join(other)}"
-            )
+            raise UserError(f"--weights {self.weights} wants --precision and --activations f32, found {other}")
 
     @property
     def candidates(self) -> int:

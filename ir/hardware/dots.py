@@ -88,7 +88,7 @@ def dot2_bf16() -> Intrinsic:
 
 
 def dot2_f32bf16(lanes: int) -> Intrinsic:
-    """Return sums of two products of f32 and bf16 for a tile of some rows by some vectors of `lanes` columns.
+    """Return sums of two products of f32 and bf16 for a tile: rows by vectors of `lanes` columns.
 
     bf16 is the high half of f32. All columns of the first step are multiplied before those of the second are read, so that
     registers hold one f32 vector for each vector of columns.

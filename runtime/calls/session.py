@@ -109,7 +109,10 @@ class Session:
     def _replace(
         self, bound: BoundProgram, replaced: _Replaced, array: DeviceArray, buffers: dict[int, DeviceBuffer]
     ) -> DeviceArray:
-        """Return the array of a result, behind the argument's elements or in memory of the pool, and let launches write it there."""
+        """Return the array of a result, behind the argument's elements or in memory of the pool.
+
+        buffers: get what launches must use
+        """
         shape = bound.shape(replaced.result)
         if replaced.extends and array.buffer.nbytes >= self._executor.room(bound, replaced.argument):
             return array.moved(array.buffer, shape, array)

@@ -71,7 +71,7 @@ def test_named_weights_are_rounded_and_no_others(half: DType) -> None:
     assert RoundWeights({"shared": half})(before) is before
 
 
-def test_weights_without_a_type_of_their_own_get_that_of_others() -> None:
+def test_weights_without_a_named_type_get_the_general_one() -> None:
     after = RoundWeights({"taps": f16}, bf16)(model())
     assert set(after.constants) == {"shared", "first.bf16", "table.bf16", "taps.f16"}
     assert lower(model(), passes_for(weights="bf16")).module.constants.keys() >= {"first.bf16", "table.bf16"}

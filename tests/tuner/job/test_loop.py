@@ -444,7 +444,7 @@ def test_records_of_other_rules_do_not_end_the_search() -> None:
     assert asked(runners[0]) == asked(runners[1])
 
 
-def test_guesses_of_a_sketch_that_changed_are_tried() -> None:
+def test_guesses_of_a_changed_sketch_are_tried() -> None:
     """Its records say nothing of it any more, however many trials other candidates have had."""
     first = paper_job(row_scale, settings=replace(QUICK, trials=24))
     first.tune(RecordedRunner())
