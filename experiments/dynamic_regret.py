@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from contenders import Contender, visits
 from dynamic_losses import TOLERATED, reasons
-from dynamic_tuning import Work
+from dynamic_tuning import Work, by_size
 
 KERNELS = ("range_matmul", "range_softmax", "range_layer_norm")
 SIZES = 8
@@ -129,7 +129,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         "| kernel, size | symbolic, us | over its oracle | oracle again over oracle | regret | noise floor | why (best variant alone) |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case, row in found["rows"].items():
+    for case, row in by_size(found["rows"]):
         text.append(
             f"| {case} | {row['us']:.1f} | {row['over_oracle']:.3f} | {row['again_over_oracle']:.3f} "
             f"| {100 * row['regret']:.1f} % | {100 * row['floor']:.1f} % | {row.get('why', '')} |"

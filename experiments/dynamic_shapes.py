@@ -33,7 +33,7 @@ import dynamic_buckets
 import dynamic_plans
 import dynamic_regret
 from contenders import RESULTS, Contender, Visits, environment, summary, visits
-from dynamic_tuning import Work, wrong_sizes
+from dynamic_tuning import Work, by_size, wrong_sizes
 from kernel_model import Kernel
 from kernel_zoo import KERNELS
 
@@ -170,7 +170,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
               "ours / torch": ("ours", ("torch",)), "ours / TVM": ("ours", (TVM,))}  # fmt: skip
     text = [f"| kernel, size | {' | '.join(f'{n}, us' for n in names)} | {' | '.join(ratios)} |"]
     text.append("|---" * (1 + len(names) + len(ratios)) + "|")
-    for case, row in found["times"].items():
+    for case, row in by_size(found["times"]):
         cells = [f"{row[n]['median_us']:.1f}" if n in row else "-" for n in names]
         values = [over(row, own, rivals) for own, rivals in ratios.values()]
         cells += ["-" if math.isnan(v) else f"{v:.2f}" for v in values]

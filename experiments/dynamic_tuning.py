@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from contenders import Visits
@@ -110,6 +111,11 @@ class Work:
     def _save(self, case: str, of: str, artifact: Artifact) -> None:
         self.builds(of).mkdir(parents=True, exist_ok=True)
         artifact.save(self.builds(of) / f"{case}.rta")
+
+
+def by_size(rows: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Rows of `KERNEL n=SIZE`, by kernel and size."""
+    return sorted(rows.items(), key=lambda row: (row[0].partition(" n=")[0], int(row[0].partition(" n=")[2])))
 
 
 def wrong_sizes(kernel: Kernel, path: Path, target: str, sizes: Sequence[int], tolerance: float = 1e-4) -> list[int]:
