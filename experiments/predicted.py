@@ -170,7 +170,8 @@ def page(record: Mapping[str, Any], target: str) -> list[str]:
         f"# Builds without records, {target}",
         "",
         f"Written by `experiments/predicted.py`, {record['trials']} trials a task; medians in milliseconds, in turns. `predicted`: by a "
-        "prior trained on the records of the other models; `guessed`: the rules' first guesses. Last columns: speed as a part of "
+        "prior trained on the records of the other models on this target; `packaged`: by the package's, of records of target c, these "
+        "models' among them; `guessed`: the rules' first guesses. Last columns: speed as a part of "
         f"the tuned build's (wanted {SPEED} in geometric mean, {LEAST} at every size, builds within {BUILD_SECS:.0f} s).",
     ]
     timed = {n for by in record["times"].values() for row in by.values() for n in row}
