@@ -312,11 +312,11 @@ class Settings:
             raise UserError(f"--wait-secs wants a number of seconds, at least 1; found {self.wait_secs}")
         if self.max_minutes is not None and not 0 < self.max_minutes < 1e6:
             raise UserError(f"--max-minutes wants a number of minutes above 0, found {self.max_minutes:g}")
-        for name, what in (("trials", "per task"), ("budget", "of all tasks")):
-            if (found := getattr(self, name)) is not None and found < 0:
-                raise UserError(f"--{name} wants a number of candidates {what}, at least 0; found {found}")
-        if self.weights in ("bf16", "f16") and (other := (self.precision, self.activations)) != ("f32", "f32"):
-            raise UserError(f"--weights {self.weights} wants --precision and --activations f32, found {other}")
+        for name, of in (("trials", "per task"), ("budget", "of all tasks")):
+            if (count := getattr(self, name)) is not None and count < 0:
+                raise UserError(f"--{name} wants a number of candidates {of}, at least 0; found {count}")
+        if self.weights in ("bf16", "f16") and (other := f"{self.precision}/{self.activations}") != "f32/f32":
+            raise UserError(f"--weights {self.weights} wants --precision and --activations f32, found {other}; drop it")
 
     @property
     def candidates(self) -> int:

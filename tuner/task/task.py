@@ -139,13 +139,17 @@ class Choices:
         The rules' guesses come first, the best of each sketch before the others. One sampled candidate of each sketch
         without guesses follows, of few loads per point, little padding and evenly used workers at the middle anchor.
         """
+        return self._seeds[:count]
+
+    @cached_property
+    def _seeds(self) -> tuple[search_space.Candidate, ...]:
         ranked = [
             (rank, number, search_space.Candidate(number, tuple(values[t.name] for t in sketch.tunables)))
             for number, sketch in enumerate(self.sketches)
             for rank, values in enumerate(sketch.guesses)
         ]
         guessed = [c for _, _, c in sorted(ranked, key=lambda g: g[:2]) if self.space.contains(c)]
-        return (*guessed, *self._sampled({c.sketch for c in guessed}))[:count]
+        return (*guessed, *self._sampled({c.sketch for c in guessed}))
 
     def guesses(self, sketches: Collection[str]) -> list[VariantRecord]:
         """Return the rules' guesses of the sketches of these names, or one sampled candidate of a sketch without."""

@@ -252,9 +252,8 @@ def _split_rows(
             raise ScheduleError(f"{s.func.name}: without rows there is nothing to pack for")
         return [], []
     most = _extent(roles, roles.row) or GROUPS[-1]
-    single = (
-        most == 1 and choice.dots is not None and choice.dots.tiled
-    )  # a tile's loops move, unless they have one iteration
+    # the loops of a tile must move its operands, unless they have one iteration, which a tunable does not say
+    single = most == 1 and choice.dots is not None and choice.dots.tiled
     height = const(1) if single else s.tunable("MR", [h for h in heights if h <= most])
     if choice.dots and choice.dots.widened:
         if choice.order == "serial" and _extent(roles, roles.row) is None:  # the copy would outlive its panel
