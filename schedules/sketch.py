@@ -115,6 +115,13 @@ def rules_for(machine: HardwareInfo) -> Mapping[str, Rule]:
     return {name: rule for name, rule in RULES.items() if (name in GPU_RULES) == machine.is_gpu}
 
 
+def generic_schedule(func: PrimFunc, machine: HardwareInfo) -> Schedule:
+    """Return the schedule without tunables that fits every function, for a machine of this kind."""
+    rule: Rule = gpu_fallback.sketches if machine.is_gpu else fallback.sketches
+    ((_, schedule),) = rule(func, machine)
+    return schedule
+
+
 @dataclass(frozen=True, slots=True)
 class Sketch:
     """A scheduled function with free tunables.
@@ -152,6 +159,11 @@ def iter_sketches(func: PrimFunc, machine: HardwareInfo, rules: Mapping[str, Rul
             for fact in launch_limits(s.func, machine) if machine.is_gpu else ():
                 s.require(fact)
             yield Sketch(name, s.func, s.trace, tuple(s.constraints), _legal_guesses(s))
+
+
+def epilogues(func: PrimFunc, machine: HardwareInfo) -> tuple[Sketch, ...]:
+    """Return the sketches of what follows a library's call, by a machine of this kind; none if it has reductions."""
+    return generate_sketches(func, machine, {"": (gpu_injective if machine.is_gpu else injective).epilogues})
 
 
 def _legal_guesses(s: Schedule) -> tuple[Mapping[str, int], ...]:

@@ -65,12 +65,14 @@ class CodeTarget:
     lanes: f32 elements of a vector (C: AVX-512 16, AVX2 8; PoCL's wheel 8; CUDA 4; WebGPU 4).
     local_bytes: shared memory of a work-group; None if unknown (drivers do not always refuse more).
     bindings: arrays that a kernel may have; None for any number.
+    loop_passes: passes of a work-item through all its loops after which the device ends them without an error; None if it never does.
     """
 
     language: Language
     lanes: int
     local_bytes: int | None = None
     bindings: int | None = None
+    loop_passes: int | None = None
 
     @property
     def element_bytes(self) -> int:
@@ -115,27 +117,8 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
             symbolic extent, more shared memory than a work-group has, barriers that only some work-items would come by, groups
             that depend on each other, an operation the target cannot express.
     """
-    _check(func, target)
-    algebra, lanes = Algebra(), _lanes(func, target)
-    body = lower_blocks(complete_empty_reductions(func.body))
-    if target.grid:
-        body = _one_index_per_axis(body)
-    body = hoist_divmod(body, algebra)
-    note_ranges(algebra, body)
-    if target.grid:
-        verify_grid_independence(body, algebra)
-    body = lower_warp_buffers(body, algebra, target.language == "cuda")
-    body = lower_tails(body, algebra, lanes)
-    note_ranges(algebra, body)
-    if not loops(body, "item"):
-        body = nest_fused_loops(body, algebra)
-    body = end_loops_at_data(body, algebra)
-    body = split_long_sums(body, algebra, bool(loops(body, "item")))
-    body = choose_vectors(body, algebra, lanes)
-    body = shrink_buffers(body, algebra, target.thread_kinds)
-    _check_shared(func, target, body)
-    if target.grid:
-        body = insert_barriers(body, algebra)
+    algebra, lanes = Algebra(), lanes_of(func, target)
+    body = lowered_body(func, target, algebra)
     layouts = register_layouts(body, algebra, lanes)
     unread = dead_lanes(body, layouts, algebra)
     buffers = (*func.buffers, *(b for b in func.allocs if b.scope == "global"))
@@ -159,6 +142,35 @@ def generate(func: PrimFunc, target: CodeTarget) -> GeneratedKernel:
     return GeneratedKernel(name, source, buffers, (*printer.symbols, *most), grid.groups, grid.items)
 
 
+def lowered_body(func: PrimFunc, target: CodeTarget, algebra: Algebra | None = None) -> Stmt:
+    """Return the statement that is printed for a scheduled function, without blocks. Raises as `generate` does.
+
+    algebra: learns the ranges of its variables
+    """
+    _check(func, target)
+    algebra, lanes = Algebra() if algebra is None else algebra, lanes_of(func, target)
+    body = lower_blocks(complete_empty_reductions(func.body))
+    if target.grid:
+        body = _one_index_per_axis(body)
+    body = hoist_divmod(body, algebra)
+    note_ranges(algebra, body)
+    if target.grid:
+        verify_grid_independence(body, algebra)
+    body = lower_warp_buffers(body, algebra, target.language == "cuda")
+    body = lower_tails(body, algebra, lanes)
+    note_ranges(algebra, body)
+    if not loops(body, "item"):
+        body = nest_fused_loops(body, algebra)
+    body = end_loops_at_data(body, algebra)
+    body = split_long_sums(body, algebra, bool(loops(body, "item")))
+    body = choose_vectors(body, algebra, lanes)
+    body = shrink_buffers(body, algebra, target.thread_kinds)
+    _check_shared(func, target, body)
+    if target.grid:
+        body = insert_barriers(body, algebra)
+    return body
+
+
 def _widths(target: CodeTarget, body: Stmt) -> tuple[bool, ...]:
     """Return whether indices are tried with 32 bits, then with 64.
 
@@ -169,7 +181,7 @@ def _widths(target: CodeTarget, body: Stmt) -> tuple[bool, ...]:
     return (True, False) if target.language == "cuda" or loops(body, "item") else (False,)
 
 
-def _lanes(func: PrimFunc, target: CodeTarget) -> int:
+def lanes_of(func: PrimFunc, target: CodeTarget) -> int:
     """Return the lanes of a vector. CUDA vectors are arrays, so the narrowest stored type decides how many elements one access has."""
     stored = [b.dtype.bytes for b in func.buffers if b.dtype is not bool_] if target.language == "cuda" else []
     return target.lanes * 4 // min(4, *stored) if stored else target.lanes

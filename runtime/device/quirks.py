@@ -56,6 +56,7 @@ class Quirk:
 
 _POCL = (("platform", r"PoCL"),)
 _RUSTICL = (("platform", r"^rusticl"),)
+_LLVMPIPE = ("device", r"llvmpipe")
 _OTHERS = (("platform", r"^(?!.*PoCL|rusticl)"),)
 _OLD_POCL = (("platform", r"PoCL ([012]\.|3\.0)"),)
 _NOT_INTEL = (("cpu", r"^(?!.*Intel)"),)
@@ -105,13 +106,25 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk(
         "work-items are lanes",
         "opencl",
-        (*_RUSTICL, ("device", r"llvmpipe")),
+        (*_RUSTICL, _LLVMPIPE),
         "rules for GPUs are used, and no vectors within a work-item",
         "llvmpipe tells 32 work-items in lockstep and vectors of one float; what a kernel writes as vectors is taken apart, and arrays of "
         "a work-item that are written as scalars and read as vectors gave wrong sums with 22.3; with the processor's 16 registers for "
         "those of a work-item no candidate was allowed",
         caps={"max_vector_lanes": 1},
         facts={"warp": 32, "registers": 255},
+    ),
+    *(
+        Quirk(
+            "ended loops",
+            kind,
+            where,
+            "kernels whose work-items may make more passes through loops, at any shape of the declared range, are refused",
+            "llvmpipe of Mesa 22.3 ends all loops of a work-item after 65,535 passes, those in which loops end among them, without an "
+            "error: of 40,000 steps and 40,000 more, 65,534 were made",
+            facts={"loop_passes": 65_535},
+        )
+        for kind, where in (("opencl", (*_RUSTICL, _LLVMPIPE)), ("webgpu", (_LLVMPIPE,)))
     ),
     Quirk(
         "wrong limits of kernels",
@@ -157,7 +170,7 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk(
         "after PoCL",
         "webgpu",
-        (("device", r"llvmpipe"),),
+        (_LLVMPIPE,),
         "PoCL is opened before the adapters, where it is installed",
         "the LLVM of PoCL's wheel aborts a process that has lavapipe's LLVM loaded; the other order works",
     ),

@@ -177,6 +177,7 @@ class Job:
             hardware.lanes,
             hardware.local_bytes if hardware.has_grid else None,
             dict(self.device.limits).get("max_bindings"),
+            dict(self.device.limits).get("loop_passes"),
         )
 
     @cached_property

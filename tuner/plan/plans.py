@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -141,17 +141,24 @@ def plan_task(
 
 
 def _default(choices: Choices, policy: Policy, refused: Mapping[str, str]) -> VariantRecord:
-    """Return the form without records: generic, or of a library under the policy `library` or if generic is refused."""
-    if policy == "library":
-        forms = [*choices.of_libraries(), choices.generic()]
-    else:
-        forms = [choices.generic(), *(choices.of_libraries() if refused else ())]
-    for form in forms:
-        if form.key not in refused:
+    """Return the form without records: generic, or of a library under the policy `library` or if generic cannot be used."""
+
+    def forms() -> Iterator[VariantRecord]:
+        if policy == "library":
+            yield from choices.of_libraries()
+        yield choices.generic()
+        if policy != "library":
+            yield from choices.of_libraries()
+
+    reasons: list[str] = []
+    for form in forms():
+        why = f"it failed the self-test: {refused[form.key]}" if form.key in refused else _obstacle(choices, form)
+        if why is None:
             return form
+        reasons.append(f"{form.kind} {form.sketch}: {why}")
     raise BuildError(
-        f"{choices.task.name}: wanted a form with right results on this device, found none: {len(forms)} failed the "
-        f"self-test ({next(iter(refused.values()))}); report the function, which `relax-tune show` prints"
+        f"{choices.task.name}: wanted a form with right results on this device, found none. {'; '.join(reasons)}. Report the "
+        "function, which `relax-tune show` prints"
     )
 
 

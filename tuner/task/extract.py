@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from relax_tune.database.records import Regime
 from relax_tune.errors import BuildError, UserError
+from relax_tune.ir.arith.bounds import Env, interval
 from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.expr import Expr, Var, free_vars, loads
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
+from relax_tune.ir.op.base import env_of
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.pipeline import LoweredModule
 from relax_tune.ir.text.parser import parse_prim_func
@@ -89,7 +91,7 @@ def extract_tasks(
             if all(v in own for v in wanted):
                 served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
     apart = caches == "model" and _weights_read(lowered) > cache_bytes
-    tasks = []
+    tasks, env = [], env_of(lowered.module.bounds)
     for name, where in sites.items():
         func = lowered.prims[name]
         domain = anchors(where, _used(where, ranges), count, served=served.get(name, ()))
@@ -97,7 +99,8 @@ def extract_tasks(
         # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
         plain = replace(parse_prim_func(text), name=name)
         regime: Regime = "flushed" if apart and weights[name] >= MANY_WEIGHTS else "warm"
-        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime))
+        highest = tuple(_highest([site[a] for site in where], env) for a in range(len(func.symbols)))
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime, highest))
     return tuple(tasks)
 
 
@@ -132,6 +135,13 @@ def _weights_read(lowered: LoweredModule) -> int:
                 if isinstance(argument, Constant) and buffer not in chosen:
                     whole[argument.name] = lowered.module.constants[argument.name].nbytes
     return sum(whole.values())
+
+
+def _highest(values: Sequence[Expr], env: Env) -> int | None:
+    """Return the largest value of expressions over the model's symbols; None if one has no bound."""
+    found = [interval(e, env)[1] for e in values]
+    known = [x for x in found if x is not None]
+    return max(known) if len(known) == len(found) else None
 
 
 def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:

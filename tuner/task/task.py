@@ -30,11 +30,13 @@ from relax_tune.runtime.library.registry import how_to_install
 from relax_tune.runtime.program.program import Program
 from relax_tune.schedules.cost.constraints import ConstraintFunction
 from relax_tune.schedules.cost.features import FeatureFunction
-from relax_tune.schedules.rules.cpu import fallback, injective
+from relax_tune.schedules.schedule import Schedule
 from relax_tune.schedules.sketch import (
     Sketch,
+    epilogues,
     first_to_try,
     generate_sketches,
+    generic_schedule,
     instantiate,
     iter_sketches,
     replay_with,
@@ -46,6 +48,7 @@ from relax_tune.schedules.trace import Trace
 from relax_tune.tuner.program.program_builder import KernelStage, LibraryStage, Stage, candidate_program
 from relax_tune.tuner.search import space as search_space
 from relax_tune.tuner.task.domain import Domain
+from relax_tune.tuner.task.loop_limit import check_loop_passes
 from relax_tune.tuner.task.own_records import keep_as_own, known_as_own
 from relax_tune.tuner.task.unfused_variants import UnfusedVariant, choices_of_parts, in_parts, parts_of
 
@@ -60,7 +63,8 @@ class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
     `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: state of the
-    caches when it is timed (`plan/regimes` says which records stand for it).
+    caches when it is timed (`plan/regimes` says which records stand for it). highest: the largest value that each symbol may have,
+    whatever range is tuned, None where nothing bounds it; empty if they are not known.
     """
 
     key: str
@@ -69,6 +73,7 @@ class Task:
     sites: tuple[tuple[Expr, ...], ...]
     domain: Domain
     regime: Regime = "warm"
+    highest: tuple[int | None, ...] = ()
 
     @property
     def name(self) -> str:
@@ -102,7 +107,7 @@ class Choices:
     _stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
     _cuts: dict[tuple[str, ...], tuple[tuple[FunctionStep, Choices], ...]] = field(default_factory=dict)
     _drawn: dict[str, tuple[list[Sketch], Iterator[Sketch]]] = field(default_factory=dict)
-    _after: dict[str, list[tuple[str, Trace]]] = field(default_factory=dict)
+    _after: dict[str, list[tuple[str, Trace, Mapping[str, int]]]] = field(default_factory=dict)
 
     @cached_property
     def sketches(self) -> tuple[Sketch, ...]:
@@ -206,14 +211,11 @@ class Choices:
 
     def generic(self) -> VariantRecord:
         """Return the always-correct schedule."""
-        return self._generic
+        return VariantRecord("generic", "fallback", self._generic.trace.to_json(), "{}")
 
     @cached_property
-    def _generic(self) -> VariantRecord:
-        ((_, schedule),) = fallback.sketches(self.task.func, self.hardware)
-        record = VariantRecord("generic", "fallback", schedule.trace.to_json(), "{}")
-        self._stages[record.key] = (KernelStage(simplify_func(schedule.func)),)  # what a replay would give
-        return record
+    def _generic(self) -> Schedule:
+        return generic_schedule(self.task.func, self.hardware)
 
     @cached_property
     def forms(self) -> tuple[LibraryForm, ...]:
@@ -232,17 +234,15 @@ class Choices:
         if form.after is None:
             return (VariantRecord("library", form.routine, "[]", "{}"),)
         found = []
-        for name, trace in self._epilogues(form.after.func):
-            sizes = [(d.domain[-1] if d.name == "VL" else d.domain[len(d.domain) // 2]) for d in trace.tunables]
-            values = dict(zip((t.name for t in trace.tunables), sizes))
+        for name, trace, values in self._epilogues(form.after.func):
             found.append(VariantRecord("library", f"{form.routine}+{name}", trace.to_json(), json.dumps(values)))
         return tuple(found) or (VariantRecord("library", f"{form.routine}+fallback", "[]", "{}"),)
 
-    def _epilogues(self, func: PrimFunc) -> list[tuple[str, Trace]]:
-        """Return the sketches of what follows a library's call, which is much the same for each routine."""
+    def _epilogues(self, func: PrimFunc) -> list[tuple[str, Trace, Mapping[str, int]]]:
+        """Return a schedule of each sketch of what follows a library's call, which is much the same for each routine."""
         text = print_text(func)
         if text not in self._after:
-            self._after[text] = [(name, s.trace) for name, s in injective.epilogues(func, self.hardware)]
+            self._after[text] = [(s.name, s.trace, _widest(s)) for s in epilogues(func, self.hardware)]
         return self._after[text]
 
     def of_libraries(self) -> tuple[VariantRecord, ...]:
@@ -285,18 +285,16 @@ class Choices:
 
         Returns the generic form where no values are legal."""
         sketch = first_to_try(self.sketches)
-        domains = {t.name: t.domain for t in sketch.tunables}
-        legal = ConstraintFunction(sketch)
-        for values in (*sketch.guesses, *_from_the_middle(domains)):
-            there = all(x in domains[n] for n, x in values.items())
-            if there and (not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]):
-                return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
-        return self.generic()
+        values = _first_legal(sketch)
+        if values is None:
+            return self.generic()
+        return VariantRecord("tuned", sketch.name, sketch.trace.to_json(), json.dumps(dict(values)))
 
     def stages(self, record: VariantRecord) -> tuple[Stage, ...]:
         """Return the scheduled functions and library calls of a variant, replayed from its record.
 
-        Raises BuildError when the record does not apply to this task with this version of the tool.
+        Raises BuildError when the record does not apply to this task with this version of the tool, and for loops that the device
+        would end (`loop_limit`).
         """
         found = self._stages.get(record.key)
         if found is None:
@@ -306,6 +304,7 @@ class Choices:
                 raise BuildError(
                     f"the record {record.key} of task {self.task.name!r} does not apply: {error}"
                 ) from None
+            check_loop_passes(found, self.task.func.symbols, self.task.highest, self.target)
             self._stages[record.key] = found
         return found
 
@@ -318,7 +317,7 @@ class Choices:
         if record.kind == "library":
             return self._library_stages(record)
         if record.kind == "generic":
-            return self._stages[self.generic().key]
+            return (KernelStage(simplify_func(self._generic.func)),)  # what a replay would give
         identity = (self.task.text, repr(self.hardware), record.trace, record.parameters)
         if "sketches" not in self.__dict__ and known_as_own(*identity):
             with suppress(ScheduleError):  # of a version whose primitives were others
@@ -392,9 +391,9 @@ class Choices:
         return tuple(stage for (step, part), v in made for stage in _outside(step, part.stages(v)))
 
     def _plain(self, func: PrimFunc) -> PrimFunc:
-        """Schedule a function that is not searched, by the middle setting of its first sketch."""
-        sketch = next(iter_sketches(func, self.hardware))
-        return instantiate(sketch, {t.name: t.domain[len(t.domain) // 2] for t in sketch.tunables})
+        """Schedule a function that is not searched, by the first sketch that has a legal setting."""
+        made = ((sketch, _first_legal(sketch)) for sketch in iter_sketches(func, self.hardware))
+        return next(instantiate(sketch, values) for sketch, values in made if values is not None)
 
     def program(self, record: VariantRecord) -> Program:
         """Return the program that measures a variant."""
@@ -455,6 +454,22 @@ def _steps(record: VariantRecord) -> object:
 
 def _same(a: VariantRecord, b: VariantRecord) -> bool:
     return (a.sketch, a.values) == (b.sketch, b.values) and _steps(a) == _steps(b)
+
+
+def _first_legal(sketch: Sketch) -> Mapping[str, int] | None:
+    """Return the first legal guess of a sketch, or its legal values nearest to the middle; None if none near it are."""
+    domains, legal = {t.name: t.domain for t in sketch.tunables}, ConstraintFunction(sketch)
+    for values in (*sketch.guesses, *_from_the_middle(domains)):
+        there = all(x in domains[n] for n, x in values.items())
+        if there and (not values or legal({n: np.asarray([x], np.int64) for n, x in values.items()})[0]):
+            return values
+    return None
+
+
+def _widest(sketch: Sketch) -> Mapping[str, int]:
+    """Return the first guess of a sketch, or else its widest vectors and the middle of every other domain."""
+    widest = {t.name: t.domain[-1 if t.name == "VL" else len(t.domain) // 2] for t in sketch.tunables}
+    return next(iter(sketch.guesses), widest)
 
 
 def _from_the_middle(domains: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:

@@ -33,6 +33,12 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     yield from try_forms((f"injective.{name}", partial(make, func, machine)) for name, make in forms)
 
 
+def epilogues(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Schedule]]:
+    """Yield the sketch of what follows a library's call."""
+    if not reductions(func):
+        yield from try_forms((("injective.flat", partial(_flat, func, machine)),))
+
+
 def _flat(func: PrimFunc, machine: HardwareInfo) -> Schedule:
     """Give each thread block a run of RB times TX vectors."""
     s = Schedule(func)

@@ -50,7 +50,10 @@ OF_WEBGPU = {
 }
 OF_KIND: dict[str, set[str]] = {"cuda": OF_CUDA, "opencl": {"serial_launches"}, "webgpu": OF_WEBGPU}
 # what not every driver of a kind tells
-OF_DRIVER = {"opencl": {"doubles", "warp", "local_bytes_per_sm", "registers_per_sm"}}
+OF_DRIVER = {
+    "opencl": {"doubles", "warp", "local_bytes_per_sm", "registers_per_sm", "loop_passes"},
+    "webgpu": {"loop_passes"},
+}
 F32 = np.dtype(np.float32)
 ADD = {
     "c": """#include <stdint.h>
@@ -235,6 +238,26 @@ def test_copies_are_in_order_with_launches(device: Device, kernels: dict[str, An
     device.copy(target, source, 0)
     wanted = np.append(np.arange(n - 1) + 3, 0)
     np.testing.assert_array_equal(device.download(target, F32, (n,)), wanted)
+
+
+def test_long_loops_end_early_only_beyond_the_limit_of_the_device(device: Device) -> None:
+    """Each of two loops in a row adds what it finds in memory, so that no compiler knows their sum."""
+    kind, steps = device.info.kind, 40_000
+    if kind == "webgpu":
+        loops = " ".join(f"for (var i = 0; i < {steps}; i++) {{ t += a[(i + {k}) % 4]; }}" for k in range(2))
+        text = WGSL.format("count", f"var t = 0.0; {loops} a[4] = t;")
+    else:
+        head, space, _ = HEADS[kind]
+        loops = " ".join(f"for (int i = 0; i < {steps}; i++) t += a[(i + {k}) % 4];" for k in range(2))
+        text = f"{head} count({space}float *a) {{ float t = 0.0f; {loops} a[4] = t; }}\n"
+    buffer = filled(device, [1, 1, 1, 1, 0])
+    places = ((), ()) if kind == "c" else ((1,), (1,))
+    device.bind(device.compile([KernelSource("count", kind, text)])["count"], [buffer], [], *places)()
+    device.synchronize()
+    found = int(device.download(buffer, F32, (5,))[4])
+    limit = dict(device.info.limits).get("loop_passes")
+    # a loop makes one pass more than it has steps
+    assert found == (2 * steps if limit is None else limit - 1)
 
 
 def test_recorded_launches_are_one(device: Device, kernels: dict[str, Any]) -> None:

@@ -1,0 +1,68 @@
+"""Bounds of the loop passes of a work-item, for devices that end loops after a number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from relax_tune.ir.arith.bounds import Env, interval
+from relax_tune.ir.codegen.generate import CodeTarget, lanes_of, lowered_body, split_kernels
+from relax_tune.ir.codegen.lower.vectors import is_expanded
+from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
+from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt
+
+# Passes of the loops inside functions that are printed or called; those of 64-bit integers are loops in WGSL alone.
+OF_FUNCTION: Mapping[str, int] = {"fmod": 256, "integer_power": 65}
+OF_WIDE: Mapping[str, int] = {"floordiv": 65, "floormod": 65}
+LEAST = -(1 << 63)
+
+
+def most_passes(func: PrimFunc, target: CodeTarget, env: Env) -> int | None:
+    """Return an upper bound of the loop passes of a work-item in any kernel of a scheduled function; None if there is none.
+
+    env: ranges of the function's symbols. A loop makes one pass more than it has iterations: the one in which it ends.
+    """
+    found = [
+        _passes(lowered_body(part, target), env, lanes_of(part, target), target.language == "webgpu")
+        for part in split_kernels(func)
+    ]
+    known = [n for n in found if n is not None]
+    return max(known, default=0) if len(known) == len(found) else None
+
+
+def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
+    own = sum(_of_functions(e, wide) for e in s.own_exprs) if isinstance(s, BufferStore | Let | IfThenElse) else 0
+    inner, within = _inside(s, env), own
+    for child in s.children:
+        more = _passes(child, inner, lanes, wide)
+        if more is None:
+            return None
+        within += more
+    if not isinstance(s, For) or s.kind in ("group", "item"):
+        return within
+    size = as_int(s.extent)
+    if size is not None and (size <= 1 or is_expanded(s, lanes)):
+        return within * size
+    most = interval(s.extent, env)[1]
+    return None if most is None else max(most, 0) * (within + 1) + 1
+
+
+def _inside(s: Stmt, env: Env) -> Env:
+    """Return what is known of variables inside a statement."""
+    if isinstance(s, For):
+        return env.with_loop(s.var, s.extent)
+    if isinstance(s, Let) and s.var.dtype.is_int:
+        low, high = interval(s.value, env)
+        return Env({**env.bounds, s.var: (LEAST if low is None else low, high)}, env.facts)
+    return env
+
+
+def _of_functions(e: Expr, wide: bool) -> int:
+    """Return the passes of loops inside the functions of an expression. Indices are never wide."""
+    found: dict[Expr, int] = {}
+    for n in postorder((e,)):
+        own = OF_FUNCTION.get(n.op, 0)
+        if wide and n.dtype.is_int and n.dtype.bytes == 8:
+            own = max(own, OF_WIDE.get(n.op, 0))
+        found[n] = 0 if isinstance(n, Load) else own + sum(found[c] for c in n.children)
+    return found[e]
