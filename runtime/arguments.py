@@ -17,6 +17,8 @@ from relax_tune.runtime.program.program import BufferSpec, CheckedIndex, Program
 from relax_tune.runtime.program.scalars import WIDTH, Opcode
 from relax_tune.runtime.signature import tensor_specs
 
+FEW = 8
+
 
 def check_arguments(
     program: Program, inputs: Mapping[str, Any] | Sequence[Any], known: Collection[int] = ()
@@ -61,7 +63,10 @@ def _check_range(
     program: Program, index: int, array: NDArray[Any], low: int, high: int, every: int = 1, column: int = 0
 ) -> None:
     used = array if every == 1 else array.reshape(-1)[column::every]
-    if not used.size or (used.min() >= low and used.max() < high):
+    # of a few numbers in Python's own way, for the step of a decoder: the caches are cold between calls, and NumPy's code is not small
+    least, most = (min, max) if used.size <= FEW else (np.min, np.max)
+    numbers = used.reshape(-1).tolist() if used.size <= FEW else used
+    if not used.size or (least(numbers) >= low and most(numbers) < high):
         return
     at = int(np.argmax((used < low) | (used >= high))) * every + column
     place = np.unravel_index(at, array.shape)
@@ -198,13 +203,17 @@ def match_symbols(
 
     key = tuple(symbols)
     values = evaluate(key, origin)
+    wanted: dict[tuple[int, ...], tuple[int, ...]] = {}  # many parameters have the same dims
     for index, array in zip(program.inputs, arrays):
         spec = program.buffers[index]
-        for dim, slot in enumerate(spec.shape):
-            if array.shape[dim] != values[slot]:
-                known = [f"{s.name} = {symbols[i]} from {origin(i)}" for i, s in enumerate(program.symbols)]
-                raise UserError(
-                    f"{program.name}: parameter {spec.name}: wanted {values[slot]} in dim {dim}, "
-                    f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
-                )
+        dims = wanted.get(spec.shape)
+        if dims is None:
+            dims = wanted[spec.shape] = tuple([values[slot] for slot in spec.shape])
+        if array.shape != dims:
+            dim = next(d for d, (found, size) in enumerate(zip(array.shape, dims)) if found != size)
+            known = [f"{s.name} = {symbols[i]} from {origin(i)}" for i, s in enumerate(program.symbols)]
+            raise UserError(
+                f"{program.name}: parameter {spec.name}: wanted {dims[dim]} in dim {dim}, "
+                f"found {array.shape[dim]} ({'; '.join([f'shape {array.shape}', *known])}); make the dims agree"
+            )
     return key, values

@@ -442,6 +442,10 @@ class Executor:
         """Return the bytes of the memory of an array: a result may extend an input in place."""
         return max([bound.nbytes(index), *(bound.nbytes(view) for view in self._views.get(index, ()))])
 
+    def kinds_at(self, index: int) -> tuple[int, ...]:
+        """Return the kinds (`BufferSizes`) of an array and its views: equal ones always have equal dims and `room`."""
+        return tuple(self.sizes.kinds[n] for n in (index, *self._views.get(index, ())))
+
     def _slab(self, slab: DeviceBuffer | None, nbytes: int) -> DeviceBuffer:
         if slab is not None and slab.nbytes >= nbytes:
             return slab

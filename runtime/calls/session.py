@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from relax_tune.errors import ModelStateError, UserError
 from relax_tune.runtime.arguments import check_values, in_order
-from relax_tune.runtime.bound_program import BoundProgram, LastLaunches
+from relax_tune.runtime.bound_program import LastLaunches
 from relax_tune.runtime.device.base import DeviceBuffer
 from relax_tune.runtime.executor import Executor
 from relax_tune.runtime.memory.buffer_pool import BufferPool
@@ -56,6 +56,11 @@ class Session:
         for name, number in kept.items():
             _check_replaces(program, name, number)
         self._kept = {name: _replaced(program, names.index(name), number) for name, number in kept.items()}
+        self._alike: dict[tuple[object, ...], list[_Replaced]] = {}
+        for r in self._kept.values():
+            self._alike.setdefault((executor.kinds_at(r.argument), executor.kinds_at(r.result), r.extends), []).append(
+                r
+            )
         self._others = {position: name for position, name in enumerate(names) if name not in start}
         self._held = {position: program.inputs[position] for position, name in enumerate(names) if name in start}
         self._results = [i for number, i in enumerate(program.outputs) if number not in kept.values()]
@@ -100,21 +105,29 @@ class Session:
         with executor.call():
             bound = executor.new_binding(key, values)
             buffers = {index: state[position].buffer for position, index in self._held.items()}
-            made = {r.position: self._replace(bound, r, state[r.position], buffers) for r in self._kept.values()}
+            made: dict[int, DeviceArray] = {}
+            for alike in self._alike.values():
+                shape, room = bound.shape(alike[0].result), executor.room(bound, alike[0].argument)
+                for r in alike:
+                    made[r.position] = self._replace(r, state[r.position], shape, room, buffers)
             others = [(program.inputs[position], arrays[position]) for position in self._others]
             results = executor.run_over(bound, buffers, others, self._results, self._last)
         self._state = {**state, **made}
         return results
 
     def _replace(
-        self, bound: BoundProgram, replaced: _Replaced, array: DeviceArray, buffers: dict[int, DeviceBuffer]
+        self,
+        replaced: _Replaced,
+        array: DeviceArray,
+        shape: tuple[int, ...],
+        room: int,
+        buffers: dict[int, DeviceBuffer],
     ) -> DeviceArray:
         """Return the array of a result, behind the argument's elements or in memory of the pool.
 
-        buffers: get what launches must use
+        shape: of the result; room: bytes of the memory of the argument; buffers: get what launches must use
         """
-        shape = bound.shape(replaced.result)
-        if replaced.extends and array.buffer.nbytes >= self._executor.room(bound, replaced.argument):
+        if replaced.extends and array.buffer.nbytes >= room:
             return array.moved(array.buffer, shape, array)
         owner = self._pool.empty(array.dtype, shape)
         if replaced.extends:

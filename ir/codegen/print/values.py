@@ -8,11 +8,11 @@ without a vector form are printed lane by lane.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from relax_tune.errors import BuildError
 from relax_tune.ir.arith.proof import Proof
-from relax_tune.ir.codegen.lower.affine import Algebra, Poly, constant, plus
+from relax_tune.ir.codegen.lower.affine import Algebra, Poly, as_constant, constant, plus
 from relax_tune.ir.codegen.lower.guards import room_below
 from relax_tune.ir.codegen.lower.narrow_ints import fits, fits_arithmetic, four_bits, power_of_two
 from relax_tune.ir.codegen.lower.registers import RegisterLayout
@@ -390,7 +390,7 @@ class ValuePrinter(AddressPrinter):
                 return f"({x} {sign} {y})", False
             return self._vector_compare(e, (x, xv), (y, yv))
         if a.dtype is i64:
-            return self._prefix(e) or self.by_lane(e), True
+            return self._prefix(e) or self._apart(e) or self.by_lane(e), True
         return self._vector_compare(e, self.text(a), self.text(b))
 
     def _vector_compare(self, e: Expr, x: Text, y: Text) -> Text:
@@ -419,23 +419,46 @@ class ValuePrinter(AddressPrinter):
         splat = self.prelude.helper("splat", i32, lane.width)
         return f"({iota} {'<' if step == -1 else '>='} {splat}({limit}))"
 
-    def lanes_text(self, e: Expr) -> list[str]:
-        """Return the text of `e` for every lane; 0 for inactive lanes."""
+    def _apart(self, e: Expr) -> str | None:
+        """Return a condition on indices whose room differs between lanes by whole numbers as one comparison; None for others."""
+        rooms = [room_below(e, self.algebra.poly) for _ in self._each_lane()]
+        first = rooms[0]
+        if first is None:
+            return None
+        found = [as_constant(plus(room, first, -1)) for room in rooms if room is not None]
+        steps = [c for c in found if c is not None]
+        least, most = min(steps), max(steps) - min(steps) + 1
+        if len(steps) < len(rooms) or most > 1 << 30:
+            return None
+        edge = plus(constant(1 - least), first, -1)
+        low, high = (self.prelude.helper(h, self.room_type(edge), 1) for h in ("max", "min"))
+        limit = self.as_int32(f"{low}({high}({self.room_text(edge, most)}, {most}), 0)")
+        numbers = self.prelude.literal(self.prelude.vector(i32, len(steps)), [str(c - least) for c in steps])
+        return f"({numbers} >= {self.prelude.helper('splat', i32, len(steps))}({limit}))"
+
+    def _each_lane(self) -> Iterator[int]:
+        """Yield the number of every lane, as if it were printed alone."""
         lane = self.lane
         assert lane is not None
-        memo = self._memo
-        env = self.algebra.env
+        memo, env = self._memo, self.algebra.env
         moving = env[lane.var]
-        parts: list[str] = []
         self.lane = None
         for k in range(lane.width):
             self._memo = {}
             env[lane.var] = plus(lane.start, constant(k))
+            yield k
+        env[lane.var] = moving
+        self._memo, self.lane = memo, lane
+
+    def lanes_text(self, e: Expr) -> list[str]:
+        """Return the text of `e` for every lane; 0 for inactive lanes."""
+        lane = self.lane
+        assert lane is not None
+        parts: list[str] = []
+        for k in self._each_lane():
             text = self.text(e)[0]
             assert text is not None
             parts.append(text if lane.count is None else self.active(k, lane.count, text, e.dtype))
-        env[lane.var] = moving
-        self._memo, self.lane = memo, lane
         return parts
 
     def by_lane(self, e: Expr) -> str:
