@@ -41,11 +41,11 @@ class Lane:
 
 @dataclass(slots=True)
 class Prefetch:
-    """The loop whose reads are prefetched `distance` iterations before, and the addresses issued so far."""
+    """The loop whose reads are prefetched `distance` iterations before, and the buffers and offsets issued so far."""
 
     var: Var
     distance: int
-    issued: set[str] = field(default_factory=set)
+    issued: list[tuple[Buffer, Poly]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from relax_tune.ir.arith.proof import Proof
@@ -252,6 +253,7 @@ class CFamilyPrinter(CopyPrinter):
             start = self.algebra.resolve(at)
             row, phase = split_swizzle(b, start)
             offset = self.poly_text(plus(start, phase, -1))
+            self._prefetch(b, start, prod(found.extent(d) for d in operand.shape))
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
             if found.intrinsic.of_warp and b.scope == "shared":
                 places.append(self.poly_text(phase))

@@ -34,6 +34,11 @@ class IntrinsicCall:
     sizes: tuple[tuple[str, int], ...] = ()
     rooms: tuple[Poly, ...] = ()
 
+    def extent(self, dim: Expr) -> int:
+        """Return a dim of an operand."""
+        size = as_int(dim)
+        return dict(self.sizes)[dim.name] if isinstance(dim, Var) else size or 0
+
 
 def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
     """Return the call that a marked nest is; None if it does not match."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relax_tune.ir.codegen.lower.affine import Poly, constant, plus
+from relax_tune.ir.codegen.lower.affine import Poly, as_constant, constant, plus
 from relax_tune.ir.codegen.print.addressing import Address, Lane
 from relax_tune.ir.codegen.print.prelude import computed, stored
 from relax_tune.ir.codegen.print.values import Text, ValuePrinter
@@ -15,6 +15,8 @@ from relax_tune.ir.core.stmt import BufferStore
 
 # types in memory that are stored in vectors; indices are single numbers
 STORED_VECTORS = frozenset({*INTEGERS, f32, f64}) - {i64}
+LINE_BYTES = 64
+"""What a prefetch brings: a line of the caches."""
 
 
 class MemoryPrinter(ValuePrinter):
@@ -62,19 +64,28 @@ class MemoryPrinter(ValuePrinter):
         """Return the truth value of one lane of a mask."""
         return f"({text} != 0)"
 
-    def _prefetch(self, b: Buffer, p: Poly) -> None:
-        """Prefetch the vector that a later iteration of the marked loop reads. An address out of bounds is harmless."""
+    def _prefetch(self, b: Buffer, p: Poly, elements: int = 1) -> None:
+        """Prefetch the elements that a later iteration of the marked loop reads. An address out of bounds is harmless.
+
+        elements: number of neighbours that are read together. A line is prefetched once in an iteration, which takes the first
+        element of the first one for the start of its line.
+        """
         prefetch = self.prefetch
         if prefetch is None or b.scope != "global" or b in self.written:
             return
         moves = [m for m in p if any(prefetch.var in self.algebra.free(a) for a in m)]
         if moves != [(prefetch.var,)]:
             return
-        at = self.address(b, plus(p, constant(p[(prefetch.var,)] * prefetch.distance))).text
-        text = self.prefetch_statement(at)
-        if text is not None and text not in prefetch.issued:
-            prefetch.issued.add(text)
-            self.line(text)
+        later: Poly = constant(p[(prefetch.var,)] * prefetch.distance)
+        for start in range(0, elements * b.dtype.bytes, LINE_BYTES):
+            q = plus(p, constant(start // b.dtype.bytes))
+            ahead = (as_constant(plus(q, known, -1)) for other, known in prefetch.issued if other is b)
+            if any(d is not None and 0 <= d * b.dtype.bytes < LINE_BYTES for d in ahead):
+                continue
+            text = self.prefetch_statement(self.address(b, plus(q, later)).text)
+            if text is not None:
+                prefetch.issued.append((b, q))
+                self.line(text)
 
     def prefetch_statement(self, at: str) -> str | None:
         """Return a statement that prefetches an address; None if the language has none."""

@@ -39,7 +39,9 @@ from relax_tune.schedules.target import HardwareInfo
 Form = Literal["columns", "dots"]
 
 PREFETCH_BYTES = 2048
-"""The distance of a prefetch from its use."""
+"""The distance of a prefetch from its use in a panel."""
+GROUPS_PREFETCH_BYTES = 8192
+"""The same where an iteration reads a group of steps: beyond the panels of a tile, to those of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
         parallel = order == "parallel"
         choices = (
             GemvChoice("columns", parallel, grouped=True, whole=True),
+            GemvChoice("columns", parallel, grouped=True, whole=True, prefetch=True),
             GemvChoice("columns", parallel),
             GemvChoice("columns", parallel, prefetch=True),
             GemvChoice("columns", parallel, grouped=True),
@@ -144,16 +147,21 @@ def _columns(
     heights = [{"MR": h} for h in (4, 2, 1) if h in s.tunables["MR"].domain] if i_1 else [{}]
     s.guess(*({"V": v, **h} for h in heights for v in (4, 2, 1) if v in panels.domain))
     _place_epilogue(s, epilogue, outer[-1])
+    over_steps = steps[0]
     if choice.grouped:
-        _sum_groups(s, main, steps, outer, inner, dot)
+        over_steps = _sum_groups(s, main, steps, outer, inner, dot)
     else:
         s.reorder([*reduce, *inner])
         s.apply("decompose_reduction", block=main, loop=reduce[0])
     if halves > 1 and not choice.whole:
         s.set_kind(steps[-1], "unrolled")
     if choice.prefetch:
-        each = roles.operand.buffer.dtype.bytes * machine.lanes
-        s.apply("prefetch", loop=steps[0], iterations=PREFETCH_BYTES // each)
+        each = held.dtype.bytes * machine.lanes
+        if choice.grouped and group is not None:
+            distance = max(1, GROUPS_PREFETCH_BYTES // (each * group // halves))
+        else:
+            distance = PREFETCH_BYTES // each
+        s.apply("prefetch", loop=over_steps, iterations=distance)
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])
@@ -163,8 +171,10 @@ def _columns(
 
 def _sum_groups(
     s: Schedule, main: str, steps: Sequence[str], outer: Sequence[str], inner: Sequence[str], dot: str
-) -> None:
+) -> str:
     """Sum each iteration of the first of `steps` by itself. Add the sum, times the group's scale, to the total.
+
+    Return the loop over groups.
 
     dot: the intrinsic that sums those after the second in whole numbers; empty for sums of floats
     """
@@ -192,6 +202,7 @@ def _sum_groups(
             s.apply("tensorize", loop=tile[-1], intrinsic=dot)
     s.fuse_sibling_loops(around[0], around[1])
     s.fuse_sibling_loops(around[0], around[2])
+    return around[0]
 
 
 def _dot_of(s: Schedule, roles: Contraction, machine: HardwareInfo, group: int | None) -> str:

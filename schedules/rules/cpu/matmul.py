@@ -3,7 +3,7 @@
 Register tiles of MR rows by NR vectorised columns accumulate over the whole reduction. The operand indexed by columns
 is packed into panels of NR columns, padded with zeros. A constant operand is packed once; any other in the call, panel
 by panel or all of it first. The epilogue is computed on the tile while it is in registers. Leftover rows are computed
-in powers of two, leftover columns in whole vectors.
+in powers of two, leftover columns in whole vectors. Of few rows, panels that instructions multiply may be prefetched.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Literal
 
 from relax_tune.errors import ScheduleError
@@ -20,6 +21,7 @@ from relax_tune.ir.core.function import PrimFunc
 from relax_tune.schedules.analysis import final_block, reductions
 from relax_tune.schedules.loop_tree import block_loads, find_alloc, find_block
 from relax_tune.schedules.rules.shared.contraction import (
+    FEW_ROWS,
     Contraction,
     find_contraction,
     inline_around,
@@ -38,6 +40,8 @@ ORDERS: tuple[Order, ...] = ("panels", "blocks", "serial")
 HEIGHTS = range(1, 15)
 VECTORS = (1, 2, 3, 4)
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
+PREFETCH_BYTES = 4096
+"""The distance of a prefetch from its use, in a panel of one vector; wider ones are read further ahead."""
 STACK_BYTES = 128 << 10
 """Bytes of widened rows, which lie on the stack of a thread."""
 
@@ -86,15 +90,18 @@ class MatmulChoice:
     order: how tiles are spread over workers (see `Order`).
     packed: whether the operand with columns is packed.
     dots: how an instruction multiplies several steps at a time; None if none does.
+    prefetch: whether panels are prefetched.
     """
 
     order: Order
     packed: bool
     dots: Dots | None = None
+    prefetch: bool = False
 
     @property
     def name(self) -> str:
-        return f"matmul.{self.order}.{self.dots.name if self.dots else 'packed' if self.packed else 'direct'}"
+        form = self.dots.name if self.dots else "packed" if self.packed else "direct"
+        return f"matmul.{self.order}.{form}{'.prefetch' if self.prefetch else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,12 @@ def sketches(func: PrimFunc, machine: HardwareInfo) -> Iterator[tuple[str, Sched
     """Yield every sketch of a matmul; none for other functions."""
     if not is_product(func) or searches(func):
         return
-    dots = [MatmulChoice(order, True, form) for form in _dots_of(machine) for order in ORDERS]
+    dots = [
+        MatmulChoice(order, True, form, prefetch)
+        for form in _dots_of(machine)
+        for order in ORDERS
+        for prefetch in (False, True)
+    ]
     choices = (*dots, *(MatmulChoice(order, packed) for order in ORDERS for packed in (True, False)))
     tiles = [MatmulChoice("panels", True, form) for form in TILES] if machine.has_tile_products else []
     yield from try_forms((choice.name, partial(build_tiles, func, machine, choice)) for choice in tiles)
@@ -150,6 +162,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     width: Expr = s.tunable("NR", widths) if not choice.dots else _vectors(s, widths, machine)
     copies = _pad_operands(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
+    if choice.prefetch:
+        _require_reading(s, roles, machine, choice)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
     widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
@@ -193,6 +207,9 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         _store_in_panels(s, copy, width)
     if choice.dots:
         _multiply_at_once(s, main, choice.dots, copies[0], [*rows[1:], *columns], machine)
+    if choice.prefetch and choice.dots:
+        each = choice.dots.steps * choice.dots.right.bytes * machine.lanes
+        s.apply("prefetch", loop=reduce[0], iterations=PREFETCH_BYTES // each)
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
@@ -318,6 +335,18 @@ def _store_steps_together(s: Schedule, dots: Dots, copy: PaddedOperand) -> None:
     rank, steps = len(find_alloc(s.func, copy.buffer).shape), copy.batch + 1
     order = [*range(steps + 1), *range(steps + 2, rank + 1), steps + 1]
     s.apply("tile_layout", buffer=copy.buffer, dim=steps, factor=dots.steps, order=order)
+
+
+def _require_reading(s: Schedule, roles: Contraction, machine: HardwareInfo, choice: MatmulChoice) -> None:
+    """Raise ScheduleError unless a product may take the time of reading its panels from memory, or from the last cache."""
+    rows = 1 if roles.row is None else _extent(roles, roles.row)
+    held = roles.operand.buffer
+    sizes = [as_int(d) for d in held.shape]
+    few = None not in sizes and prod(n or 0 for n in sizes) * held.dtype.bytes <= machine.l2_bytes // 4
+    if machine.language != "c" or choice.order != "panels" or few:
+        raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
+    if rows is not None and rows > FEW_ROWS:
+        raise ScheduleError(f"{s.func.name}: {rows} rows are many")
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:
