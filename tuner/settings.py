@@ -232,7 +232,7 @@ class Settings:
     )
     caches: Caches = option(
         "model",
-        "Contents of the caches when kernels are timed: model, no weights where a model has more than the last cache holds; "
+        "Contents of the caches when kernels are timed: model, no weights where a model has more than half of the last cache holds; "
         "warm, all that their last launch left. A build takes warm times where there are no others.",
         commands=PROGRAM,
         choices=get_args(Caches),

@@ -239,7 +239,9 @@ class Tuner:
         elif self._wants_more(state):
             if state.strategy is None:  # the budget is too small for first batches
                 self._begin(state)
-            return state.exhausted or self._claimed_round(state, min(self.settings.batch, self._left))
+            guesses = state.untried_guesses()[: self._left]
+            wanted = len(guesses) or min(self.settings.batch, self._left)
+            return state.exhausted or self._claimed_round(state, wanted, guesses)
         elif state.under_way:
             return False
         elif again := state.finalists():
@@ -353,7 +355,8 @@ class Tuner:
 
     def _worth(self, state: TaskState) -> tuple[float, str]:
         """Return the seconds of the whole model that another batch is expected to save, and the task's key."""
-        return state.saving(min(self.settings.batch, self._left)), state.task.key
+        saving = state.saving(min(self.settings.batch, self._left))
+        return max(saving, state.seconds() if state.untried_guesses() else 0.0), state.task.key
 
     def _round(self, state: TaskState, count: int) -> None:
         assert state.strategy is not None

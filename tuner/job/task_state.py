@@ -23,6 +23,8 @@ UnderWay = Literal["", "trials", "alone"]
 FINALISTS = 3
 # Nothing this many times slower than the best is a contender.
 HOPELESS = 2.0
+# With as many trials for each sketch, one without any is tried too.
+TRIALS_A_SKETCH = 2
 
 
 @dataclass(eq=False)
@@ -90,6 +92,18 @@ class TaskState:
         """
         made = set(self.foreign.values()) - {v.sketch for v in self.variants.values()}
         return [v for v in (*self.baselines, *(self.choices.guesses(made) if made else ())) if not self.settled(v.key)]
+
+    def untried_guesses(self) -> list[VariantRecord]:
+        """Return the first guess of each sketch without a record, where candidates of the others say nothing about it.
+
+        What was tried is slower than what can be dispatched without a search, or was enough for every sketch.
+        """
+        best, others = self.best("tuned"), [x for x in map(self.best, ("library", "generic")) if x is not None]
+        behind = best is not None and bool(others) and best > min(others)
+        if self.flying or not (behind or len(self.tuned) >= TRIALS_A_SKETCH * len(self.choices.sketches)):
+            return []
+        tried = {v.sketch for v in self.variants.values()}
+        return [v for v in self.choices.first_guesses(tried) if not self.settled(v.key)]
 
     def best(self, kind: str | None = None) -> float | None:
         """Return the weighted seconds over the anchors of the best variant at each; None when some anchor lacks a time."""

@@ -27,6 +27,8 @@ from relax_tune.tuner.task.task import Task
 
 # A symbol without a declared upper bound is tuned up to here; it runs beyond, by the last entry of each plan.
 DEFAULT_UPPER = 512
+# Weights stay in the last cache if they fill at most one part in so many: activations, and other processes, want the rest.
+STAYING_SHARE = 2
 # Bytes of weights that a worker's nearest cache cannot keep from one call to the next.
 MANY_WEIGHTS = 64 << 10
 
@@ -90,7 +92,7 @@ def extract_tasks(
             own, wanted = counted.get(caller, {}), free_vars(*site)
             if all(v in own for v in wanted):
                 served.setdefault(call.callee, []).append((site, {v: own[v] for v in wanted}))
-    apart = caches == "model" and _weights_read(lowered) > cache_bytes
+    apart = caches == "model" and _weights_read(lowered) * STAYING_SHARE > cache_bytes
     tasks, env = [], env_of(lowered.module.bounds)
     for name, where in sites.items():
         func = lowered.prims[name]

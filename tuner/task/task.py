@@ -160,6 +160,13 @@ class Choices:
         """Return the rules' guesses of the sketches of these names, or one sampled candidate of a sketch without."""
         return [self.tuned(c) for c in self.seeds() if self.sketches[c.sketch].name in sketches]
 
+    def first_guesses(self, but: Collection[str]) -> list[VariantRecord]:
+        """Return the first of the `guesses` of each sketch whose name is not among these."""
+        first: dict[str, search_space.Candidate] = {}
+        for c in self.seeds():
+            first.setdefault(self.sketches[c.sketch].name, c)
+        return [self.tuned(c) for name, c in first.items() if name not in but]
+
     def _sampled(self, known: Collection[int]) -> list[search_space.Candidate]:
         """Return the best sampled candidate of every sketch but the known ones, best first."""
         points = points_array(self.task.domain.points)[len(self.task.domain.points) // 2 :][:1]

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.tuner_models import (
+    PAPER_DEVICE,
     QUICK,
     RecordedRunner,
     add_environment,
@@ -30,6 +32,9 @@ from tests.support.tuner_models import (
 
 from relax_tune.database.store import MemoryStore, open_store
 from relax_tune.errors import DatabaseError, MeasureError, VerifyError
+from relax_tune.ir.frontend.graph_builder import GraphBuilder
+from relax_tune.ir.op.reduction.linalg import Matmul
+from relax_tune.runtime.program.program import Program
 from relax_tune.tuner.job import loop, task_leases
 from relax_tune.tuner.job.job import Job
 from relax_tune.tuner.job.loop import Tuner
@@ -38,6 +43,7 @@ from relax_tune.tuner.measure.messages import MeasureRequest
 from relax_tune.tuner.task import check
 from relax_tune.tuner.task.domain import Range
 from relax_tune.tuner.task.task import Choices
+from relax_tune.tuner.task.unfused_variants import in_parts
 
 FOUR = replace(QUICK, trials=4)
 
@@ -465,6 +471,25 @@ def test_guesses_of_a_changed_sketch_are_tried() -> None:
         job.tune(RecordedRunner())
         guesses = {v.key for v in job.choices[task.name].guesses({seed.sketch})}
         assert {r.variant.key for r in all_records(job) if r.id[:3] != "old"} == (guesses if changed else set())
+
+
+def test_no_sketch_is_left_untried_where_others_are_slow() -> None:
+    """Candidates of other sketches say nothing about one that may be the only good one."""
+
+    def slow(program: Program, symbols: Mapping[str, int]) -> float:
+        return 1e-3 if program.calls[0].variants[0].label == "tuned" else 1e-6
+
+    g = GraphBuilder()
+    weights = np.random.default_rng(0).standard_normal((256, 4096)).astype(np.float32)
+    module = g.finish(g.call(Matmul(), g.input("x", (1, 256)), g.constant("w", weights)))
+    settings = replace(QUICK, trials=24, weights="int4", activations="int8")
+    job = Job(module, PAPER_DEVICE, MemoryStore(), settings)
+    job.tune(RecordedRunner(slow))
+    for choices in job.choices.values():
+        records = job.store.query(job.target.key, choices.task.key)
+        tried = {r.variant.sketch for r in records if r.variant.kind == "tuned" and not in_parts(r.variant)}
+        assert {s.name for s in choices.sketches} <= tried
+    assert max(len(c.sketches) for c in job.choices.values()) > QUICK.batch
 
 
 def test_an_altered_database_is_an_error(tmp_path: Path) -> None:
