@@ -10,13 +10,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from relax_tune.errors import BuildError
 from relax_tune.runtime.program.program import KernelSource
 
 PRELUDE, END_PRELUDE = "/*prelude*/", "/*end prelude*/"
 _PRELUDE = re.compile(
     rf"^[ \t]*{re.escape(PRELUDE)}[ \t]*\n(.*?)^[ \t]*{re.escape(END_PRELUDE)}[ \t]*$\n?", re.DOTALL | re.MULTILINE
 )
-
+# a definition of a prelude, after its guard's `#ifndef`
+_PARTS = re.compile(r"^#ifndef (?=RT_)", re.MULTILINE)
 
 # Name of the last scalar of kernels with 32-bit integers, and its largest value for which 32 bits suffice.
 NARROW, INT_MOST = "rt_most", (1 << 31) - 1
@@ -43,15 +45,30 @@ def join_sources(kernels: Iterable[KernelSource]) -> str:
     """Join kernels to one translation unit: distinct preludes once, in order of first use, then the kernels' own text.
 
     A `#line` directive makes compiler messages name the kernel.
+
+    Raises BuildError where two preludes define one name in two ways: the compiler would take the first for both.
     """
     preludes: dict[str, None] = {}
+    defined: dict[str, str] = {}
     bodies: list[str] = []
     for kernel in kernels:
         for match in _PRELUDE.finditer(kernel.source):
-            preludes[match[1]] = None
+            if match[1] not in preludes:
+                preludes[match[1]] = None
+                _check_definitions(kernel.name, match[1], defined)
         body = _PRELUDE.sub("", kernel.source).strip("\n")
         bodies.append(f'#line 1 "{kernel.name}"\n{body}\n')
     return "".join(preludes) + "".join(bodies)
+
+
+def _check_definitions(kernel: str, prelude: str, defined: dict[str, str]) -> None:
+    """Add the parts of a prelude, each with a guard of its own, to those known by their names."""
+    for part in _PARTS.split(prelude)[1:]:
+        name = part.split("\n", 1)[0].strip()
+        if defined.setdefault(name, part.rstrip()) != part.rstrip():
+            raise BuildError(
+                f"kernel {kernel}: wanted one definition of {name} in a translation unit, found two that differ; report this kernel"
+            )
 
 
 def group_by_flags(kernels: Iterable[KernelSource]) -> dict[tuple[str, ...], list[KernelSource]]:

@@ -76,7 +76,7 @@ def match_call(f: For, algebra: Algebra) -> IntrinsicCall | None:
     if any(b.swizzle for b, _ in operands) and not intrinsic.of_warp:
         return None
     strides = tuple(steps[key] for key in intrinsic.strides())
-    sizes = tuple((name, as_int(e) or 0) for name, e in found.sizes.items())
+    sizes = tuple((name, as_int(e) or 0) for name, e in sorted(found.sizes.items()))
     call = IntrinsicCall(intrinsic, tuple(operands), strides, sizes, tuple(rooms))
     fits = _has_fixed_strides(call) and all(0 < size <= intrinsic.max_extent.get(name, size) for name, size in sizes)
     return call if fits and (not intrinsic.of_warp or (not rooms and _fits_warp(call))) else None

@@ -78,7 +78,7 @@ class Prelude:
         """
         for helper in found.prelude_helpers:
             self.helper(helper, f32, 1)
-        ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{size}" for _, size in sizes]
+        ends = [f"_{space.strip()}" for space, _ in operands if space] + [f"_{v}{size}" for v, size in sizes]
         name, meaning = f"rt_{found.name}{''.join(ends)}", found.semantics
         known = f"  enum {{ {', '.join(f'{v} = {size}' for v, size in sizes)} }};\n" if sizes else ""
         parameters = [
