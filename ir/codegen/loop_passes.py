@@ -9,7 +9,7 @@ from relax_tune.ir.codegen.generate import CodeTarget, lanes_of, lowered_body, s
 from relax_tune.ir.codegen.lower.vectors import is_expanded
 from relax_tune.ir.core.expr import Expr, Load, as_int, postorder
 from relax_tune.ir.core.function import PrimFunc
-from relax_tune.ir.core.stmt import BufferStore, For, IfThenElse, Let, Stmt
+from relax_tune.ir.core.stmt import For, Let, Stmt
 
 # Passes of the loops inside functions that are printed or called; those of 64-bit integers are loops in WGSL alone.
 OF_FUNCTION: Mapping[str, int] = {"fmod": 256, "integer_power": 65}
@@ -31,8 +31,8 @@ def most_passes(func: PrimFunc, target: CodeTarget, env: Env) -> int | None:
 
 
 def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
-    own = sum(_of_functions(e, wide) for e in s.own_exprs) if isinstance(s, BufferStore | Let | IfThenElse) else 0
-    inner, within = _inside(s, env), own
+    inner, own = _inside(s, env), sum(_of_functions(e, wide) for e in s.own_exprs)
+    within = 0 if isinstance(s, For) else own
     for child in s.children:
         more = _passes(child, inner, lanes, wide)
         if more is None:
@@ -41,10 +41,10 @@ def _passes(s: Stmt, env: Env, lanes: int, wide: bool) -> int | None:
     if not isinstance(s, For) or s.kind in ("group", "item"):
         return within
     size = as_int(s.extent)
-    if size is not None and (size <= 1 or is_expanded(s, lanes)):
-        return within * size
+    if size is not None and (size <= 1 or (is_expanded(s, lanes) and not s.marks.transpose)):
+        return within * max(size, 0)
     most = interval(s.extent, env)[1]
-    return None if most is None else max(most, 0) * (within + 1) + 1
+    return None if most is None else max(most, 0) * (within + own + 1) + own + 1  # the end is computed in every pass
 
 
 def _inside(s: Stmt, env: Env) -> Env:
@@ -58,11 +58,17 @@ def _inside(s: Stmt, env: Env) -> Env:
 
 
 def _of_functions(e: Expr, wide: bool) -> int:
-    """Return the passes of loops inside the functions of an expression. Indices are never wide."""
+    """Return the passes of loops inside the functions of an expression.
+
+    wide: integers from memory and from floats are pairs of words; other indices have one.
+    """
     found: dict[Expr, int] = {}
+    pairs: dict[Expr, bool] = {}
     for n in postorder((e,)):
+        from_float = n.op == "cast" and n.args[0].dtype.is_float
+        pairs[n] = isinstance(n, Load) or from_float or any(pairs[c] for c in n.children)
         own = OF_FUNCTION.get(n.op, 0)
-        if wide and n.dtype.is_int and n.dtype.bytes == 8:
+        if wide and pairs[n] and n.dtype.is_int and n.dtype.bytes == 8:
             own = max(own, OF_WIDE.get(n.op, 0))
-        found[n] = 0 if isinstance(n, Load) else own + sum(found[c] for c in n.children)
+        found[n] = own + sum(found[c] for c in n.children)
     return found[e]

@@ -239,9 +239,9 @@ class Tuner:
         elif self._wants_more(state):
             if state.strategy is None:  # the budget is too small for first batches
                 self._begin(state)
-            guesses = state.untried_guesses()[: self._left]
-            wanted = len(guesses) or min(self.settings.batch, self._left)
-            return state.exhausted or self._claimed_round(state, wanted, guesses)
+            wanted = min(self.settings.batch, self._left)
+            guesses = state.untried_guesses()[:wanted]
+            return state.exhausted or self._claimed_round(state, len(guesses) or wanted, guesses)
         elif state.under_way:
             return False
         elif again := state.finalists():

@@ -98,12 +98,21 @@ class TaskState:
 
         What was tried is slower than what can be dispatched without a search, or was enough for every sketch.
         """
-        best, others = self.best("tuned"), [x for x in map(self.best, ("library", "generic")) if x is not None]
-        behind = best is not None and bool(others) and best > min(others)
-        if self.flying or not (behind or len(self.tuned) >= TRIALS_A_SKETCH * len(self.choices.sketches)):
+        if self.strategy is None or self.flying or not self.tuned:
+            return []
+        if not self._is_behind() and len(self.tuned) < TRIALS_A_SKETCH * len(self.choices.sketches):
             return []
         tried = {v.sketch for v in self.variants.values()}
         return [v for v in self.choices.first_guesses(tried) if not self.settled(v.key)]
+
+    def _is_behind(self) -> bool:
+        """Return True if candidates take longer over the anchors than what can be dispatched without a search."""
+        rows = [row for k, row in self.times.items() if k in self.tuned]
+        ours, others = 0.0, 0.0
+        for a, (weight, other) in enumerate(zip(self.task.domain.weights, self.dispatchable(), strict=True)):
+            ours += weight * min((t for row in rows if (t := row[a]) is not None), default=math.inf)
+            others += weight * other
+        return ours > others
 
     def best(self, kind: str | None = None) -> float | None:
         """Return the weighted seconds over the anchors of the best variant at each; None when some anchor lacks a time."""

@@ -140,6 +140,9 @@ def plan_task(
         allowed -= set(broken)
 
 
+REPORT = ". Report the function, which `relax-tune show` prints"
+
+
 def _default(choices: Choices, policy: Policy, refused: Mapping[str, str]) -> VariantRecord:
     """Return the form without records: generic, or of a library under the policy `library` or if generic cannot be used."""
 
@@ -157,8 +160,8 @@ def _default(choices: Choices, policy: Policy, refused: Mapping[str, str]) -> Va
             return form
         reasons.append(f"{form.kind} {form.sketch}: {why}")
     raise BuildError(
-        f"{choices.task.name}: wanted a form with right results on this device, found none. {'; '.join(reasons)}. Report the "
-        "function, which `relax-tune show` prints"
+        f"{choices.task.name}: wanted a form with right results on this device, found none. {'; '.join(reasons)}"
+        f"{REPORT if refused else ''}"
     )
 
 

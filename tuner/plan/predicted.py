@@ -144,14 +144,15 @@ def _ranked(choices: Choices, prior: Prior, codes: CodeArray, without: Collectio
             return None
         plan = select(times, choices.task.domain, libraries=tuple(library), leaf_cost=LEAF_COST)
         # code is generated for the few that are chosen: that takes longer than to rank thousands
-        wrong = {k for k in plan.variants if k not in library and not _has_program(choices, variants[k])}
+        wrong = {k for k in plan.variants if not _has_program(choices, variants[k])}
         if not wrong:
             return plan, {k: variants[k] for k in plan.variants}
         refused |= wrong
+        library = {k: row for k, row in library.items() if k not in wrong}
 
 
 def _has_program(choices: Choices, variant: VariantRecord) -> bool:
-    """Return False for a candidate whose code cannot be generated: nothing was measured, so nothing has shown that yet."""
+    """Return False for a variant whose code cannot be generated: nothing was measured, so nothing has shown that yet."""
     try:
         choices.program(variant)
     except BuildError:

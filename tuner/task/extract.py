@@ -12,6 +12,7 @@ from relax_tune.ir.check.structural import workload_key
 from relax_tune.ir.core.expr import Expr, Var, free_vars, loads
 from relax_tune.ir.core.function import IRModule, PrimFunc
 from relax_tune.ir.core.graph import CallTIR, Constant, GVar, Value
+from relax_tune.ir.core.intervals import Interval
 from relax_tune.ir.core.stmt import blocks
 from relax_tune.ir.core.struct_info import TensorInfo, info_symbols
 from relax_tune.ir.op.base import env_of
@@ -101,8 +102,8 @@ def extract_tasks(
         # traces name loops and blocks: they are made on the normalised function, so a record fits whatever the model calls things
         plain = replace(parse_prim_func(text), name=name)
         regime: Regime = "flushed" if apart and weights[name] >= MANY_WEIGHTS else "warm"
-        highest = tuple(_highest([site[a] for site in where], env) for a in range(len(func.symbols)))
-        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime, highest))
+        possible = tuple(_range_of([site[a] for site in where], env) for a in range(len(func.symbols)))
+        tasks.append(Task(workload_key(func), text, plain, tuple(where), domain, regime, possible))
     return tuple(tasks)
 
 
@@ -139,11 +140,10 @@ def _weights_read(lowered: LoweredModule) -> int:
     return sum(whole.values())
 
 
-def _highest(values: Sequence[Expr], env: Env) -> int | None:
-    """Return the largest value of expressions over the model's symbols; None if one has no bound."""
-    found = [interval(e, env)[1] for e in values]
-    known = [x for x in found if x is not None]
-    return max(known) if len(known) == len(found) else None
+def _range_of(values: Sequence[Expr], env: Env) -> Interval:
+    """Return the least and the largest value of expressions over the model's symbols; None where there is no bound."""
+    lows, highs = zip(*(interval(e, env) for e in values))
+    return None if None in lows else min(lows), None if None in highs else max(highs)
 
 
 def _used(sites: Sequence[tuple[Expr, ...]], ranges: Mapping[Var, Range]) -> dict[Var, Range]:

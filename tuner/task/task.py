@@ -20,6 +20,7 @@ from relax_tune.ir.codegen.generate import CodeTarget
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.expr import Expr, Var, substitute
 from relax_tune.ir.core.function import PrimFunc
+from relax_tune.ir.core.intervals import Interval
 from relax_tune.ir.core.struct_info import TensorInfo
 from relax_tune.ir.passes.fusion.symbol_interface import bind_symbols
 from relax_tune.ir.passes.fusion.unfuse import FunctionStep, cut_points, split_at
@@ -63,8 +64,8 @@ class Task:
     """One unique tensor function of a model. `symbols` are its shape symbols, recorded as s0, s1 ... whatever their names.
 
     `sites`: for every call site, the task's symbols as expressions over the model's symbols. regime: state of the
-    caches when it is timed (`plan/regimes` says which records stand for it). highest: the largest value that each symbol may have,
-    whatever range is tuned, None where nothing bounds it; empty if they are not known.
+    caches when it is timed (`plan/regimes` says which records stand for it). ranges: the least and the largest value that each symbol may
+    have, whatever range is tuned, None where nothing bounds it; empty if they are not known.
     """
 
     key: str
@@ -73,7 +74,7 @@ class Task:
     sites: tuple[tuple[Expr, ...], ...]
     domain: Domain
     regime: Regime = "warm"
-    highest: tuple[int | None, ...] = ()
+    ranges: tuple[Interval, ...] = ()
 
     @property
     def name(self) -> str:
@@ -311,7 +312,7 @@ class Choices:
                 raise BuildError(
                     f"the record {record.key} of task {self.task.name!r} does not apply: {error}"
                 ) from None
-            check_loop_passes(found, self.task.func.symbols, self.task.highest, self.target)
+            check_loop_passes(found, self.task.func.symbols, self.task.ranges, self.target)
             self._stages[record.key] = found
         return found
 

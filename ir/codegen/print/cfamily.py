@@ -62,6 +62,10 @@ def numbered(base: str, number: int) -> str:
     return meaningless(f"{base.rstrip('_')}_{number}")
 
 
+LEAST_PREFETCHED = 16
+"""Bytes of an operand of an intrinsic that is worth a prefetch: others are steps of rows, which are near."""
+
+
 class CFamilyPrinter(CopyPrinter):
     """Printer of one kernel. A language defines loops over threads, declarations and barriers.
 
@@ -253,7 +257,8 @@ class CFamilyPrinter(CopyPrinter):
             start = self.algebra.resolve(at)
             row, phase = split_swizzle(b, start)
             offset = self.poly_text(plus(start, phase, -1))
-            self._prefetch(b, start, prod(found.extent(d) for d in operand.shape))
+            if (elements := prod(found.extent(d) for d in operand.shape)) * b.dtype.bytes >= LEAST_PREFETCHED:
+                self._prefetch(b, start, elements)
             names.append(self.buffers[b] if offset == "0" else f"{self.buffers[b]} + {offset}")
             if found.intrinsic.of_warp and b.scope == "shared":
                 places.append(self.poly_text(phase))

@@ -21,10 +21,11 @@ from relax_tune.ir.codegen.print.addressing import C_INFIX, AddressPrinter, brac
 from relax_tune.ir.codegen.print.prelude import FUNCTIONS, Prelude, computed
 from relax_tune.ir.core.buffer import Buffer
 from relax_tune.ir.core.dtype import DType, bf16, f32, f64, i8, i32, i64, u8, u64
-from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var
+from relax_tune.ir.core.expr import Const, Expr, Load, Number, Var, const, loads, maximum, minimum, transform
 from relax_tune.ir.core.scalar_ops import BITS, MATH, SCALAR_OPS, through
 
 VECTOR_TYPES = frozenset({f32, f64, i32})
+FAR = 1 << 62
 
 
 # The text of a value and whether it is a vector; no text where only single lanes can be printed.
@@ -390,7 +391,9 @@ class ValuePrinter(AddressPrinter):
                 return f"({x} {sign} {y})", False
             return self._vector_compare(e, (x, xv), (y, yv))
         if a.dtype is i64:
-            return self._prefix(e) or self._apart(e) or self.by_lane(e), True
+            # a sum with a number from memory may wrap unless that is clamped
+            ways = (way(c) for c in (e, self.without_far(e)) for way in (self._prefix, self._apart) if c is not None)
+            return next(filter(None, ways), None) or self.by_lane(e), True
         return self._vector_compare(e, self.text(a), self.text(b))
 
     def _vector_compare(self, e: Expr, x: Text, y: Text) -> Text:
@@ -414,6 +417,8 @@ class ValuePrinter(AddressPrinter):
             return None
         iota = f"{self.prelude.helper('iota', i32, lane.width)}()"
         edge = rest if step == -1 else plus(constant(1), rest, -1)
+        if self._may_wrap(edge):
+            return None
         low, high = (self.prelude.helper(h, self.room_type(edge), 1) for h in ("max", "min"))
         limit = self.as_int32(f"{low}({high}({self.room_text(edge, lane.width)}, {lane.width}), 0)")
         splat = self.prelude.helper("splat", i32, lane.width)
@@ -431,10 +436,22 @@ class ValuePrinter(AddressPrinter):
         if len(steps) < len(rooms) or most > 1 << 30:
             return None
         edge = plus(constant(1 - least), first, -1)
+        if self._may_wrap(edge):
+            return None
         low, high = (self.prelude.helper(h, self.room_type(edge), 1) for h in ("max", "min"))
         limit = self.as_int32(f"{low}({high}({self.room_text(edge, most)}, {most}), 0)")
         numbers = self.prelude.literal(self.prelude.vector(i32, len(steps)), [str(c - least) for c in steps])
         return f"({numbers} >= {self.prelude.helper('splat', i32, len(steps))}({limit}))"
+
+    def _may_wrap(self, edge: Poly) -> bool:
+        """Return True if numbers from memory near the ends of int64 give another sum than the whole numbers do."""
+        held = [m for m in edge if any(isinstance(a, Load) and a.dtype is i64 for a in m)]
+        return bool(held) and edge != {held[0]: 1}
+
+    def without_far(self, e: Expr) -> Expr | None:
+        """Return a condition on indices whose int64 numbers from memory are clamped far outside of all indices; None without any."""
+        held: dict[Expr, Expr] = {x: minimum(maximum(x, const(-FAR)), const(FAR)) for x in loads(e) if x.dtype is i64}
+        return transform(e, held.get) if held else None
 
     def _each_lane(self) -> Iterator[int]:
         """Yield the number of every lane, as if it were printed alone."""

@@ -140,9 +140,8 @@ def _columns(
     outer, inner, reduce = [*batch, j_0, *i_0], [*i_1, j_1, j_2], [*others, *steps]
     s.reorder([*outer, *inner, *reduce])
     sums = mul(s.tunables["MR"], panels) if i_1 else panels
-    kept = (
-        mul(sums, 2) if choice.grouped and not choice.whole else sums
-    )  # totals change once for a group of whole numbers
+    # totals change once for a group of whole numbers
+    kept = mul(sums, 2) if choice.grouped and not choice.whole else sums
     s.require(le(add(add(kept, panels), 2), machine.registers))
     heights = [{"MR": h} for h in (4, 2, 1) if h in s.tunables["MR"].domain] if i_1 else [{}]
     s.guess(*({"V": v, **h} for h in heights for v in (4, 2, 1) if v in panels.domain))
@@ -157,11 +156,9 @@ def _columns(
         s.set_kind(steps[-1], "unrolled")
     if choice.prefetch:
         each = held.dtype.bytes * machine.lanes
-        if choice.grouped and group is not None:
-            distance = max(1, GROUPS_PREFETCH_BYTES // (each * group // halves))
-        else:
-            distance = PREFETCH_BYTES // each
-        s.apply("prefetch", loop=over_steps, iterations=distance)
+        grouped = choice.grouped and group is not None
+        distance = GROUPS_PREFETCH_BYTES // (each * (group or 1) // halves) if grouped else PREFETCH_BYTES // each
+        s.apply("prefetch", loop=over_steps, iterations=max(1, distance))
     for stage in blocks(s.func.body):
         if stage.name != epilogue and stage.role == "compute" and not (choice.whole and stage.name == f"{main}_rf"):
             _set_kinds(s, [x for x in s.loops_of(stage.name)[len(outer) :] if x not in reduce][-len(inner) :])

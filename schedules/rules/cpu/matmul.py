@@ -162,8 +162,6 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
     width: Expr = s.tunable("NR", widths) if not choice.dots else _vectors(s, widths, machine)
     copies = _pad_operands(s, roles, width) if choice.packed else ()
     in_call = any(not c.constant for c in copies)
-    if choice.prefetch:
-        _require_reading(s, roles, machine, choice)
     if choice.order == "blocks" and not in_call:
         raise ScheduleError(f"{func.name}: nothing is packed in the call")
     widened = _prepare_rows(s, roles, choice.dots) if choice.dots else None
@@ -186,9 +184,7 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         reduce, pair = [outer], [inner]
     group, rows = _split_rows(s, roles, nest, choice, in_call)
     if rows:
-        vectors = ceildiv(width, machine.lanes)
-        sums = mul(s.tunables.get("MR", const(1)), vectors)
-        s.require(le(add(add(sums, vectors), 2 if choice.dots else 1), machine.registers))
+        _require_registers(s, machine, choice, width)
     s.reorder([*batch, j_0, *group, *rows[:1], *reduce, *rows[1:], *columns, *pair])
     for copy in copies:
         _place_copy(s, copy, choice, machine, width, j_0)
@@ -207,9 +203,8 @@ def build(func: PrimFunc, machine: HardwareInfo, choice: MatmulChoice) -> Schedu
         _store_in_panels(s, copy, width)
     if choice.dots:
         _multiply_at_once(s, main, choice.dots, copies[0], [*rows[1:], *columns], machine)
-    if choice.prefetch and choice.dots:
-        each = choice.dots.steps * choice.dots.right.bytes * machine.lanes
-        s.apply("prefetch", loop=reduce[0], iterations=PREFETCH_BYTES // each)
+    if choice.prefetch:
+        _prefetch(s, roles, machine, choice, reduce[0])
     panel = _bind_tiles(s, machine, choice.order, batch, j_0, group)
     if not divides:
         s.set_tail(panel, "narrow")
@@ -347,6 +342,24 @@ def _require_reading(s: Schedule, roles: Contraction, machine: HardwareInfo, cho
         raise ScheduleError(f"{s.func.name}: only C prefetches, and only panels too large for its workers' caches")
     if rows is not None and rows > FEW_ROWS:
         raise ScheduleError(f"{s.func.name}: {rows} rows are many")
+
+
+def _require_registers(s: Schedule, machine: HardwareInfo, choice: MatmulChoice, width: Expr) -> None:
+    """Allow tiles whose sums and operands the processor's vector registers hold."""
+    vectors = ceildiv(width, machine.lanes)
+    sums = mul(s.tunables.get("MR", const(1)), vectors)
+    s.require(le(add(add(sums, vectors), 2 if choice.dots else 1), machine.registers))
+
+
+def _prefetch(s: Schedule, roles: Contraction, machine: HardwareInfo, choice: MatmulChoice, steps: str) -> None:
+    """Prefetch what an instruction multiplies some iterations of the loop over steps later.
+
+    Raises ScheduleError unless a product may take the time of reading its panels from memory, or from the last cache.
+    """
+    _require_reading(s, roles, machine, choice)
+    assert choice.dots is not None
+    each = choice.dots.steps * choice.dots.right.bytes * machine.lanes
+    s.apply("prefetch", loop=steps, iterations=PREFETCH_BYTES // each)
 
 
 def _require_contiguous(s: Schedule, roles: Contraction) -> None:

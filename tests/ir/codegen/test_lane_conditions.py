@@ -43,10 +43,45 @@ def test_lanes_meet_conditions_as_single_elements_do(kind: str) -> None:
     x = 1 + np.arange(9 * 8, dtype=np.float32).reshape(9, 8)
     made = Compiled.together(device, kind, [kept(name) for name in CONDITIONS])
     for run, (name, (_, meets)) in zip(made, CONDITIONS.items(), strict=True):
-        for n in (0, 1, 2, 3, 4, 7, 8, 17, 35, 36, 4003, 7007, 1 << 40):
+        for n in (-(1 << 40), -3, 0, 1, 2, 3, 4, 7, 8, 17, 35, 36, 4003, 7007, 1 << 40):
             (found,) = run([x, np.empty_like(x)], [n])
             wanted = np.where(meets(np.arange(x.size).reshape(x.shape), n), x, 0)
             np.testing.assert_array_equal(found, wanted, f"{name}, n = {n}")
+    device.close()
+
+
+# the same with bounds from memory, which may be anything
+HELD = {
+    "pairs": ("e // 2 < n[r]", lambda i, n: i % 8 // 2 < n[:, None]),
+    "pairs from below": ("n[r] < e // 2", lambda i, n: n[:, None] < i % 8 // 2),
+    "lanes": ("e < n[r]", lambda i, n: i % 8 < n[:, None]),
+    "lanes from below": ("n[r] < e", lambda i, n: n[:, None] < i % 8),
+    "lanes to the bound": ("e <= n[r]", lambda i, n: i % 8 <= n[:, None]),
+    "lanes and more": ("e + r * 8 <= n[r]", lambda i, n: i <= n[:, None]),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=getattr(pytest.mark, m)) for k, m in (("c", "ccompiler"), ("opencl", "opencl"))],
+)
+def test_bounds_from_memory_at_the_ends_of_int64_are_met_as_whole_numbers(kind: str) -> None:
+    device, low, high = opened(kind), -(1 << 63), (1 << 63) - 1
+    n = np.array([low, low + 1, -1, 0, 3, 30, 1 << 40, high - 1, high], np.int64)
+    x = 1 + np.arange(n.size * 8, dtype=np.float32).reshape(n.size, 8)
+    funcs = [
+        parse_prim_func(f"""@prim_func(outputs=1)
+def held(x: Buffer((m, 8), f32), n: Buffer((m,), i64), y: Buffer((m, 8), f32)):
+    for r in serial(m):
+        for e in vectorized(8):
+            y[r, e] = select({text}, x[r, e], 0.0)
+""")
+        for text, _ in HELD.values()
+    ]
+    for run, (name, (_, meets)) in zip(Compiled.together(device, kind, funcs), HELD.items(), strict=True):
+        (found,) = run([x, n, np.empty_like(x)])
+        wanted = np.where(meets(np.arange(x.size).reshape(x.shape).astype(object), n.astype(object)), x, 0)
+        np.testing.assert_array_equal(found, wanted, name)
     device.close()
 
 

@@ -12,7 +12,7 @@ from tests.ir.codegen.codegen_runner import TARGETS, kernels_of, number, opened
 from tests.support.candidates import CASES, arguments, cases_of, drawn, function, sketches_of
 
 from relax_tune.ir.arith.bounds import Env
-from relax_tune.ir.codegen.generate import CodeTarget
+from relax_tune.ir.codegen.generate import CodeTarget, Language
 from relax_tune.ir.codegen.loop_passes import most_passes
 from relax_tune.ir.core.function import PrimFunc
 from relax_tune.ir.interp.interp import bind_symbols
@@ -107,3 +107,23 @@ def test_bound_grows_with_the_range_and_is_none_without() -> None:
     assert one is not None and two is not None and 100 < one < 120 and two - one == 100
     assert most_passes(func, target, Env({n: (0, 5)})) is None
     assert most_passes(func, target, Env({k: (0, 100)})) == one, "groups are no loops"
+
+
+@pytest.mark.parametrize(
+    ("language", "index", "each"),
+    [
+        ("opencl", "ids[vj]", 1),
+        ("opencl", "ids[vj] // 3", 1),
+        ("webgpu", "ids[vj]", 1),
+        ("webgpu", "ids[vj] // 3", 66),
+        ("webgpu", "vj // 3", 1),
+        ("opencl", "cast(fmod(cast(ids[vj], f32), 3.0), i64)", 257),
+    ],
+)
+def test_loops_inside_functions_count(language: Language, index: str, each: int) -> None:
+    """An index from memory is divided in a loop where integers of 64 bits are pairs of words."""
+    text = SUM.replace("x: Buffer((n, k), f32)", "x: Buffer((n, k), f32), ids: Buffer((k,), i64)")
+    func = parse_prim_func(text.replace("x[vi, vj]", f"x[vi, {index}]").lstrip())
+    n, k = func.symbols
+    found = most_passes(func, CodeTarget(language, 1), Env({n: (0, 5), k: (0, 1000)}))
+    assert found is not None and 1000 * each <= found <= 1000 * each + 10

@@ -35,7 +35,9 @@ def sketch_of(case: str) -> Sketch:
 @pytest.mark.parametrize("case", FORMS)
 def test_prefetched_panels_give_the_reference_s_results(case: str) -> None:
     device, func, sketch, rng = opened("c"), function(case), sketch_of(case), random.Random(case)
-    values = list(sketch.guesses) or [{t.name: t.domain[0] for t in sketch.tunables}]
+    values = sketch.guesses
+    parts = [p for v in values for p in split_kernels(instantiate(sketch, v))]
+    assert sum(len(PREFETCH.findall(generate(p, CodeTarget("c", 8)).source)) > 0 for p in parts) == len(values) > 0
     made = Compiled.together(device, "c", [instantiate(sketch, v) for v in values])
     for kernel in made:
         for dims in (*CASES[case][1], {n: rng.randint(1, 40) for n in CASES[case][1][0]}):

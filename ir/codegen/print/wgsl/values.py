@@ -118,6 +118,10 @@ class WGSLValues(MemoryPrinter):
         inside = f"{high}({low}({self.wide_poly(room)}, {self.wide_constant(most)}), {self.wide_constant(0)})"
         return f"bitcast<i32>({inside}.x)"
 
+    def without_far(self, e: Expr) -> Expr | None:
+        """Return None: pairs of words are compared lane by lane."""
+        return None
+
     def offset_text(self, p: Poly) -> str:
         """Return an offset. An element's place fits 32 bits, so the low words of values from memory suffice, wrapping."""
         if not self.is_wide(p):
