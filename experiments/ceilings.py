@@ -61,6 +61,8 @@ SIZES = {"8 MiB": 8 << 20, "16 MiB": 16 << 20, "52 MiB": 52 << 20, "104 MiB": 10
 CLASSES = ("ours.f32", "ours.bf16.weights", "ours.activations", "ours.int4.activations")
 CASES = (("prefill", "64"), ("prefill", "512"), ("decode", "16"))
 GROUPS = ("products", "attention", "others")
+# elements of a constant that is a product's matrix
+LARGE = 1 << 16
 
 
 def source() -> str:
@@ -110,9 +112,11 @@ def ceilings(folder: Path, rounds: int) -> dict[str, Any]:
     return {"products": best(products), "reads": best(reads)}
 
 
-def group_of(name: str) -> str:
-    """Return the group of a call by its function's name."""
-    return "products" if name.startswith("matmul") else "attention" if "attention" in name else "others"
+def group_of(name: str, weights: int) -> str:
+    """Return the group of a launch by the name of its call and the elements of the largest constant that it reads."""
+    if "attention" in name:
+        return "attention"
+    return "products" if weights >= LARGE and "embedding" not in name else "others"
 
 
 def steps(artifact: Path, function: str, case: str, work: Path, rounds: int) -> dict[str, Any]:
@@ -134,15 +138,14 @@ def steps(artifact: Path, function: str, case: str, work: Path, rounds: int) -> 
             found.append(time.perf_counter() - began)
     groups = {g: {"secs": 0.0, "products": 0, "bytes": 0, "launches": 0} for g in GROUPS}
     for name, step, found in zip(names, bound.steps, times, strict=True):
-        held = groups[group_of(name)]
+        fixed = [n for n in step.buffers if executor.program.buffers[n].role in ("const", "packed")]
+        weights = max((prod(bound.shape(n)) for n in fixed), default=0)
+        group = group_of(name, weights)
+        held, out = groups[group], bound.shape(step.buffers[-1])
         held["secs"] += statistics.median(found)
         held["launches"] += 1
-        specs = [executor.program.buffers[b] for b in step.buffers]
-        fixed = [n for n, b in zip(step.buffers, specs) if b.role in ("const", "packed")]
         held["bytes"] += sum(bound.nbytes(n) for n in fixed)
-        weights = max((prod(bound.shape(n)) for n in fixed), default=0)
-        out = bound.shape(step.buffers[-1])
-        if group_of(name) == "products" and len(out) > 1:
+        if group == "products":
             held["products"] += weights * prod(out[:-1]) * (2 if "int4" in artifact.name else 1)  # two in a byte
     return groups
 

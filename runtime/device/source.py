@@ -67,7 +67,8 @@ def _check_definitions(kernel: str, prelude: str, defined: dict[str, str]) -> No
         name = part.split("\n", 1)[0].strip()
         if defined.setdefault(name, part.rstrip()) != part.rstrip():
             raise BuildError(
-                f"kernel {kernel}: wanted one definition of {name} in a translation unit, found two that differ; report this kernel"
+                f"kernel {kernel}: wanted one definition of {name} in a translation unit, found two that differ; build the artifact again "
+                "with this version"
             )
 
 
